@@ -37,7 +37,7 @@ def empty(file: Path) -> None:
 
 
 DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
-    *((Path.unlink, name) for name in ("optimizer.pt", "scheduler.pt")),
+    *((Path.unlink, name) for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")),
     *((damage, "optimizer.pt") for damage in (empty, cut, garble)),
     *((damage, "model.safetensors") for damage in (empty, cut, garble)),
     *((damage, "trainer_state.json") for damage in (empty, cut, garble)),
@@ -83,6 +83,31 @@ def test_a_shard_that_is_gone(run: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=r"model-1-of-2\.safetensors is missing"):
         resume_point(SimpleNamespace(output_dir=tmp_path), "latest")
+
+
+@pytest.mark.parametrize("lacks", [0, 1, 2])
+def test_the_random_state_of_one_of_several_processes_is_gone(run: Path, tmp_path: Path, lacks: int) -> None:
+    folder = tmp_path / NEWEST
+    shutil.copytree(run / NEWEST, folder)
+    (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")
+    for rank in (1, 2):
+        shutil.copy(folder / "rng_state_0.pth", folder / f"rng_state_{rank}.pth")
+        shutil.copy(folder / "generation_cycle_0.pt", folder / f"generation_cycle_{rank}.pt")
+    args = SimpleNamespace(output_dir=tmp_path)
+    assert resume_point(args, "latest") == str(folder)
+    (folder / f"rng_state_{lacks}.pth").unlink()
+    with pytest.raises(ValueError, match=rf"rng_state_{lacks}\.pth is missing"):
+        resume_point(args, "latest")
+    (folder / f"generation_cycle_{lacks}.pt").unlink()
+    assert resume_point(args, "latest") == str(folder), "the process may have been one of another machine"
+
+
+def test_a_process_without_random_state_is_named(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / NEWEST
+    shutil.copytree(run / NEWEST, folder)
+    (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")  # as two processes would have left it
+    build_agent(tmp_path, max_steps=2, num_iterations=1).train(resume_from_checkpoint=str(folder))
+    assert [f"{folder} holds no random state for processes [0]" in each for each in caplog.messages].count(True) == 1
 
 
 def test_deepspeeds_shards(run: Path, tmp_path: Path) -> None:

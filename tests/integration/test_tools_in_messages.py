@@ -262,6 +262,32 @@ def test_prompts_that_environments_make_are_not_sampled_ahead(tmp_path: Path) ->
         )
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("given", [TOKENIZER, [TOKENIZER], None])
+def test_a_reward_may_have_its_processing_class(tmp_path: Path, staleness: int, given: Any) -> None:
+    trainer = SOGRPOTrainer(
+        build_policy(vocab_size=len(TOKENIZER)),
+        lambda **_: [0.0] * 8,
+        SOGRPOConfig(**settings(tmp_path, async_staleness=staleness)),
+        Dataset.from_list([{"prompt": QUESTION}] * 8),
+        processing_class=TOKENIZER,
+        reward_processing_classes=[*given] if isinstance(given, list) else given,  # TRL appends to the list
+        environment_factory=Sum,
+    )
+    first, of_environment = trainer.reward_processing_classes
+    assert first is (None if given is None else TOKENIZER)
+    assert of_environment is None
+
+
+@pytest.mark.parametrize("given", [{"environment_factory": Sum}, {"tools": [double]}])
+def test_without_a_dataset_nothing_is_sampled_ahead(tmp_path: Path, given: Any) -> None:
+    config = SOGRPOConfig(**settings(tmp_path, async_staleness=1))
+    with pytest.raises(ValueError, match=r"^`async_staleness` is 1, but `train_dataset` is None"):
+        SOGRPOTrainer(
+            build_policy(vocab_size=len(TOKENIZER)), lambda **_: [0.0], config, processing_class=TOKENIZER, **given
+        )
+
+
 def test_prompts_show_the_tools_of_their_environment(tmp_path: Path) -> None:
     box = ToolBox([double], {"sum": Sum, "atlas": Atlas}, protocol=ChatProtocol())
     trainer = build(tmp_path, TOKENIZER, lambda **_: [0.0] * 8, rollout_func=AgentRollout(box))

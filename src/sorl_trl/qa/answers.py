@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import eq
 
+from sorl_trl.text import HAN_AND_KANA, SOUTHEAST_ASIAN_LETTER, WITHOUT_WIDTH
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_SPACES_FOR_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
+_PUNCTUATION = [each for each in map(chr, range(0x10000)) if unicodedata.category(each)[0] == "P"]
+_SPACES_FOR_PUNCTUATION = str.maketrans(dict.fromkeys([*string.punctuation, *_PUNCTUATION], " "))
+_UNSPACED = re.compile(f"({SOUTHEAST_ASIAN_LETTER}|[{HAN_AND_KANA}][\u3099\u309a]?)[{WITHOUT_WIDTH}]*")
 # Sharing a word with one of these proves nothing: "no" is not half right for "no one".
 _WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
 
@@ -28,6 +33,9 @@ def normalize_answer(text: str) -> str:
 def exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
     """Return 1.0 if the prediction equals a golden answer after normalization, else 0.0. `None` is no answer: 0.0.
 
+    As in SQuAD's script, which published scores use, ’ is not ', and a letter with a combining accent is not the
+    letter with its accent in one character.
+
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
     """
@@ -38,7 +46,8 @@ def sub_exact_match(prediction: str | None, golden_answers: Sequence[str]) -> fl
     """Return 1.0 if the prediction contains a golden answer as whole words, else 0.0. `None` is no answer: 0.0.
 
     Punctuation may separate words, as in `contains_answer` ("Paris/Rome" contains "Rome"), or vanish, as in
-    `exact_match` ("the US" contains "U.S."), so the score is never below exact match.
+    `exact_match` ("the US" contains "U.S."), so the score is never below exact match. In scripts without spaces,
+    every character is a word.
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
@@ -50,8 +59,9 @@ def sub_exact_match(prediction: str | None, golden_answers: Sequence[str]) -> fl
 def token_f1(prediction: str | None, golden_answers: Sequence[str]) -> float:
     """Return the F1, in [0, 1], of the words that prediction and golden answer share, the best over golden answers.
 
-    Words are counted with repetition after normalization, in any order. If either side is "yes", "no" or "noanswer",
-    the other must be the same (FlashRAG's rule). `None` is no answer: 0.0.
+    Words are counted with repetition after normalization, in any order. In scripts without spaces, every character is
+    a word, and punctuation is none, as in the scores of CMRC 2018 and MLQA for Chinese. If either side is "yes", "no"
+    or "noanswer", the other must be the same (FlashRAG's rule). `None` is no answer: 0.0.
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
@@ -62,7 +72,9 @@ def token_f1(prediction: str | None, golden_answers: Sequence[str]) -> float:
 def contains_answer(text: str, golden_answers: Sequence[str]) -> bool:
     """Tell whether the text contains a golden answer as whole words, both normalized: "know" does not contain "no".
 
-    Punctuation separates words here, on both sides, instead of vanishing: "<b>Paris</b>" contains "Paris".
+    Punctuation of any script separates words here, on both sides, instead of vanishing: "<b>Paris</b>" contains
+    "Paris", and "O’Brien" contains "O'Brien". In Chinese, Japanese, Thai, Lao, Khmer and Burmese, which put no spaces
+    between words, every character with its marks is a word.
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
@@ -86,17 +98,24 @@ def _check_golden_answers(golden_answers: Sequence[str]) -> None:
 
 
 def _separate(text: str) -> str:
-    return text.translate(_SPACES_FOR_PUNCTUATION)
+    return unicodedata.normalize("NFC", text).translate(_SPACES_FOR_PUNCTUATION)
+
+
+def _words(normalized: str) -> list[str]:
+    """The words of a normalized text; if it has characters of a script without spaces, each of them is one."""
+    if not _UNSPACED.search(normalized):
+        return normalized.split()
+    return _UNSPACED.sub(r" \1 ", _separate(normalized)).split()
 
 
 def _contains(text: str, gold: str) -> float:
-    return float(f" {gold} " in f" {text} ")
+    return float(f" {' '.join(_words(gold))} " in f" {' '.join(_words(text))} ")
 
 
 def _f1(prediction: str, gold: str) -> float:
     if prediction != gold and not _WHOLE_ANSWERS.isdisjoint((prediction, gold)):
         return 0.0
-    predicted, expected = prediction.split(), gold.split()
+    predicted, expected = _words(prediction), _words(gold)
     shared = (Counter(predicted) & Counter(expected)).total()
     # 2PR / (P + R) with P = shared / predicted and R = shared / expected.
     return 2 * shared / (len(predicted) + len(expected))

@@ -29,10 +29,10 @@ def parse_response(response: object, num_queries: int, k: int) -> list[list[Pass
     The lists of hits are in `result` or `results`. A hit is a document, `{"document", "score"}`, a document's fields
     including a `score`, or the pair `[document, score]` with a numeric score. A document is one string of `"Title"`, a
     newline and the text, or an object with `title` and `content` or `text`, or with only `contents`, `content` or
-    `text`. Hits that are null, or whose document is, are left out. A score may be a string; a score that is missing,
-    not a number or not finite becomes `None`, because no run should end over it. A missing identifier becomes empty.
-    Half a surrogate pair, which no tokenizer can encode, becomes U+FFFD. Hits beyond the first `k` of a query are cut,
-    because some servers ignore `topk`.
+    `text`. A list that is null is empty, as servers in Go write it. Hits that are null, or whose document is, are left
+    out. A score may be a string; a score that is missing, not a number or not finite becomes `None`, because no run
+    should end over it. A missing identifier becomes empty. Half a surrogate pair, which no tokenizer can encode,
+    becomes U+FFFD. Hits beyond the first `k` of a query are cut, because some servers ignore `topk`.
 
     Raises MalformedResponse for other responses, and if the number of results is not that of queries.
     """
@@ -48,6 +48,8 @@ def parse_response(response: object, num_queries: int, k: int) -> list[list[Pass
 
 
 def _passages(result: object) -> list[Passage]:
+    if result is None:
+        return []
     if not isinstance(result, list) or _is_pair(result):
         raise ValueError(f"the result of a query must be a list of hits, got {_excerpt(result)}")
     found = [_document_and_score(hit) for hit in result]

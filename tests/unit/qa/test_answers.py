@@ -60,6 +60,9 @@ def test_normalization_is_squads_but_for_bare_articles(text):
         ("?!", ["..."], 0.0),
         ("The", ["A"], 0.0),
         ("A", ["A"], 1.0),
+        ("O’Brien", ["O'Brien"], 0.0),  # as in SQuAD's script, like the two below
+        ("cafe\u0301", ["café"], 0.0),
+        ("东京。", ["东京"], 0.0),
     ],
 )
 def test_exact_match(prediction, golden_answers, score):
@@ -76,6 +79,12 @@ def test_exact_match(prediction, golden_answers, score):
         ("no one", ["no"], 0.0),
         ("Yes.", ["yes"], 1.0),
         ("no one", ["no", "one"], 2 / 3),
+        ("东京，日本", ["东京"], 2 / 3),  # P = 2/4, R = 2/2; punctuation is no word
+        ("東京 Tower。", ["東京tower"], 1.0),
+        ("ไทย", ["เป็นไทย"], 2 / 3),  # ไ ท ย of เ ป็ น ไ ท ย: P = 3/3, R = 3/6
+        ("ភ្នំ\u200bពេញ", ["ភ្នំពេញ"], 1.0),
+        ("서울은 수도", ["서울 수도"], 0.5),  # Korean has spaces
+        ("“Paris”", ["Paris"], 0.0),  # as in SQuAD's script
         (None, ["Paris"], 0.0),
         ("?!", ["..."], 0.0),
     ],
@@ -93,6 +102,16 @@ def test_token_f1(prediction, golden_answers, score):
         ("in the U.S. army", ["US"], 1.0),
         ("I know", ["no"], 0.0),
         ("Paris", ["Paris, France"], 0.0),
+        ("东京是日本的首都", ["东京"], 1.0),
+        ("東京は日本の首都です", ["東京"], 1.0),
+        ("北京是中国的首都", ["东京"], 0.0),
+        ("京东", ["东京"], 0.0),
+        ("กรุงเทพเป็นเมืองหลวง", ["กรุงเทพ"], 1.0),
+        ("ที่", ["ท"], 0.0),  # a letter goes with its marks
+        ("ວຽງຈັນເປັນນະຄອນຫຼວງ", ["ນະຄອນຫຼວງ"], 1.0),
+        ("ភ្នំ\u200bពេញ\u200bជា\u200bរដ្ឋធានី", ["ភ្នំពេញ"], 1.0),
+        ("နေပြည်တော်သည်မြို့တော်ဖြစ်သည်", ["မြို့တော်"], 1.0),
+        ("서울은 수도", ["서울"], 0.0),
         ("anything", ["?!"], 0.0),
         (None, ["Paris"], 0.0),
     ],
@@ -102,6 +121,11 @@ def test_sub_exact_match(prediction, golden_answers, score):
 
 
 words = st.lists(st.sampled_from(["paris", "rome", "the", "of", "x"]), min_size=1, max_size=5).map(" ".join)
+
+
+SPACED = "ab é’“—1ж α한 कि ع.,'"
+spaced = st.text(alphabet=SPACED, min_size=1, max_size=8)
+words |= spaced
 
 
 @settings(deadline=None)
@@ -124,6 +148,11 @@ def test_f1_equals_squads_and_bounds_exact_match(prediction, golds):
         ("founded by the O'Brien family", ["O'Brien"], True),
         ("Rome", ["Paris", "rome"], True),
         ("anything", ["?!"], False),
+        ("anything", ["。"], False),
+        ("“Paris”—or 「東京」", ["Paris"], True),
+        ("“Paris”—or 「東京」", ["東京"], True),
+        ("founded by O’Brien", ["O'Brien"], True),
+        ("un cafe\u0301 noir", ["café"], True),
         ("", ["Paris"], False),
     ],
 )
@@ -131,7 +160,7 @@ def test_contains_answer(text, golden_answers, holds):
     assert contains_answer(text, golden_answers) is holds
 
 
-phrases = st.text(alphabet="ab .-'", min_size=1, max_size=8)
+phrases = st.text(alphabet="ab .-'’東京。ไท", min_size=1, max_size=8)
 
 
 @settings(deadline=None)

@@ -50,6 +50,12 @@ def test_search_hits_are_per_turn(episode):
     assert score_search_hits(episode().end(StopReason.TURN_LIMIT), ["Paris"]) == []
 
 
+def test_a_search_hits_a_word_within_a_sentence_without_spaces(episode):
+    trajectory = episode().search("北京是中国的首都").search("东京是日本的首都").answer("东京")
+    assert score_search_hits(trajectory, ["东京"]) == [0.0, 1.0, 0.0]
+    assert score_search_hits(episode().search("กรุงเทพเป็นเมืองหลวงของไทย").answer("x"), ["เมืองหลวง"]) == [1.0, 0.0]
+
+
 def test_a_search_without_an_observation_is_no_hit(episode):
     assert score_search_hits(episode().search(None).end(StopReason.TRAJECTORY_LIMIT), ["Paris"]) == [0.0]
     assert score_search_hits(episode().search(None).search("Paris").answer("x"), ["Paris"]) == [0.0, 1.0, 0.0]

@@ -91,6 +91,12 @@ def test_a_hit_without_a_document_is_left_out(null: object) -> None:
     assert parse_response(response, 4, 2) == [[paris, rome], [paris], [], []]
 
 
+def test_null_in_the_place_of_hits_is_no_hit() -> None:
+    assert parse_response({"result": [None]}, 1, 3) == [[]]
+    found, nothing = parse_response({"results": [[PARIS], None]}, 2, 3)
+    assert [passage.title for passage in found] == ["Paris"] and nothing == []
+
+
 def test_two_strings_in_the_place_of_hits_are_two_hits() -> None:
     hits = [Passage("", "", "a document"), Passage("", "", "0.5")]
     assert parse_response({"result": [["a document", "0.5"]]}, 1, 3) == [hits]

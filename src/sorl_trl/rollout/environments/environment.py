@@ -59,8 +59,8 @@ class Environment(Protocol):
 
     `step` may be a coroutine and may take long, because other trajectories continue meanwhile. It gets a turn with the
     action that the protocol parsed (`turn.action`). If the world is down, raise `SearchUnavailable`, `ConnectionError`
-    or `TimeoutError`, or let errors of requests, httpx, aiohttp or urllib through: the trajectory is masked out of the
-    loss. Any other exception is a programming error and ends the run.
+    or `TimeoutError`, or let the errors through that one of them caused in a client: the trajectory is masked out of
+    the loss. Any other exception is a programming error and ends the run.
 
     Two methods are optional. `reset` gets the dataset columns that it has parameters for, and may return text for the
     end of the prompt. `measures` is called after the rollout, in the rollout's thread, and returns numbers by name,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import logging
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from traceback import walk_tb
 from typing import Any, TypeAlias
 
 from sorl_trl.checks import POSITIVE_COUNT, Number
+from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout.environments.calls import Calls
 from sorl_trl.rollout.environments.environment import Environment, Reply, Responder, RowTurn
 from sorl_trl.search.backend import is_down
@@ -179,6 +182,16 @@ def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:
     return method(**taken)
 
 
+def check_signals(name: str, error: BaseException | None) -> None:
+    """Raise UserMistake if Python has refused to handle a signal, which it allows in the main thread alone."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)] if isinstance(error, ValueError) else []
+    if frames and frames[-1].f_globals["__name__"] == signal.__name__:
+        raise UserMistake(
+            f"{name} sets a signal handler, as for `signal.alarm`, but is called in a thread, where Python allows "
+            "none: leave its limit of time to `timeout_s`, or give the trainer `tools=` without `async_staleness`."
+        ) from error
+
+
 def _value(value: Any, error: BaseException | None) -> Any:
     if isinstance(error, SystemExit):  # it would end the run without a message
         raise RuntimeError(f"an environment raised {error!r}") from error
@@ -193,6 +206,7 @@ def _said(environment: Any, method: str, value: Any, error: BaseException | None
     if is_down(error):
         logger.warning("%s is unavailable, a trajectory is masked: %r", name, error)
         return UNAVAILABLE
+    check_signals(name, error)
     kind, words = _MUST_RETURN[method]
     if isinstance(_value(value, error), kind):
         return value

@@ -135,13 +135,14 @@ class ToolBox(EnvironmentResponder):
     def rewards(self) -> list[Callable[..., Any]]:
         """One reward function for each class of objects with `get_reward`, named after the class, as in TRL.
 
-        They return None for objects of other classes, and if the object's world was down.
+        They return what `get_reward` returns, which may be None for no reward, and None for objects of other classes
+        and if the object's world was down.
         """
         return [_reward_of(each) for each in self._classes if callable(getattr(each, "get_reward", None))]
 
 
 def _reward_of(kind: Any) -> Callable[..., Any]:
-    async def reward(environments: Sequence[Any], trajectory: Sequence[Any], **_: object) -> list[float | None]:
+    async def reward(environments: Sequence[Any], trajectory: Sequence[Any], **_: object) -> list[Any]:
         return [
             None
             if type(environment) is not kind or each.stop_reason.is_infrastructure_failure
@@ -153,5 +154,5 @@ def _reward_of(kind: Any) -> Callable[..., Any]:
     return reward
 
 
-async def _value_of(reward: Any) -> float:
-    return float(await reward if inspect.isawaitable(reward) else reward)
+async def _value_of(reward: Any) -> Any:
+    return await reward if inspect.isawaitable(reward) else reward

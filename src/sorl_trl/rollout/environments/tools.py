@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from sorl_trl.rollout.environments.calls import Then
 from sorl_trl.rollout.environments.environment import Reply
-from sorl_trl.rollout.environments.responder import UNAVAILABLE, call_with
+from sorl_trl.rollout.environments.responder import UNAVAILABLE, call_with, check_signals
 from sorl_trl.search.backend import is_down
 from sorl_trl.types import ActionKind, StopReason, ToolCall, ToolResult, Turn
 
@@ -139,9 +139,13 @@ def _told(result: Any) -> Reply:
 
 
 def _failed(tool: Tool, error: BaseException) -> Reply:
-    """Tell the policy of an error, as TRL does, unless the tool is down; that error is raised."""
+    """Tell the policy of an error, as TRL does, unless the tool is down; that error is raised.
+
+    Raises UserMistake for a tool that sets signal handlers, because all its calls would fail.
+    """
     if is_down(error):
         raise error
+    check_signals(tool.__qualname__, error)
     try:
         said, shown = str(error), repr(error)
     except Exception:  # the exception's own `__str__` or `__repr__` fails

@@ -20,7 +20,7 @@ from sorl_trl.types import Passage
 MANIFEST = "manifest.json"
 # Increase it with any change to the files, even by a library, or to `tokenize`: an index of other tokens would not
 # fail, but find too little.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 CORPUS = "corpus.jsonl"
 """The file of passages in the index folder of an engine that does not store them itself."""
 

@@ -70,11 +70,17 @@ def answer_in_messages(completion: Sequence[Mapping[str, Any]]) -> str | None:
 def tools_as_rollout(given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a trainer, with an `AgentRollout` in place of `tools` and `environment_factory` if given.
 
-    As in TRL, the environments' `get_reward` counts as a reward of weight 1.
+    As in TRL, the environments' `get_reward` counts as a reward of weight 1. Raises ValueError without a
+    `train_dataset`, because the prompts that come next must be known.
     """
     tools, factory = given.get("tools"), given.get("environment_factory")
     if not (tools or factory) or given.get("rollout_func") is not None:
         return dict(given)
+    if given.get("train_dataset") is None:
+        raise ValueError(
+            f"`async_staleness` is {given['args'].async_staleness}, but `train_dataset` is None: prompts are sampled "
+            "ahead from a `datasets.Dataset`, which environments cannot replace."
+        )
     box = ToolBox(tools or (), factory, protocol=ChatProtocol())
     functions = given.get("reward_funcs")
     functions = [] if functions is None else functions if isinstance(functions, list) else [functions]
@@ -83,8 +89,8 @@ def tools_as_rollout(given: Mapping[str, Any]) -> dict[str, Any]:
         args = copy.copy(args)
         args.reward_weights = [*args.reward_weights, *[1.0] * len(own)]
     processors = given.get("reward_processing_classes")
-    if isinstance(processors, list):
-        processors = [*processors, *[None] * len(own)]
+    if processors is not None:
+        processors = [*(processors if isinstance(processors, list) else [processors]), *[None] * len(own)]
     changed = {"args": args, "reward_funcs": [*functions, *own], "reward_processing_classes": processors}
     without = {name: value for name, value in given.items() if name not in ("tools", "environment_factory")}
     return {**without, **changed, "rollout_func": AgentRollout(box)}

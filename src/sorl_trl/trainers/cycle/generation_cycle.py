@@ -45,8 +45,9 @@ def save_cycle(trainer: Any, folder: Path) -> None:
 def load_cycle(trainer: Any, folder: Path) -> None:
     """Restore the step within the cycle and the trajectories that are still to be trained on.
 
-    Two cases are not exact: an iterable dataset after its first pass, because transformers cannot tell how long a pass
-    is; and, with a warning, a reference that `sync_ref_model` has moved. Sums between two log entries are lost, as in
+    Three cases are not exact: an iterable dataset after its first pass, because transformers cannot tell how long a
+    pass is; and, with a warning, processes whose random state is not in the checkpoint, and a reference that
+    `sync_ref_model` has moved. Sums between two log entries are lost, as in
     transformers' own trainer.
 
     Raises:
@@ -59,6 +60,13 @@ def load_cycle(trainer: Any, folder: Path) -> None:
             args,
             "`sync_ref_model` moves the reference, which is in no checkpoint: the run goes on with the reference that "
             "a new run starts from.",
+        )
+    rng_state = "rng_state.pth" if args.world_size == 1 else f"rng_state_{args.process_index}.pth"
+    if without := ranks_where(not (folder / rng_state).is_file()):
+        say_once(
+            args,
+            f"{folder} holds no random state for processes {without} (another number of processes wrote it, or it was "
+            "copied in part): they go on with other samples.",
         )
     if without := ranks_where(not file.is_file()):  # all ranks must collect in the same steps
         say_once(

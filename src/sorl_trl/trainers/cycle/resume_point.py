@@ -87,10 +87,24 @@ def _problems(folder: Path) -> Iterator[str]:
             yield f"{folder} holds no weights, such as {SAFE_WEIGHTS_NAME}"
     elif sharded[0].name.startswith("global_step") and not (folder / "latest").is_file():
         yield f"{folder / 'latest'}, by which DeepSpeed finds its shards, is missing"
+    yield from (f"{folder / name}.pth is missing" for name in _missing_rng_states(folder))
     yield from (f"{file} is empty or damaged" for file in sorted(folder.rglob("*")) if _is_damaged(file))
     for index in folder.rglob("*.safetensors.index.json"):
         shards = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
         yield from (f"{index.parent / name} is missing" for name in shards if not (index.parent / name).is_file())
+
+
+def _missing_rng_states(folder: Path) -> list[str]:
+    """The random states that a checkpoint lacks: those of the processes whose cycles it holds, but at least one.
+
+    Without its random state, a process would draw other samples, and transformers would not say so.
+    """
+    states = {file.stem for file in folder.glob("rng_state*.pth")}
+    if "rng_state" in states:  # of a single process
+        return []
+    ranks = [file.stem.removeprefix("generation_cycle_") for file in sorted(folder.glob("generation_cycle_*.pt"))]
+    wanted = [f"rng_state_{rank}" for rank in ranks] if states or len(ranks) > 1 else ["rng_state"]
+    return [name for name in wanted if name not in states]
 
 
 def _is_damaged(file: Path) -> bool:

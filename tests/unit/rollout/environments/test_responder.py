@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, wait
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout.environments.environment import Reply, RowTurn
 from sorl_trl.rollout.environments.responder import EnvironmentResponder
 from sorl_trl.search import SearchUnavailable
@@ -242,6 +244,17 @@ def test_a_programming_error_is_raised_where_the_reply_is_waited_for(
 def test_one_that_would_end_the_process_without_a_word_is_told(opened: Any, environment: Any) -> None:
     (error,) = ask(opened(partial(environment, SystemExit())), "a")
     assert isinstance(error, RuntimeError) and "SystemExit" in str(error)
+
+
+class Alarms:
+    def step(self, taken: Turn) -> Reply:
+        signal.signal(signal.SIGALRM, lambda number, frame: None)
+        return Reply("never")
+
+
+def test_an_environment_that_handles_signals_is_named(opened: Any) -> None:
+    (error,) = ask(opened(Alarms), "a")
+    assert isinstance(error, UserMistake) and str(error).startswith("Alarms.step sets a signal handler")
 
 
 @pytest.mark.parametrize("arguments", [{"text": 7}, {"text": None}, {"reward": "1"}, {"reward": float("nan")}])
