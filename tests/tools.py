@@ -108,7 +108,7 @@ def rollout(trainer: Any) -> tuple[dict[str, Any], dict[str, float]]:
     return batch, {name: values[-1] for name, values in trainer._metrics["train"].items()}
 
 
-def tool_call(name: str, **arguments: Any) -> str:
+def tool_call(name: str, /, **arguments: Any) -> str:
     """As a policy writes it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 

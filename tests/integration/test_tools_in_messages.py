@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 from transformers.utils import DocstringParsingException
+from trl import GRPOTrainer
 from trl.chat_template_utils import add_response_schema
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, search_tool
@@ -99,6 +100,163 @@ def test_prompts_trajectories_and_messages_are_those_of_trls_tool_loop(
     assert seen[0] == seen[1]
 
 
+RETURNED: list[Any] = [[("MAPK1", 3)], ["ok"], [{"k": "v"}], [[1, "x"]], [], ("a", 1), {"k": []}, None]
+
+
+def pick(number: int, name: str = "", share: float = 0.0, sure: bool = False, of: list[int] | None = None) -> Any:
+    """
+    Pick something.
+
+    Args:
+        number: Which.
+        name: Its name.
+        share: Of what.
+        sure: Whether it is sure.
+        of: Others.
+    """
+    return RETURNED[int(number)] if name == "" else repr((number, name, share, sure, of))
+
+
+async def pick_later(number: int) -> Any:
+    """
+    Pick something, later.
+
+    Args:
+        number: Which.
+    """
+    await asyncio.sleep(0)
+    return RETURNED[number]
+
+
+class Picking:
+    def reset(self, **_: Any) -> None: ...
+
+    def pick(self, number: str) -> Any:
+        """
+        Pick what another environment picks by a number.
+
+        Args:
+            number: Which.
+        """
+        return [number]
+
+
+class Counting(Picking):
+    def pick(self, number: int) -> Any:  # type: ignore[override]
+        """
+        Count.
+
+        Args:
+            number: How far.
+        """
+        return [number]
+
+
+ODD_CALLS: list[dict[str, Any]] = [
+    {"number": "2"},
+    {"number": 3.0, "name": "x"},
+    {"number": True, "name": 5, "share": "1", "sure": 1, "of": "[1]"},
+    {"number": "3.0", "name": "7", "share": "1e3", "sure": "false", "of": None},
+    {"number": "two", "name": "x", "sure": "maybe"},
+    {"name": "x"},
+    {"number": 1, "name": "x", "other": 2},
+    {"number": 99},
+]
+XML_VALUES = "".join(
+    f"<parameter={name}>\n{value}\n</parameter>\n"
+    for name, value in {"number": "75001", "name": "75001", "share": "2", "sure": "True", "of": "[1, 2]"}.items()
+)
+
+
+ODD_RESULTS = "".join(
+    [
+        *(tool_call("pick", number=i) for i in range(len(RETURNED))),
+        *(tool_call("pick", **each) for each in ODD_CALLS),
+        *(tool_call("pick_later", number=i) for i in range(5)),
+    ]
+)
+
+
+def read_and_shown(folder: Path, template_name: str, messages: Sequence[str], which: Any, **native: Any) -> Any:
+    """What the policy reads and what reward functions are shown, with `which` trainer and `async_staleness`."""
+    trainer_class, staleness = which
+    seen, said, tokenizer = [], [*messages], template(template_name)
+
+    def reward(completions: Any, **_: Any) -> list[float]:
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    def say(prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        ids = tokenizer.encode(said.pop(0), add_special_tokens=False)
+        return [[*ids] for _ in prompt_ids], None
+
+    policy = build_policy(vocab_size=len(tokenizer))
+    policy.config.max_position_embeddings = 8192
+    options = {
+        "max_completion_length": 4000,
+        **({} if trainer_class is GRPOTrainer else {"async_staleness": staleness}),
+    }
+    trainer = build(folder, tokenizer, reward, options, trainer_class=trainer_class, policy=policy, **native)
+    trainer._generate_single_turn = say
+    trainer.engine_ahead = Scripted(*messages, tokenizer=tokenizer)
+    trainer.model.eval()  # where nothing is ahead
+    kinds = [{"environment": "picking"}, {"environment": "counting"}] if "environment_factory" in native else [{}] * 2
+    batch = trainer._generate_and_score_completions([{"prompt": QUESTION, **kind} for kind in kinds for _ in range(4)])
+    return batch["completion_ids"].tolist(), seen
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "native"),
+    [
+        ("qwen2_5", ODD_RESULTS, {"tools": [pick, pick_later]}),
+        (
+            "qwen2_5",
+            tool_call("pick", number="7") + tool_call("pick", number=7) + tool_call("lookup", city=7),
+            {"environment_factory": {"counting": Counting, "picking": Picking}, "tools": [lookup]},
+        ),
+        (
+            "qwen3_5_think",
+            f"So.\n</think>\n\n<tool_call>\n<function=pick>\n{XML_VALUES}</function>\n</tool_call>",
+            {"tools": [pick]},
+        ),
+    ],
+    ids=["lists and odd arguments", "kinds", "xml"],
+)
+def test_policy_and_reward_functions_read_what_trls_trainer_shows_them(
+    tmp_path: Path, name: str, call: str, native: dict[str, Any]
+) -> None:
+    """The lists that tools return, arguments typed by the schema, and calls that do not fit."""
+    messages = (f"{call}<|im_end|>", ANSWER)
+    ours = [(SOGRPOTrainer, staleness) for staleness in (0, 1)]
+    theirs = read_and_shown(tmp_path, name, messages, (GRPOTrainer, 0), **native)
+    assert len(theirs[1][0]) > 2, "the results are not too long"
+    for which in ours:
+        assert read_and_shown(tmp_path, name, messages, which, **native) == theirs
+
+
+def test_results_of_coroutines_and_functions_come_in_the_order_of_their_calls(tmp_path: Path) -> None:
+    """TRL puts those of coroutines last."""
+    calls = [
+        tool_call("pick_later", number=0),
+        tool_call("pick", number=1),
+        tool_call("pick_later", number=9),
+        tool_call("pick_later", of=9),
+        tool_call("go"),
+        tool_call("pick_later", number=2),
+        tool_call("pick", of=9),
+    ]
+    messages = ["".join(calls) + "<|im_end|>", "".join(calls[:2]) + "<|im_end|>", ANSWER]
+    native = {"tools": [pick, pick_later]}
+    ours, ahead = (
+        read_and_shown(tmp_path, "qwen2_5", messages, (SOGRPOTrainer, staleness), **native) for staleness in (0, 1)
+    )
+    told = [each["content"] for each in ours[1][0] if each["role"] == "tool"]
+    assert [told[0], told[1], told[5], *told[7:]] == [RETURNED[0], RETURNED[1], RETURNED[2], *RETURNED[:2]]
+    assert [told[i].partition(" ")[0] for i in (2, 3, 4, 6)] == ["{'error':"] * 4
+    assert ["index" in told[2], "pick_later()" in told[3], "go" in told[4], "pick()" in told[6]] == [True] * 4
+    assert ours == ahead, "where calls are made in order"
+
+
 class Sum:
     def reset(self, start: int = 0, **_: Any) -> str:
         self.total = start
@@ -169,8 +327,8 @@ def test_a_message_calls_several_tools_in_order() -> None:
     trajectory, box, heard = collected(f"Let me see.\n{calls}", "It is print(6).")
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
     results = trajectory.observations[0].results
-    assert results == (("add", "3"), ("double", "8"), ("add", "6"))
-    assert all(f"<tool_response>\n{text}\n</tool_response>" in heard[1] for _, text in results)
+    assert [each[:2] for each in results] == [("add", "3"), ("double", "8"), ("add", "6")]
+    assert all(f"<tool_response>\n{each.text}\n</tool_response>" in heard[1] for each in results)
     assert box.environments[0].total == 6
     assert rollout_statistics([trajectory])["tool_calls_per_trajectory"] == 3
 
@@ -181,7 +339,7 @@ def test_calls_of_coroutines_and_functions_are_made_in_order() -> None:
     engine = Scripted(f"{message}<|im_end|>", f"{tool_call('write', line='c')}{tool_call('broken')}<|im_end|>")
     collector = Collector(TOKENIZER, box, box.protocol.in_chat(TOKENIZER), LIMITS)
     (trajectory,) = collector.collect([TOKENIZER.encode("Begin.")], engine)
-    assert [text for _, text in trajectory.observations[0].results] == ["written", "a", "written", "a, b"]
+    assert [each.text for each in trajectory.observations[0].results] == ["written", "a", "written", "a, b"]
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
     assert box.environments[0].lines == ["a", "b", "c"]
 
@@ -207,7 +365,7 @@ def test_what_is_no_call_is_text(said: str) -> None:
     ids = tuple(TOKENIZER.encode(f"{text}<|im_end|>"))
     turn = Turn(ids, text, Action(ActionKind.MESSAGE, text))
     trajectory = Trajectory((1,), (turn,), StopReason.ENVIRONMENT_DONE)
-    assert messages_of(trajectory, TOKENIZER) == [{"role": "assistant", "content": text}]
+    assert messages_of(trajectory, TOKENIZER, ()) == [{"role": "assistant", "content": text}]
 
 
 def test_what_is_wrong_with_a_call_is_said() -> None:
@@ -215,9 +373,11 @@ def test_what_is_wrong_with_a_call_is_said() -> None:
     trajectory, _, heard = collected(*wrong, "I give up.")
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
     said = [text.rpartition("<tool_response>\n")[2].partition("\n</tool_response>")[0] for text in heard[1:]]
-    assert said[0] == "error: there is no subtract here, only double, broken, add"
-    assert said[1].startswith("error: add: ")
-    assert said[2] == "error: double: number must be float, not [1]"
+    assert said == [
+        "{'error': 'Tool subtract not found.'}",
+        "{'error': \"Sum.add() got an unexpected keyword argument 'amount'\"}",
+        "{'error': 'unsupported format string passed to list.__format__'}",
+    ]
 
 
 def test_one_script_trains_with_tools_at_once_and_ahead(tmp_path: Path) -> None:

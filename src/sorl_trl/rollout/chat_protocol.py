@@ -86,7 +86,8 @@ class ChatProtocol(TagProtocol):
             return ()
         if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
             return ()
-        return tuple(ToolCall(call["name"], call.get("arguments") or {}) for call in calls)
+        read = ((call["name"], call.get("arguments")) for call in calls)
+        return tuple(ToolCall(name, {} if arguments is None else arguments) for name, arguments in read)
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -43,7 +44,7 @@ def showing(trainer: Any, responder: Responder) -> Any:
 def check_results(view: Any, protocol: TagProtocol) -> None:
     """Raise ValueError if the chat template writes results of tools differently from the protocol."""
     ours = ObservationEncoder(view._tokenizer, protocol, 1000).information("", results=_RESULTS)
-    messages = [{"role": "tool", "name": name, "content": text} for name, text in _RESULTS]
+    messages = [*map(_result, _RESULTS)]
     if [*ours.token_ids] != [*view._get_tool_suffix_ids(messages)]:
         raise ValueError(
             "the chat template writes results of tools as a `ToolBox` cannot, as JSON or with the tool's name: give "
@@ -51,20 +52,32 @@ def check_results(view: Any, protocol: TagProtocol) -> None:
         )
 
 
-def messages_of(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """The completion for reward functions, as messages: what TRL would make of the trajectory with its own tools."""
+def messages_of(
+    trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The completion for reward functions, as messages: what TRL would make of the trajectory with its own tools.
+
+    `tools` are the schemas of the tools that the prompt shows.
+    """
     context, messages = [*trajectory.prompt_ids], list[dict[str, Any]]()
     for segment in trajectory.segments:
         if isinstance(segment, Observation):
-            messages += [{"role": "tool", "name": name, "content": text} for name, text in segment.results]
+            messages += map(_result, segment.results)
         else:
-            messages.append(_message(tokenizer, [*segment.token_ids], context))
+            messages.append(_message(tokenizer, [*segment.token_ids], context, tools))
         context += segment.token_ids
     return messages
 
 
-def _message(tokenizer: PreTrainedTokenizerBase, ids: list[int], context: list[int]) -> dict[str, Any]:
+def _result(result: ToolResult) -> dict[str, Any]:
+    content = result.text if result.returned is None else result.returned
+    return {"role": "tool", "name": result.tool, "content": content}
+
+
+def _message(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], context: list[int], tools: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     try:
-        return dict(parse_response(tokenizer, ids, prefix=context))
+        return dict(parse_response(tokenizer, ids, prefix=context, tools=[*tools]))
     except RecursionError:  # brackets nest too deeply; TRL returns the same for other unreadable messages
         return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
