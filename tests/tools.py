@@ -12,6 +12,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import qwen3_template
 
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
@@ -75,6 +76,33 @@ def qwen_tokenizer() -> PreTrainedTokenizerFast:
         padding_side="left",
     )
     tokenizer.chat_template = files("trl").joinpath("chat_templates/qwen2_5.jinja").read_text()
+    return tokenizer
+
+
+GEMMA_TOOLS = r"""{{ bos_token }}
+{%- for m in messages %}
+    {{- '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\n' }}
+    {%- if loop.first and tools %}{% for tool in tools %}{{- (tool | tojson) + '\n' }}{% endfor %}{% endif %}
+    {{- '<tool_response>' + m.content + '</tool_response>' if m.role == 'tool' else m.content }}
+    {%- for call in m.tool_calls or [] %}
+        {{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- (call.function.arguments | tojson) + '}</tool_call>' }}
+    {%- endfor %}
+    {{- '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{% endif %}"""
+"""A chat template that shows tools and ends messages as Gemma 3 does, whose own one shows none."""
+
+
+def gemma_tokenizer(template: str = GEMMA_TOOLS) -> Any:
+    """One token per byte, and the control tokens of Gemma 3, of which `<end_of_turn>` ends messages."""
+    tokenizer: Any = qwen_tokenizer()
+    tokenizer.add_special_tokens(
+        {"bos_token": "<bos>", "eos_token": "<eos>", "additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]}
+    )
+    tokenizer.chat_template = template
+    ends = {**qwen3_template["fields"], "content": {"close_pattern": r"<end_of_turn>\s*", "content": "text"}}
+    tokenizer.response_template = {**qwen3_template, "start_anchor": "<start_of_turn>model\n", "fields": ends}
     return tokenizer
 
 

@@ -124,11 +124,17 @@ def test_a_template_of_ours_shows_them(tmp_path: Path, simple_tokenizer: Any) ->
     assert (saved.chat_template, saved.response_template) == (tokenizer.chat_template, tokenizer.response_template)
 
 
-@pytest.mark.parametrize("change", [{"eos_token": "<|endoftext|>"}, {"chat_template": None}])
-def test_a_template_of_ours_is_for_chatml(simple_tokenizer: Any, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"eos_token": "<|endoftext|>"}, r"`tokenizer.eos_token` is '<\|endoftext\|>', but must be '<\|im_end\|>'"),
+        ({"chat_template": None}, "no chat template, but must have a template of ChatML"),
+    ],
+)
+def test_a_template_of_ours_is_for_chatml(simple_tokenizer: Any, change: dict[str, Any], why: str) -> None:
     for name, value in change.items():
         setattr(simple_tokenizer, name, value)
-    with pytest.raises(ValueError, match="must have a template of ChatML"):
+    with pytest.raises(ValueError, match=why):
         chatml_tools(simple_tokenizer)
 
 

@@ -22,7 +22,18 @@ from sorl_trl.search import NoSearch
 from sorl_trl.trainers.agents.chat_tools import messages_of
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.policies import build_policy
-from tests.tools import ANSWER, CALL, QUESTION, Atlas, build, lookup, qwen_tokenizer, tool_call
+from tests.tools import (
+    ANSWER,
+    CALL,
+    GEMMA_TOOLS,
+    QUESTION,
+    Atlas,
+    build,
+    gemma_tokenizer,
+    lookup,
+    qwen_tokenizer,
+    tool_call,
+)
 from tests.training import settings
 
 TOKENIZER: Any = add_response_schema(qwen_tokenizer())
@@ -47,6 +58,10 @@ class Scripted:
 
 
 def template(name: str) -> Any:
+    if name == "gemma":
+        tokenizer = gemma_tokenizer()
+        tokenizer.eos_token = "<end_of_turn>"
+        return tokenizer
     tokenizer: Any = qwen_tokenizer()
     tokenizer.chat_template = files("trl").joinpath(f"chat_templates/{name}.jinja").read_text()
     return tokenizer
@@ -219,14 +234,17 @@ def read_and_shown(folder: Path, template_name: str, messages: Sequence[str], wh
             f"So.\n</think>\n\n<tool_call>\n<function=pick>\n{XML_VALUES}</function>\n</tool_call>",
             {"tools": [pick]},
         ),
+        ("gemma", tool_call("lookup", city="Oslo") + tool_call("lookup", city=2, of=5), {"tools": [lookup]}),
     ],
-    ids=["lists and odd arguments", "kinds", "xml"],
+    ids=["lists and odd arguments", "kinds", "xml", "gemma"],
 )
 def test_policy_and_reward_functions_read_what_trls_trainer_shows_them(
     tmp_path: Path, name: str, call: str, native: dict[str, Any]
 ) -> None:
     """The lists that tools return, arguments typed by the schema, and calls that do not fit."""
-    messages = (f"{call}<|im_end|>", ANSWER)
+    messages = [f"{call}<|im_end|>", ANSWER]
+    if name == "gemma":
+        messages = [text.replace("<|im_end|>", "<end_of_turn>") for text in messages]
     ours = [(SOGRPOTrainer, staleness) for staleness in (0, 1)]
     theirs = read_and_shown(tmp_path, name, messages, (GRPOTrainer, 0), **native)
     assert len(theirs[1][0]) > 2, "the results are not too long"
@@ -452,12 +470,73 @@ def test_calls_are_limited_as_those_of_trls_tools(tmp_path: Path, most: int | No
             rollout.check(trainer.args)
 
 
+def test_a_message_that_ends_otherwise_than_the_tokenizer_says_is_told_from_what_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    rollout = AgentRollout(ToolBox([lookup], protocol=ChatProtocol()))
+    reward: Any = lambda **_: [0.0] * 8  # noqa: E731
+    with pytest.raises(ValueError, match=r"set `tokenizer.eos_token = '<end_of_turn>'`"):
+        build(tmp_path, gemma_tokenizer(), reward, rollout_func=rollout)
+    build(tmp_path, template("gemma"), reward, rollout_func=rollout)
+    in_json = gemma_tokenizer(GEMMA_TOOLS.replace("+ m.content +", "+ (m.content | tojson) +"))
+    with pytest.raises(ValueError, match="as JSON or with the tool's name"):
+        build(tmp_path, in_json, reward, rollout_func=rollout)
+
+
+def test_results_longer_than_a_completion_do_not_refuse_a_template(tmp_path: Path) -> None:
+    """What is written to compare the template with ours is not a result."""
+    rollout = AgentRollout(ToolBox([lookup], protocol=ChatProtocol()))
+    build(tmp_path, template("qwen2_5"), lambda **_: [], {"max_completion_length": 4}, rollout_func=rollout)
+
+
+@pytest.mark.parametrize("eos", ["<eos>", "<end_of_turn>"])
+@pytest.mark.parametrize("also", [None, [3, 257]])
+def test_messages_that_no_end_of_sequence_token_ends_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, eos: str, also: list[int] | None
+) -> None:
+    tokenizer = gemma_tokenizer(files("trl").joinpath("chat_templates/gemma3.jinja").read_text())
+    tokenizer.eos_token = eos
+    policy = build_policy(vocab_size=len(tokenizer))
+    end = tokenizer.convert_tokens_to_ids("<end_of_turn>")
+    policy.generation_config.eos_token_id = also and [*also, end]
+    build(tmp_path, tokenizer, lambda **_: [], policy=policy)
+    told = f"Set `tokenizer.eos_token = '<end_of_turn>'`, or add {end} to `model.generation_config.eos_token_id`"
+    assert (told in caplog.text) == (eos == "<eos>" and also is None)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("which", ["tools", "environment", "rollout"])
+def test_text_is_no_prompt_for_tools_that_the_template_shows(tmp_path: Path, staleness: int, which: str) -> None:
+    """TRL would fail at its first completion, in words that name nothing."""
+    box = ToolBox([lookup], protocol=ChatProtocol())
+    given: dict[str, Any] = {
+        "tools": {"tools": [lookup]},
+        "environment": {"environment_factory": Atlas},
+        "rollout": {"rollout_func": AgentRollout(box)},
+    }[which]
+    config = SOGRPOConfig(**settings(tmp_path, async_staleness=staleness))
+    with pytest.raises(ValueError, match=r"`train_dataset` has the prompt 'Where is Oslo\?', but"):
+        SOGRPOTrainer(
+            build_policy(vocab_size=len(TOKENIZER)),
+            lambda **_: [0.0] * 8,
+            config,
+            Dataset.from_list([{"prompt": "Where is Oslo?"}] * 8),
+            processing_class=TOKENIZER,
+            **given,
+        )
+
+
 def test_refuses_a_template_without_tools_and_a_tag_for_searches(tmp_path: Path) -> None:
     plain: Any = qwen_tokenizer()
     plain.chat_template = "{% for m in messages %}<|im_start|>{{ m['role'] + m['content'] }}<|im_end|>{% endfor %}"
     rollout = AgentRollout(ToolBox([lookup], protocol=ChatProtocol()))
-    with pytest.raises(ValueError, match="the chat template shows no tool calls"):
+    with pytest.raises(ValueError, match="the chat template shows no tool calls") as error:
         build(tmp_path, plain, lambda **_: [0.0] * 8, rollout_func=rollout)
+    assert "AgentRollout" not in str(error.value), "which was given"
+    unknown = gemma_tokenizer()
+    unknown.response_template = None
+    with pytest.raises(ValueError, match=r"`tokenizer.response_template` is None, and TRL knows none"):
+        build(tmp_path, unknown, lambda **_: [0.0] * 8, rollout_func=rollout)
     with pytest.raises(ValueError, match="writes results of tools as a `ToolBox` cannot"):
         build(tmp_path, template("llama3_1"), lambda **_: [0.0] * 8, rollout_func=rollout)
     with pytest.raises(ValueError, match="give it to the `ToolBox`"):

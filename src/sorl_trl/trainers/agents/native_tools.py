@@ -204,7 +204,8 @@ class HarmlessTools:
         text = self._results.clean("", plain)
         try:
             harmless, bracketed = (_changed(content, change) for change in (self._sanitizer.clean, round_brackets))
-            ids, empty, expected = (write([{**message, "content": each}]) for each in (harmless, [], bracketed))
+            said: list[Any] = [harmless, [], bracketed]
+            ids, empty, expected = (write([{**message, "content": each}]) for each in said)
         except Exception:  # a template may raise anything
             return text
         if len(text) < len(plain) or (content and ids == empty):  # it is too long, or left out
