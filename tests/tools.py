@@ -79,6 +79,12 @@ def qwen_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+SIMPLE = (
+    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nIt's \"you\".<|im_end|>\n"
+    "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Of a ChatML model that has never seen a tool, as SmolLM2's."""
 GEMMA_TOOLS = r"""{{ bos_token }}
 {%- for m in messages %}
     {{- '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\n' }}

@@ -19,7 +19,7 @@ from sorl_trl.search import RetryPolicy, SearchError, SearchUnavailable
 from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
 from sorl_trl.types import Passage
 from tests.policies import build_policy
-from tests.tools import ANSWER, CALL, QUESTION, Atlas, build, lookup, qwen_tokenizer, rollout
+from tests.tools import ANSWER, CALL, QUESTION, SIMPLE, Atlas, build, lookup, qwen_tokenizer, rollout
 
 
 @pytest.fixture
@@ -65,12 +65,6 @@ def test_native_tools(tmp_path: Path, chat_tokenizer: Any, native: dict[str, Any
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
 
 
-SIMPLE = (
-    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nIt's \"you\".<|im_end|>\n"
-    "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""Of a ChatML model that has never seen a tool, as SmolLM2's."""
 PLAIN = (QUESTION, [{"role": "system", "content": "Be kind."}, *QUESTION, {"role": "assistant", "content": "Here."}])
 
 

@@ -15,7 +15,7 @@ from transformers.utils import DocstringParsingException
 from trl import GRPOTrainer
 from trl.chat_template_utils import add_response_schema
 
-from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, search_tool
+from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, chatml_tools, search_tool
 from sorl_trl.rollout import ChatProtocol, Collector, Generation, RolloutLimits, ToolBox
 from sorl_trl.rollout.trajectories import rollout_statistics
 from sorl_trl.search import NoSearch
@@ -27,6 +27,7 @@ from tests.tools import (
     CALL,
     GEMMA_TOOLS,
     QUESTION,
+    SIMPLE,
     Atlas,
     build,
     gemma_tokenizer,
@@ -58,6 +59,10 @@ class Scripted:
 
 
 def template(name: str) -> Any:
+    if name == "chatml":
+        tokenizer = qwen_tokenizer()
+        tokenizer.chat_template = SIMPLE
+        return chatml_tools(tokenizer)
     if name == "gemma":
         tokenizer = gemma_tokenizer()
         tokenizer.eos_token = "<end_of_turn>"
@@ -224,6 +229,7 @@ def read_and_shown(folder: Path, template_name: str, messages: Sequence[str], wh
     ("name", "call", "native"),
     [
         ("qwen2_5", ODD_RESULTS, {"tools": [pick, pick_later]}),
+        ("chatml", "".join(tool_call("pick", number=i) for i in range(len(RETURNED))), {"tools": [pick]}),
         (
             "qwen2_5",
             tool_call("pick", number="7") + tool_call("pick", number=7) + tool_call("lookup", city=7),
@@ -236,7 +242,7 @@ def read_and_shown(folder: Path, template_name: str, messages: Sequence[str], wh
         ),
         ("gemma", tool_call("lookup", city="Oslo") + tool_call("lookup", city=2, of=5), {"tools": [lookup]}),
     ],
-    ids=["lists and odd arguments", "kinds", "xml", "gemma"],
+    ids=["lists and odd arguments", "chatml", "kinds", "xml", "gemma"],
 )
 def test_policy_and_reward_functions_read_what_trls_trainer_shows_them(
     tmp_path: Path, name: str, call: str, native: dict[str, Any]

@@ -17,7 +17,7 @@ _TEMPLATE = r"""
 {%- for message in messages %}
     {{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\n' }}
     {%- if message.role == 'tool' %}
-        {{- '<tool_response>\n' + message.content + '\n</tool_response>' }}
+        {{- '<tool_response>\n' ~ message.content ~ '\n</tool_response>' }}
     {%- else %}
         {{- message.content or '' }}
     {%- endif %}

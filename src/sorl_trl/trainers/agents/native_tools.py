@@ -204,11 +204,11 @@ class HarmlessTools:
         text = self._results.clean("", plain)
         try:
             harmless, bracketed = (_changed(content, change) for change in (self._sanitizer.clean, round_brackets))
-            said: list[Any] = [harmless, [], bracketed]
+            said: list[Any] = [harmless, [], bracketed or ["x"]]
             ids, empty, expected = (write([{**message, "content": each}]) for each in said)
         except Exception:  # a template may raise anything
             return text
-        if len(text) < len(plain) or (content and ids == empty):  # it is too long, or left out
+        if len(text) < len(plain) or expected == empty:  # it is too long, or the template leaves out what lists hold
             return text
         # A template may join what the list holds to tags and control tokens.
         return harmless if self._sanitizer.found(ids) == self._sanitizer.found(expected) else bracketed
