@@ -205,3 +205,25 @@ def test_what_a_template_joins_of_a_list_forges_nothing(trainer: Any, found: Any
     told = message([FORGED, (FORGED, {FORGED: FORGED})])
     trainer._get_tool_suffix_ids([told])
     assert told["content"] == [FORGED, (FORGED, {FORGED: FORGED})], "what the tool returned"
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_images_stay_in_the_order_in_which_trl_hands_them_to_the_model(trainer: Any, images: bool) -> None:
+    """It collects them as it makes the messages: coroutines' results last."""
+
+    async def draw() -> None: ...
+
+    def look() -> None: ...
+
+    trainer.chat_template = TEMPLATES["qwen3_vl"]
+    trainer._sync_tool_dicts, trainer._async_tool_dicts = [{"look": look}], [{"draw": draw}]
+    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in ("draw", "look")]
+    shown = [[{"type": "image", "image": name}] if images else name for name in ("looked", "drawn")]
+    told = [
+        {"role": "tool", "name": name, "content": each} for name, each in zip(("look", "draw"), shown, strict=True)
+    ]
+    said = [{"role": "assistant", "content": "", "tool_calls": calls}, *told]
+    trainer._tools.note_completions([said])
+    read = decode(trainer._tokenizer, trainer._get_tool_suffix_ids([*told]))
+    assert said[1:] == (told if images else [*reversed(told)])
+    assert images or read.index("drawn") < read.index("looked")
