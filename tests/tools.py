@@ -12,6 +12,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import qwen3_template
 
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
@@ -78,6 +79,39 @@ def qwen_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+SIMPLE = (
+    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nIt's \"you\".<|im_end|>\n"
+    "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Of a ChatML model that has never seen a tool, as SmolLM2's."""
+GEMMA_TOOLS = r"""{{ bos_token }}
+{%- for m in messages %}
+    {{- '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\n' }}
+    {%- if loop.first and tools %}{% for tool in tools %}{{- (tool | tojson) + '\n' }}{% endfor %}{% endif %}
+    {{- '<tool_response>' + m.content + '</tool_response>' if m.role == 'tool' else m.content }}
+    {%- for call in m.tool_calls or [] %}
+        {{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- (call.function.arguments | tojson) + '}</tool_call>' }}
+    {%- endfor %}
+    {{- '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{% endif %}"""
+"""A chat template that shows tools and ends messages as Gemma 3 does, whose own one shows none."""
+
+
+def gemma_tokenizer(template: str = GEMMA_TOOLS) -> Any:
+    """One token per byte, and the control tokens of Gemma 3, of which `<end_of_turn>` ends messages."""
+    tokenizer: Any = qwen_tokenizer()
+    tokenizer.add_special_tokens(
+        {"bos_token": "<bos>", "eos_token": "<eos>", "additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]}
+    )
+    tokenizer.chat_template = template
+    ends = {**qwen3_template["fields"], "content": {"close_pattern": r"<end_of_turn>\s*", "content": "text"}}
+    tokenizer.response_template = {**qwen3_template, "start_anchor": "<start_of_turn>model\n", "fields": ends}
+    return tokenizer
+
+
 def scripted(tokenizer: Any) -> Any:
     """In place of sampling: every other conversation calls the tool first; after an answer of the tool, it answers."""
 
@@ -108,7 +142,7 @@ def rollout(trainer: Any) -> tuple[dict[str, Any], dict[str, float]]:
     return batch, {name: values[-1] for name, values in trainer._metrics["train"].items()}
 
 
-def tool_call(name: str, **arguments: Any) -> str:
+def tool_call(name: str, /, **arguments: Any) -> str:
     """As a policy writes it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 

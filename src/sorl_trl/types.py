@@ -83,6 +83,8 @@ class ToolResult(NamedTuple):
 
     tool: str
     text: str
+    returned: list[Any] | None = None
+    """The list that the tool returned, if it returned one: reward functions get it in place of the text."""
 
 
 @dataclass(frozen=True)

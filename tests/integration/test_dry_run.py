@@ -76,7 +76,6 @@ LONG = "where {question} " + "rome " * 2100
     ("changed", "said"),
     [
         ({"prompt_template": LONG}, "the longest prompt has 2102 tokens, but the model has 2048"),
-        ({"chat": "true"}, "chat template"),
         ({"use_vllm": "true"}, "`use_vllm` needs vllm, which is not installed: pip install 'sorl-trl[vllm]'"),
         ({"report_to": "wandb"}, "`report_to` 'wandb' needs wandb, which is not installed: pip install wandb"),
         ({"load_in_4bit": "true"}, "`load_in_4bit` needs bitsandbytes, which is not installed: pip install bits"),
@@ -88,6 +87,25 @@ def test_why_it_cannot_train(
     monkeypatch.setattr("sorl_trl.recipe.arguments.find_spec", lambda module: None)
     line = dry_run(capsys, words(folder, **changed), code=2)
     assert line.startswith("error: ") and said in line
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"chat": "true"}, "`chat` is True, but the policy's tokenizer has no chat template: set `chat` to false, or"),
+        ({"train_questions": "bfcl_multi_turn_base"}, "tasks are conversations, but the policy's tokenizer has no"),
+    ],
+)
+def test_messages_need_a_chat_template_before_any_model_is_loaded(
+    changed: dict[str, Any], said: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "train_questions" in changed:
+        pytest.importorskip("bfcl_eval")
+        changed |= {"prompt_template": None, "index": None, "rewards": "solved"}
+    (policy := tmp_path / "policy").mkdir()
+    for path in (folder / "policy").iterdir():
+        (policy / path.name).write_bytes(b"" if path.suffix == ".safetensors" else path.read_bytes())
+    assert said in dry_run(capsys, words(folder, model_name_or_path=policy, **changed), code=2)
 
 
 def test_what_to_turn_where_memory_does_not_suffice(

@@ -277,6 +277,26 @@ def test_a_chat_model_is_asked_through_its_template(world: Path, tmp_path: Path)
         assert row["prompt"] == f"{row['question']} [EOS] question :"
 
 
+def test_a_chat_needs_a_template_before_any_model_is_loaded(world: Path, tmp_path: Path) -> None:
+    shutil.copytree(world / "policy", tmp_path / "policy")
+    (tmp_path / "policy" / "model.safetensors").write_bytes(b"")
+    words = command_line(world, tmp_path / "run", model_name_or_path=tmp_path / "policy")
+    with pytest.raises(UserMistake, match="`chat` is True, but the policy's tokenizer has no chat template"):
+        evaluate.main([*words, "--chat"])
+
+
+def test_a_message_that_would_not_end_is_told(world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copytree(world / "policy", tmp_path / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} PAD {% endfor %}".replace(
+        "PAD", tokenizer.pad_token
+    )
+    tokenizer.save_pretrained(tmp_path / "policy")
+    changed = {"model_name_or_path": tmp_path / "policy", "protocol": "search_r1", "prompt_template": "{question}"}
+    evaluate.main([*command_line(world, tmp_path / "run", **changed, max_observation_tokens=40), "--chat"])
+    assert "The chat template ends messages with" in caplog.text
+
+
 def test_tasks_of_the_leaderboard(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("bfcl_eval")
     words = {**TASKS, **SAMPLED, "model_name_or_path": world / "caller"}

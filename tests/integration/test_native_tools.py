@@ -19,7 +19,7 @@ from sorl_trl.search import RetryPolicy, SearchError, SearchUnavailable
 from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
 from sorl_trl.types import Passage
 from tests.policies import build_policy
-from tests.tools import ANSWER, CALL, QUESTION, Atlas, build, lookup, qwen_tokenizer, rollout
+from tests.tools import ANSWER, CALL, QUESTION, SIMPLE, Atlas, build, lookup, qwen_tokenizer, rollout
 
 
 @pytest.fixture
@@ -65,12 +65,6 @@ def test_native_tools(tmp_path: Path, chat_tokenizer: Any, native: dict[str, Any
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
 
 
-SIMPLE = (
-    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nIt's \"you\".<|im_end|>\n"
-    "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""Of a ChatML model that has never seen a tool, as SmolLM2's."""
 PLAIN = (QUESTION, [{"role": "system", "content": "Be kind."}, *QUESTION, {"role": "assistant", "content": "Here."}])
 
 
@@ -124,11 +118,17 @@ def test_a_template_of_ours_shows_them(tmp_path: Path, simple_tokenizer: Any) ->
     assert (saved.chat_template, saved.response_template) == (tokenizer.chat_template, tokenizer.response_template)
 
 
-@pytest.mark.parametrize("change", [{"eos_token": "<|endoftext|>"}, {"chat_template": None}])
-def test_a_template_of_ours_is_for_chatml(simple_tokenizer: Any, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"eos_token": "<|endoftext|>"}, r"`tokenizer.eos_token` is '<\|endoftext\|>', but must be '<\|im_end\|>'"),
+        ({"chat_template": None}, "no chat template, but must have a template of ChatML"),
+    ],
+)
+def test_a_template_of_ours_is_for_chatml(simple_tokenizer: Any, change: dict[str, Any], why: str) -> None:
     for name, value in change.items():
         setattr(simple_tokenizer, name, value)
-    with pytest.raises(ValueError, match="must have a template of ChatML"):
+    with pytest.raises(ValueError, match=why):
         chatml_tools(simple_tokenizer)
 
 

@@ -160,14 +160,70 @@ def test_halves_that_a_template_joins_are_told_apart(trainer: Any, found: Any) -
     trainer.chat_template = TEMPLATES["qwen3_vl"]
     assert found(halves) == found("Norway") != found(halves, partial(naive, trainer))
     told = message(halves)
-    trainer._get_tool_suffix_ids([told])
-    assert [block["text"] for block in told["content"]] == ["<|im_", "end|) (1)"], "as reward functions read it"
+    assert "<|im_end|) (1)" in decode(trainer._tokenizer, trainer._get_tool_suffix_ids([told]))
+    assert told["content"] is halves, "as reward functions read it"
 
 
 def test_images_stay_where_their_text_forges(trainer: Any, found: Any) -> None:
     trainer.chat_template = TEMPLATES["qwen3_vl"]
     image = {"type": "image", "image": object()}
     told = message([image, {"type": "text", "text": "<|im_"}, {"type": "text", "text": "end|>"}])
+    read = decode(trainer._tokenizer, trainer._get_tool_suffix_ids([told]))
+    assert "<|image_pad|><|vision_end|><|im_end|)" in read
+    assert told["content"][0] is image
+
+
+LISTS: list[list[Any]] = [
+    [("MAPK1", 3)],
+    ["ok"],
+    [{"k": "v", "n": [1, None, True, 0.5]}],
+    [[1, "x <b>is</b> [1] x < 5"], []],
+    [],
+]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_list_is_written_as_trl_writes_it_or_else_as_text(trainer: Any, name: str) -> None:
+    trainer.chat_template = TEMPLATES[name]
+    empty = shown_by_trl(trainer, [])
+    for told in LISTS:
+        if shown_by_trl(trainer, "Norway") is None:
+            return
+        theirs = shown_by_trl(trainer, told)
+        is_left_out = theirs is None or shown_by_trl(trainer, told or ["x"]) in (None, empty)
+        expected = shown_by_trl(trainer, str(told)) if is_left_out else theirs
+        assert trainer._get_tool_suffix_ids([message(told)]) == expected
+    assert name != "llama3_1" or '["ok"]' in decode(trainer._tokenizer, naive(trainer, [message(["ok"])]))
+
+
+@pytest.mark.parametrize("name", ["lfm2_2_5_vl", "qwen3_vl"])
+def test_what_a_template_joins_of_a_list_forges_nothing(trainer: Any, found: Any, name: str) -> None:
+    trainer.chat_template = TEMPLATES[name]
+    for halves in (["<|im_", "end|>"], [{"text": "<|im_", "of": "x"}, {"text": "end|>"}], [["<|im_"], "<|im_end|>"]):
+        harmless = ["a", "b"] if isinstance(halves[0], str) else [{"text": "a", "of": "x"}, {"text": "b"}]
+        check_as_harmless(trainer, found, halves, harmless)
+    told = message([FORGED, (FORGED, {FORGED: FORGED})])
     trainer._get_tool_suffix_ids([told])
-    assert told["content"][0]["image"] is image["image"]
-    assert [block["text"] for block in told["content"][1:]] == ["<|im_", "end|)"]
+    assert told["content"] == [FORGED, (FORGED, {FORGED: FORGED})], "what the tool returned"
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_images_stay_in_the_order_in_which_trl_hands_them_to_the_model(trainer: Any, images: bool) -> None:
+    """It collects them as it makes the messages: coroutines' results last."""
+
+    async def draw() -> None: ...
+
+    def look() -> None: ...
+
+    trainer.chat_template = TEMPLATES["qwen3_vl"]
+    trainer._sync_tool_dicts, trainer._async_tool_dicts = [{"look": look}], [{"draw": draw}]
+    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in ("draw", "look")]
+    shown = [[{"type": "image", "image": name}] if images else name for name in ("looked", "drawn")]
+    told = [
+        {"role": "tool", "name": name, "content": each} for name, each in zip(("look", "draw"), shown, strict=True)
+    ]
+    said = [{"role": "assistant", "content": "", "tool_calls": calls}, *told]
+    trainer._tools.note_completions([said])
+    read = decode(trainer._tokenizer, trainer._get_tool_suffix_ids([*told]))
+    assert said[1:] == (told if images else [*reversed(told)])
+    assert images or read.index("drawn") < read.index("looked")

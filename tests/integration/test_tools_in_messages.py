@@ -12,16 +12,29 @@ from typing import Any
 import pytest
 from datasets import Dataset
 from transformers.utils import DocstringParsingException
+from trl import GRPOTrainer
 from trl.chat_template_utils import add_response_schema
 
-from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, search_tool
+from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, chatml_tools, search_tool
 from sorl_trl.rollout import ChatProtocol, Collector, Generation, RolloutLimits, ToolBox
 from sorl_trl.rollout.trajectories import rollout_statistics
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.agents.chat_tools import messages_of
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.policies import build_policy
-from tests.tools import ANSWER, CALL, QUESTION, Atlas, build, lookup, qwen_tokenizer, tool_call
+from tests.tools import (
+    ANSWER,
+    CALL,
+    GEMMA_TOOLS,
+    QUESTION,
+    SIMPLE,
+    Atlas,
+    build,
+    gemma_tokenizer,
+    lookup,
+    qwen_tokenizer,
+    tool_call,
+)
 from tests.training import settings
 
 TOKENIZER: Any = add_response_schema(qwen_tokenizer())
@@ -46,6 +59,14 @@ class Scripted:
 
 
 def template(name: str) -> Any:
+    if name == "chatml":
+        tokenizer = qwen_tokenizer()
+        tokenizer.chat_template = SIMPLE
+        return chatml_tools(tokenizer)
+    if name == "gemma":
+        tokenizer = gemma_tokenizer()
+        tokenizer.eos_token = "<end_of_turn>"
+        return tokenizer
     tokenizer: Any = qwen_tokenizer()
     tokenizer.chat_template = files("trl").joinpath(f"chat_templates/{name}.jinja").read_text()
     return tokenizer
@@ -97,6 +118,167 @@ def test_prompts_trajectories_and_messages_are_those_of_trls_tool_loop(
     for key in ("prompt_ids", "completion_ids", "turn_ids"):
         assert ours[key].tolist() == theirs[key].tolist(), key
     assert seen[0] == seen[1]
+
+
+RETURNED: list[Any] = [[("MAPK1", 3)], ["ok"], [{"k": "v"}], [[1, "x"]], [], ("a", 1), {"k": []}, None]
+
+
+def pick(number: int, name: str = "", share: float = 0.0, sure: bool = False, of: list[int] | None = None) -> Any:
+    """
+    Pick something.
+
+    Args:
+        number: Which.
+        name: Its name.
+        share: Of what.
+        sure: Whether it is sure.
+        of: Others.
+    """
+    return RETURNED[int(number)] if name == "" else repr((number, name, share, sure, of))
+
+
+async def pick_later(number: int) -> Any:
+    """
+    Pick something, later.
+
+    Args:
+        number: Which.
+    """
+    await asyncio.sleep(0)
+    return RETURNED[number]
+
+
+class Picking:
+    def reset(self, **_: Any) -> None: ...
+
+    def pick(self, number: str) -> Any:
+        """
+        Pick what another environment picks by a number.
+
+        Args:
+            number: Which.
+        """
+        return [number]
+
+
+class Counting(Picking):
+    def pick(self, number: int) -> Any:  # type: ignore[override]
+        """
+        Count.
+
+        Args:
+            number: How far.
+        """
+        return [number]
+
+
+ODD_CALLS: list[dict[str, Any]] = [
+    {"number": "2"},
+    {"number": 3.0, "name": "x"},
+    {"number": True, "name": 5, "share": "1", "sure": 1, "of": "[1]"},
+    {"number": "3.0", "name": "7", "share": "1e3", "sure": "false", "of": None},
+    {"number": "two", "name": "x", "sure": "maybe"},
+    {"name": "x"},
+    {"number": 1, "name": "x", "other": 2},
+    {"number": 99},
+]
+XML_VALUES = "".join(
+    f"<parameter={name}>\n{value}\n</parameter>\n"
+    for name, value in {"number": "75001", "name": "75001", "share": "2", "sure": "True", "of": "[1, 2]"}.items()
+)
+
+
+ODD_RESULTS = "".join(
+    [
+        *(tool_call("pick", number=i) for i in range(len(RETURNED))),
+        *(tool_call("pick", **each) for each in ODD_CALLS),
+        *(tool_call("pick_later", number=i) for i in range(5)),
+    ]
+)
+
+
+def read_and_shown(folder: Path, template_name: str, messages: Sequence[str], which: Any, **native: Any) -> Any:
+    """What the policy reads and what reward functions are shown, with `which` trainer and `async_staleness`."""
+    trainer_class, staleness = which
+    seen, said, tokenizer = [], [*messages], template(template_name)
+
+    def reward(completions: Any, **_: Any) -> list[float]:
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    def say(prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        ids = tokenizer.encode(said.pop(0), add_special_tokens=False)
+        return [[*ids] for _ in prompt_ids], None
+
+    policy = build_policy(vocab_size=len(tokenizer))
+    policy.config.max_position_embeddings = 8192
+    options = {
+        "max_completion_length": 4000,
+        **({} if trainer_class is GRPOTrainer else {"async_staleness": staleness}),
+    }
+    trainer = build(folder, tokenizer, reward, options, trainer_class=trainer_class, policy=policy, **native)
+    trainer._generate_single_turn = say
+    trainer.engine_ahead = Scripted(*messages, tokenizer=tokenizer)
+    trainer.model.eval()  # where nothing is ahead
+    kinds = [{"environment": "picking"}, {"environment": "counting"}] if "environment_factory" in native else [{}] * 2
+    batch = trainer._generate_and_score_completions([{"prompt": QUESTION, **kind} for kind in kinds for _ in range(4)])
+    return batch["completion_ids"].tolist(), seen
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "native"),
+    [
+        ("qwen2_5", ODD_RESULTS, {"tools": [pick, pick_later]}),
+        ("chatml", "".join(tool_call("pick", number=i) for i in range(len(RETURNED))), {"tools": [pick]}),
+        (
+            "qwen2_5",
+            tool_call("pick", number="7") + tool_call("pick", number=7) + tool_call("lookup", city=7),
+            {"environment_factory": {"counting": Counting, "picking": Picking}, "tools": [lookup]},
+        ),
+        (
+            "qwen3_5_think",
+            f"So.\n</think>\n\n<tool_call>\n<function=pick>\n{XML_VALUES}</function>\n</tool_call>",
+            {"tools": [pick]},
+        ),
+        ("gemma", tool_call("lookup", city="Oslo") + tool_call("lookup", city=2, of=5), {"tools": [lookup]}),
+    ],
+    ids=["lists and odd arguments", "chatml", "kinds", "xml", "gemma"],
+)
+def test_policy_and_reward_functions_read_what_trls_trainer_shows_them(
+    tmp_path: Path, name: str, call: str, native: dict[str, Any]
+) -> None:
+    """The lists that tools return, arguments typed by the schema, and calls that do not fit."""
+    messages = [f"{call}<|im_end|>", ANSWER]
+    if name == "gemma":
+        messages = [text.replace("<|im_end|>", "<end_of_turn>") for text in messages]
+    ours = [(SOGRPOTrainer, staleness) for staleness in (0, 1)]
+    theirs = read_and_shown(tmp_path, name, messages, (GRPOTrainer, 0), **native)
+    assert len(theirs[1][0]) > 2, "the results are not too long"
+    for which in ours:
+        assert read_and_shown(tmp_path, name, messages, which, **native) == theirs
+
+
+def test_results_of_coroutines_and_functions_come_in_the_order_of_their_calls(tmp_path: Path) -> None:
+    """TRL puts those of coroutines last."""
+    calls = [
+        tool_call("pick_later", number=0),
+        tool_call("pick", number=1),
+        tool_call("pick_later", number=9),
+        tool_call("pick_later", of=9),
+        tool_call("go"),
+        tool_call("pick_later", number=2),
+        tool_call("pick", of=9),
+    ]
+    messages = ["".join(calls) + "<|im_end|>", "".join(calls[:2]) + "<|im_end|>", ANSWER]
+    native = {"tools": [pick, pick_later]}
+    ours, ahead = (
+        read_and_shown(tmp_path, "qwen2_5", messages, (SOGRPOTrainer, staleness), **native) for staleness in (0, 1)
+    )
+    told = [each["content"] for each in ours[1][0] if each["role"] == "tool"]
+    assert [told[0], told[1], told[5], *told[7:]] == [RETURNED[0], RETURNED[1], RETURNED[2], *RETURNED[:2]]
+    assert [told[i].partition(" ")[0] for i in (2, 3, 4, 6)] == ["{'error':"] * 4
+    assert ["index" in told[2], "pick_later()" in told[3], "go" in told[4], "pick()" in told[6]] == [True] * 4
+    assert ours == ahead, "where calls are made in order"
 
 
 class Sum:
@@ -169,8 +351,8 @@ def test_a_message_calls_several_tools_in_order() -> None:
     trajectory, box, heard = collected(f"Let me see.\n{calls}", "It is print(6).")
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
     results = trajectory.observations[0].results
-    assert results == (("add", "3"), ("double", "8"), ("add", "6"))
-    assert all(f"<tool_response>\n{text}\n</tool_response>" in heard[1] for _, text in results)
+    assert [each[:2] for each in results] == [("add", "3"), ("double", "8"), ("add", "6")]
+    assert all(f"<tool_response>\n{each.text}\n</tool_response>" in heard[1] for each in results)
     assert box.environments[0].total == 6
     assert rollout_statistics([trajectory])["tool_calls_per_trajectory"] == 3
 
@@ -181,7 +363,7 @@ def test_calls_of_coroutines_and_functions_are_made_in_order() -> None:
     engine = Scripted(f"{message}<|im_end|>", f"{tool_call('write', line='c')}{tool_call('broken')}<|im_end|>")
     collector = Collector(TOKENIZER, box, box.protocol.in_chat(TOKENIZER), LIMITS)
     (trajectory,) = collector.collect([TOKENIZER.encode("Begin.")], engine)
-    assert [text for _, text in trajectory.observations[0].results] == ["written", "a", "written", "a, b"]
+    assert [each.text for each in trajectory.observations[0].results] == ["written", "a", "written", "a, b"]
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
     assert box.environments[0].lines == ["a", "b", "c"]
 
@@ -207,7 +389,7 @@ def test_what_is_no_call_is_text(said: str) -> None:
     ids = tuple(TOKENIZER.encode(f"{text}<|im_end|>"))
     turn = Turn(ids, text, Action(ActionKind.MESSAGE, text))
     trajectory = Trajectory((1,), (turn,), StopReason.ENVIRONMENT_DONE)
-    assert messages_of(trajectory, TOKENIZER) == [{"role": "assistant", "content": text}]
+    assert messages_of(trajectory, TOKENIZER, ()) == [{"role": "assistant", "content": text}]
 
 
 def test_what_is_wrong_with_a_call_is_said() -> None:
@@ -215,9 +397,11 @@ def test_what_is_wrong_with_a_call_is_said() -> None:
     trajectory, _, heard = collected(*wrong, "I give up.")
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
     said = [text.rpartition("<tool_response>\n")[2].partition("\n</tool_response>")[0] for text in heard[1:]]
-    assert said[0] == "error: there is no subtract here, only double, broken, add"
-    assert said[1].startswith("error: add: ")
-    assert said[2] == "error: double: number must be float, not [1]"
+    assert said == [
+        "{'error': 'Tool subtract not found.'}",
+        "{'error': \"Sum.add() got an unexpected keyword argument 'amount'\"}",
+        "{'error': 'unsupported format string passed to list.__format__'}",
+    ]
 
 
 def test_one_script_trains_with_tools_at_once_and_ahead(tmp_path: Path) -> None:
@@ -318,12 +502,73 @@ def test_calls_are_limited_as_those_of_trls_tools(tmp_path: Path, most: int | No
             rollout.check(trainer.args)
 
 
+def test_a_message_that_ends_otherwise_than_the_tokenizer_says_is_told_from_what_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    rollout = AgentRollout(ToolBox([lookup], protocol=ChatProtocol()))
+    reward: Any = lambda **_: [0.0] * 8  # noqa: E731
+    with pytest.raises(ValueError, match=r"set `tokenizer.eos_token = '<end_of_turn>'`"):
+        build(tmp_path, gemma_tokenizer(), reward, rollout_func=rollout)
+    build(tmp_path, template("gemma"), reward, rollout_func=rollout)
+    in_json = gemma_tokenizer(GEMMA_TOOLS.replace("+ m.content +", "+ (m.content | tojson) +"))
+    with pytest.raises(ValueError, match="as JSON or with the tool's name"):
+        build(tmp_path, in_json, reward, rollout_func=rollout)
+
+
+def test_results_longer_than_a_completion_do_not_refuse_a_template(tmp_path: Path) -> None:
+    """What is written to compare the template with ours is not a result."""
+    rollout = AgentRollout(ToolBox([lookup], protocol=ChatProtocol()))
+    build(tmp_path, template("qwen2_5"), lambda **_: [], {"max_completion_length": 4}, rollout_func=rollout)
+
+
+@pytest.mark.parametrize("eos", ["<eos>", "<end_of_turn>"])
+@pytest.mark.parametrize("also", [None, [3, 257]])
+def test_messages_that_no_end_of_sequence_token_ends_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, eos: str, also: list[int] | None
+) -> None:
+    tokenizer = gemma_tokenizer(files("trl").joinpath("chat_templates/gemma3.jinja").read_text())
+    tokenizer.eos_token = eos
+    policy = build_policy(vocab_size=len(tokenizer))
+    end = tokenizer.convert_tokens_to_ids("<end_of_turn>")
+    policy.generation_config.eos_token_id = also and [*also, end]
+    build(tmp_path, tokenizer, lambda **_: [], policy=policy)
+    told = f"Set `tokenizer.eos_token = '<end_of_turn>'`, or add {end} to `model.generation_config.eos_token_id`"
+    assert (told in caplog.text) == (eos == "<eos>" and also is None)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("which", ["tools", "environment", "rollout"])
+def test_text_is_no_prompt_for_tools_that_the_template_shows(tmp_path: Path, staleness: int, which: str) -> None:
+    """TRL would fail at its first completion, in words that name nothing."""
+    box = ToolBox([lookup], protocol=ChatProtocol())
+    given: dict[str, Any] = {
+        "tools": {"tools": [lookup]},
+        "environment": {"environment_factory": Atlas},
+        "rollout": {"rollout_func": AgentRollout(box)},
+    }[which]
+    config = SOGRPOConfig(**settings(tmp_path, async_staleness=staleness))
+    with pytest.raises(ValueError, match=r"`train_dataset` has the prompt 'Where is Oslo\?', but"):
+        SOGRPOTrainer(
+            build_policy(vocab_size=len(TOKENIZER)),
+            lambda **_: [0.0] * 8,
+            config,
+            Dataset.from_list([{"prompt": "Where is Oslo?"}] * 8),
+            processing_class=TOKENIZER,
+            **given,
+        )
+
+
 def test_refuses_a_template_without_tools_and_a_tag_for_searches(tmp_path: Path) -> None:
     plain: Any = qwen_tokenizer()
     plain.chat_template = "{% for m in messages %}<|im_start|>{{ m['role'] + m['content'] }}<|im_end|>{% endfor %}"
     rollout = AgentRollout(ToolBox([lookup], protocol=ChatProtocol()))
-    with pytest.raises(ValueError, match="the chat template shows no tool calls"):
+    with pytest.raises(ValueError, match="the chat template shows no tool calls") as error:
         build(tmp_path, plain, lambda **_: [0.0] * 8, rollout_func=rollout)
+    assert "AgentRollout" not in str(error.value), "which was given"
+    unknown = gemma_tokenizer()
+    unknown.response_template = None
+    with pytest.raises(ValueError, match=r"`tokenizer.response_template` is None, and TRL knows none"):
+        build(tmp_path, unknown, lambda **_: [0.0] * 8, rollout_func=rollout)
     with pytest.raises(ValueError, match="writes results of tools as a `ToolBox` cannot"):
         build(tmp_path, template("llama3_1"), lambda **_: [0.0] * 8, rollout_func=rollout)
     with pytest.raises(ValueError, match="give it to the `ToolBox`"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from sorl_trl import qa
 from sorl_trl.command_line import given_words, mistakes, parse_dataclasses
@@ -36,7 +37,10 @@ from sorl_trl.rollout import (
     model_engine,
 )
 from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, are_tasks, check_given, most_messages
+from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.search import MalformedResponse, SearchArguments, SearchBackend, SearchUnavailable
+
+logger = logging.getLogger(__name__)
 
 GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
 """The dataclasses in the order of `Arguments`."""
@@ -112,8 +116,8 @@ def load_agent(arguments: Arguments, search: SearchBackend | None, device: torch
     Without `search`, it is for tasks of the leaderboard.
     """
     rollout, checkpoint, told = arguments.rollout, arguments.model, arguments.evaluation.template_kwargs
-    with mistakes(f"`model_name_or_path` is {checkpoint.model_name_or_path!r}, which cannot be loaded"):
-        tokenizer = load_tokenizer(checkpoint)
+    tokenizer = tokenizer_for(arguments, of_tasks=search is None)
+    with mistakes(_cannot_be_loaded(checkpoint)):
         model = load_model(checkpoint, device)
     with mistakes():
         protocol: TagProtocol
@@ -126,17 +130,35 @@ def load_agent(arguments: Arguments, search: SearchBackend | None, device: torch
         limits = rollout.limits(arguments.evaluation.max_completion_length)
         collector = Collector(tokenizer, environment, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
         end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
+        if (rollout.chat or search is None) and (warning := endless_messages(tokenizer, end.eos_token_ids, told)):
+            logger.warning(warning)
         kind, gib = arguments.engine.rollout_engine, arguments.engine.kv_cache_gib
         engine = model_engine(model, end, generation_config(arguments.evaluation), kind, kv_cache_gib=gib)
     rows = partial(prompt_rows, rollout=rollout, tokenizer=tokenizer)
     return Agent(collector, engine, rows, told)
 
 
+def tokenizer_for(arguments: Arguments, of_tasks: bool) -> PreTrainedTokenizerBase:
+    """The policy's tokenizer. Raises UserMistake if there is none, or it lacks a chat template that it needs."""
+    with mistakes(_cannot_be_loaded(arguments.model)):
+        tokenizer = load_tokenizer(arguments.model)
+    with mistakes():
+        arguments.rollout.check_template(tokenizer, of_tasks)
+    return tokenizer
+
+
+def _cannot_be_loaded(model: ModelArguments) -> str:
+    return f"`model_name_or_path` is {model.model_name_or_path!r}, which cannot be loaded"
+
+
 def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
     """Greedy or plain sampling, without the penalties and cuts of a checkpoint's own generation config."""
-    how = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "top_k": 0, "min_p": 0.0}
-    sampled = how if evaluation.temperature else {}
-    return GenerationConfig(do_sample=bool(sampled), repetition_penalty=1.0, **sampled)  # type: ignore[no-untyped-call]
+    how: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}  # for greedy, what has no meaning there
+    if evaluation.temperature:
+        how = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "top_k": 0, "min_p": 0.0}
+    return GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=bool(evaluation.temperature), repetition_penalty=1.0, **how
+    )
 
 
 def report(run: RunFolder) -> tuple[str, int]:
@@ -157,6 +179,8 @@ def run_evaluation(arguments: Arguments) -> None:
         if are_tasks(questions):
             arguments, search, identity = for_tasks(arguments, questions), None, None
         else:
+            if arguments.rollout.chat:
+                tokenizer_for(arguments, of_tasks=False)  # before a corpus is indexed
             search, identity = arguments.search.build_search()
         run = RunFolder(arguments.evaluation.output)
         run.claim(run_settings(arguments, datasets, identity))

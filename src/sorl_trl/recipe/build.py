@@ -103,7 +103,7 @@ def reward_functions(names: Sequence[str]) -> list[Any]:
 
 
 def load_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
-    """Load the policy's tokenizer. Raises UserMistake if there is none."""
+    """Load the policy's tokenizer. Raises UserMistake if there is none, or it lacks a chat template that it needs."""
     model, config = arguments.model, arguments.config
     if model.model_name_or_path is None:
         raise UserMistake("`model_name_or_path` is missing: name a checkpoint's folder or a Hub id")
@@ -112,6 +112,8 @@ def load_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
         )
+    with mistakes():
+        arguments.rollout.check_template(tokenizer, names_tasks(arguments.task.train_questions))
     return tokenizer
 
 

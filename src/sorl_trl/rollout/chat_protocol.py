@@ -65,8 +65,9 @@ class ChatProtocol(TagProtocol):
             raise ValueError("`ChatProtocol` needs prompts that are messages, such as [{'role': 'user', …}]")
         if self.functions and getattr(tokenizer, "response_template", None) is None:
             raise ValueError(
-                "the tokenizer has no `response_template`, with which tool calls are parsed: "
-                "`trl.chat_template_utils.add_response_schema(tokenizer)` adds one"
+                "the tokenizer has no `response_template`, with which tool calls are parsed: set one; "
+                "`trl.chat_template_utils.add_response_schema(tokenizer)` has those of the chat templates that TRL "
+                "knows"
             )
 
     def parse(self, text: str) -> Action:
@@ -86,7 +87,8 @@ class ChatProtocol(TagProtocol):
             return ()
         if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
             return ()
-        return tuple(ToolCall(call["name"], call.get("arguments") or {}) for call in calls)
+        read = ((call["name"], call.get("arguments")) for call in calls)
+        return tuple(ToolCall(name, {} if arguments is None else arguments) for name, arguments in read)
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:

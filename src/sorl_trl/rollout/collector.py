@@ -179,7 +179,8 @@ class _Rollout:
             check_generation(index, generation, self._generating.pop(index))
             row = self._rows[index]
             text = decode(self._collector.tokenizer, generation.token_ids)
-            row.take_turn(generation, text, self._collector.protocol.parse(text))
+            protocol = self._collector.responder.protocol_of(index, self._collector.protocol)
+            row.take_turn(generation, text, protocol.parse(text))
             if row.stop_reason is not None:
                 self._engine.release(index)
             elif row.last_turn.action.kind is ActionKind.INVALID:

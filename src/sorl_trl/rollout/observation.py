@@ -87,6 +87,12 @@ class Sanitizer:
         text, controls = self._control_strings.subn(lambda token: other_brackets(token[0]), text)
         return text, tags + controls
 
+    def found(self, token_ids: Sequence[int]) -> list[int]:
+        """The control tokens among `token_ids`, in order, and last how many tags their text contains."""
+        controls = [token_id for token_id in token_ids if token_id in self._control_ids]
+        others = [token_id for token_id in token_ids if token_id not in self._control_ids]
+        return [*controls, self._protocol.neutralize(decode(self._tokenizer, others))[1]]
+
     def _encode_beginning(self, text: str, max_tokens: int) -> tuple[str, list[int]]:
         """A beginning of the text that is long enough for its first `max_tokens` tokens, and its ids."""
         size = _CHARACTERS_PER_TOKEN * (max_tokens + _MARGIN)
@@ -134,8 +140,11 @@ class ObservationEncoder:
         if not results:
             return self._encode(frame, [text], tuple(passages))[0]
         observation, said = self._encode(frame, [each.text for each in results])
-        heard = zip((self._sanitizer.clean(each.tool) for each in results), said, strict=False)
-        return replace(observation, results=tuple(map(ToolResult._make, heard)))
+        heard = (
+            ToolResult(self._sanitizer.clean(each.tool), text, each.returned)
+            for each, text in zip(results, said, strict=False)
+        )
+        return replace(observation, results=tuple(heard))
 
     def invalid_feedback(self, message_closed: bool) -> Observation:
         """Encode the corrective message; `message_closed` tells whether the policy ended its own message."""

@@ -164,3 +164,10 @@ class RolloutArguments:
         """
         protocol = PROTOCOLS[self.protocol]
         return protocol.in_chat(tokenizer, template_kwargs) if self.chat else protocol
+
+    def check_template(self, tokenizer: PreTrainedTokenizerBase, of_tasks: bool) -> None:
+        """Raise ValueError if prompts are messages, by `chat` or because they are tasks, without a chat template."""
+        if tokenizer.chat_template is None and (self.chat or of_tasks):
+            asked = "tasks are conversations" if of_tasks else "`chat` is True"
+            instead = "" if of_tasks else " set `chat` to false, or"
+            raise ValueError(f"{asked}, but the policy's tokenizer has no chat template:{instead} name a chat model.")

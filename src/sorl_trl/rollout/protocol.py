@@ -36,6 +36,10 @@ _TOOLS_FEEDBACK = (
 )
 
 
+_SAID = "first-message-of-the-assistant"
+_EXCHANGE = ({"role": "user", "content": "question"}, {"role": "assistant", "content": _SAID})
+
+
 @dataclass(frozen=True)
 class Frame:
     """Trusted text around the body of an observation. It is never cut, and may contain real tags."""
@@ -166,6 +170,33 @@ def _any_tag(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"<\s*(?P<slash>/\s*)?(?P<name>{either})\s*(?:/\s*)?>", re.IGNORECASE)
 
 
+def message_end(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> str | None:
+    """The control token with which the chat template ends the assistant's last message; None if it writes none."""
+    options: Any = dict(template_kwargs or {})
+    text = str(tokenizer.apply_chat_template([*_EXCHANGE], tokenize=False, **options))
+    return _first_control(tokenizer, text.partition(_SAID)[2])
+
+
+def endless_messages(
+    tokenizer: PreTrainedTokenizerBase,
+    eos_token_ids: Sequence[int],
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str | None:
+    """A warning if a message of the chat template ends with none of `eos_token_ids`, so that generation continues."""
+    try:
+        end = message_end(tokenizer, template_kwargs)
+    except Exception:  # a template may raise anything
+        return None
+    if end is None or (end_id := tokenizer.get_vocab()[end]) in eos_token_ids:
+        return None
+    ends = ", ".join(repr(tokenizer.convert_ids_to_tokens(each)) for each in eos_token_ids)
+    return (
+        f"The chat template ends messages with {end!r}, but generation stops at {ends} alone: a message that ends "
+        f"like the template's goes on up to the limit of its turn. Set `tokenizer.eos_token = {end!r}`, or add "
+        f"{end_id} to `model.generation_config.eos_token_id`."
+    )
+
+
 def chat_message_frame(
     tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None, role: str = "user"
 ) -> Frame:
@@ -180,19 +211,17 @@ def chat_message_frame(
 
     Raises ValueError if the template does not show both messages.
     """
-    said, another = "first-message-of-the-assistant", "third-message"
+    said, another = _SAID, "third-message"
     heard = 'second "message"\nof another'  # a template that writes JSON would change this
-    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
     options: Any = dict(template_kwargs or {})
-    closing = str(tokenizer.apply_chat_template(messages, tokenize=False, **options)).partition(said)[2]
-    messages.append({"role": role, "content": heard})
+    end = message_end(tokenizer, template_kwargs)
+    messages = [*_EXCHANGE, {"role": role, "content": heard}]
     text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options))
     between, shown, suffix = text.partition(said)[2].partition(heard)
     if not shown:
         raise ValueError(
             f"the chat template renders {text!r}: it must show the assistant's and then the {role}'s message"
         )
-    end = _first_control(tokenizer, closing)
     if end is not None and end not in between:  # GPT-OSS ends the last message otherwise than those before it
         end = _first_control(tokenizer, between)
     _, ended, after_end = between.partition(end or str(tokenizer.eos_token))

@@ -22,8 +22,8 @@ from trl import GRPOTrainer
 from sorl_trl.files import full_disk_is_said
 from sorl_trl.methods import Method, MicroBatch, ScoredRollout, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
-from sorl_trl.trainers.agents.agent_rollout import AgentRollout
-from sorl_trl.trainers.agents.chat_tools import know_calls, messages_of
+from sorl_trl.trainers.agents.agent_rollout import MESSAGES, AgentRollout
+from sorl_trl.trainers.agents.chat_tools import know_calls
 from sorl_trl.trainers.agents.chatml import check_template
 from sorl_trl.trainers.agents.native_tools import HarmlessTools, tools_as_rollout
 from sorl_trl.trainers.agents.vllm.client import weight_client
@@ -90,7 +90,6 @@ class TurnLevelTrainer(GRPOTrainer):
     """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
     _train_sampler: EpochRepeatSampler | None = None
     _ahead: RolloutsAhead | None = None
-    _shows_tools = False
     _policy_logps: Tensor
     _sampled_logps: Tensor | None = None
     """What TRL's pass for the old policy would compute, if it is already known."""
@@ -129,7 +128,6 @@ class TurnLevelTrainer(GRPOTrainer):
         check_precision(self)
         check_optimizers(self)
         if isinstance(rollout, AgentRollout) and rollout.shows_tools:
-            self._shows_tools = True
             know_calls(self)
             rollout.protocol_for(self)
         check_ahead(self)
@@ -167,17 +165,18 @@ class TurnLevelTrainer(GRPOTrainer):
         self._recorder.note_turns(turn_ids, prompt_ids, completion_ids)
         if self.model.training and self.args.compares_with_sampler and trl_scores_old_policy(self):
             self._sampled_logps = sampled_logps(self, result[4])
-        if self._shows_tools:
-            completions = [messages_of(each, self._tokenizer) for each in extra_fields["trajectory"]]
-            result = (*result[:3], completions, *result[4:])
+        if MESSAGES in extra_fields:
+            result = (*result[:3], extra_fields.pop(MESSAGES), *result[4:])
         return result
 
-    def _tool_call_loop(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        return self._tools.masked(super()._tool_call_loop(*args, **kwargs))
+    def _tool_call_loop(
+        self, prompts: Any, prompt_ids: Any, completion_ids: Any, completions: Any, *others: Any
+    ) -> tuple[Any, ...]:
+        self._tools.note_completions(completions)
+        return self._tools.masked(super()._tool_call_loop(prompts, prompt_ids, completion_ids, completions, *others))
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
-        self._tools.clean_results(tool_messages)
-        return super()._get_tool_suffix_ids(tool_messages)
+        return self._tools.suffix_ids(tool_messages, super()._get_tool_suffix_ids)
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
         return self._recorder.note_rewards(super()._calculate_rewards(*args))

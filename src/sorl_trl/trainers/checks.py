@@ -24,6 +24,7 @@ from sorl_trl.methods import (
     ZeroVariance,
 )
 from sorl_trl.ops.importance import LONGEST
+from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 
@@ -167,18 +168,40 @@ def check_optimizers(trainer: Any) -> None:
 
 
 def check_dataset(trainer: Any) -> None:
-    """Raise ValueError for rows without a prompt, or fewer than a rollout takes: TRL would train on none of them."""
+    """Raise ValueError for rows without a prompt, or fewer than a rollout takes: TRL would train on none of them.
+
+    So does text where messages are needed. Warns if messages would not end.
+    """
     args, dataset, asked = trainer.args, trainer.train_dataset, trainer.eval_dataset
     asked = asked if isinstance(asked, dict) else {"eval_dataset": asked}
     for name, rows in {"train_dataset": dataset, **asked}.items():
         if isinstance(rows, Dataset) and "prompt" not in rows.column_names and trainer.environment_factories is None:
             raise ValueError(f"`{name}` has the columns {rows.column_names}, but must have `prompt`.")
+        _check_prompts(trainer, name, rows)
     prompts = int(args.generation_batch_size) // int(args.num_generations)
     if isinstance(dataset, Dataset) and len(dataset) < prompts:
         raise ValueError(
             f"`train_dataset` has {len(dataset)} prompts, but a rollout takes {prompts}: `generation_batch_size` "
             f"{args.generation_batch_size} / `num_generations` {args.num_generations}."
         )
+
+
+def _check_prompts(trainer: Any, name: str, rows: Any) -> None:
+    """Raise ValueError for a dataset of text where turns are messages. Warn if messages do not end generation."""
+    if not isinstance(rows, Dataset) or "prompt" not in rows.column_names or not len(rows):
+        return
+    rollout = getattr(trainer.rollout_func, "__wrapped__", None)
+    in_messages = isinstance(rollout, AgentRollout) and rollout.protocol.turns_are_messages
+    prompt = rows[0]["prompt"]
+    if isinstance(prompt, str) and (trainer.tools or in_messages):
+        raise ValueError(
+            f"`{name}` has the prompt {prompt[:80]!r}, but calls of tools are messages of the chat template: each "
+            "prompt must be a list of messages, such as [{'role': 'user', 'content': '…'}]."
+        )
+    if not isinstance(prompt, str) and name == "train_dataset" and trainer._tokenizer.chat_template is not None:
+        told = endless_messages(trainer._tokenizer, trainer.eos_token_ids, trainer.chat_template_kwargs)
+        if told is not None:
+            say_once(trainer.args, told)
 
 
 def check_ahead(trainer: Any) -> None:

@@ -112,6 +112,10 @@ class Responder(ABC):
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
         """Begin a rollout, with one example per row: its `prompt` and the columns of the dataset."""
 
+    def protocol_of(self, row: int, protocol: TagProtocol) -> TagProtocol:
+        """The rollout's protocol for reading a row's turns, where rows have different tools."""
+        return protocol
+
     def measures(self, row: int) -> Mapping[str, float]:
         """The measures of a row whose trajectory has ended, by name."""
         return {}

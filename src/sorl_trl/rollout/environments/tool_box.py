@@ -78,6 +78,7 @@ class ToolBox(EnvironmentResponder):
         probed = {name: caller() for name, caller in callers.items()}
         shown = {name: [*caller.tools.values()] for name, caller in probed.items()}
         self.shown = shown if in_messages else {}
+        self._schemas = {name: tuple(map(get_json_schema, tools)) for name, tools in self.shown.items()}
         self._tools = dict.fromkeys(chain.from_iterable(shown.values()))
         self._classes = dict.fromkeys(type(caller.inner) for caller in probed.values())
         names = dict.fromkeys(tool.__name__ for tool in self._tools)
@@ -91,7 +92,7 @@ class ToolBox(EnvironmentResponder):
         if not names:
             raise ValueError("tools, environment_factory and search name no tool: there must be at least one")
         if isinstance(protocol, ChatProtocol):
-            self.protocol = replace(protocol, functions=tuple(map(get_json_schema, self._tools)))
+            self.protocol = replace(protocol, functions=tuple(chain.from_iterable(self._schemas.values())))
         else:
             self.protocol = replace(protocol, tools=tuple(names))
 
@@ -109,6 +110,12 @@ class ToolBox(EnvironmentResponder):
         super().open(examples)
         if self._search is not None:
             self._search.open(examples)
+
+    def protocol_of(self, row: int, protocol: TagProtocol) -> TagProtocol:
+        """Types the arguments of calls with the schemas of the row's own tools, as TRL does."""
+        if not isinstance(protocol, ChatProtocol) or not self._schemas:
+            return protocol
+        return replace(protocol, functions=self._schemas[self.kinds[row]])
 
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
         if self._search is None:

@@ -84,37 +84,49 @@ class Caller:
         if turn.action.kind is not ActionKind.MESSAGE:
             return self._call(turn.action.tool or ActionKind.SEARCH.value, turn.action.content)
         calls = turn.action.calls
-        return self._made(iter(calls), []) if calls else Reply(stop=StopReason.ENVIRONMENT_DONE)
+        return self._made(iter(calls), ()) if calls else Reply(stop=StopReason.ENVIRONMENT_DONE)
 
-    def _made(self, calls: Iterator[ToolCall], said: list[ToolResult]) -> Reply | Awaitable[Any]:
+    def _made(self, calls: Iterator[ToolCall], said: tuple[ToolResult, ...]) -> Reply | Awaitable[Any]:
         """Make calls one after another, and return their results after those in `said`."""
         for call in calls:
-            reply = self._call(*call)
+            reply = self._made_as_by_trl(call)
             if not isinstance(reply, Reply):
-                return self._gone_on(call, reply, calls, said)
+                return self._gone_on(reply, calls, said)
             if reply.stop is not None:
                 return reply
-            said.append(ToolResult(call.tool, reply.text))
-        return Reply(results=tuple(said))
+            said += reply.results
+        return Reply(results=said)
 
     async def _gone_on(
-        self, call: ToolCall, awaited: Awaitable[Reply], calls: Iterator[ToolCall], said: list[ToolResult]
+        self, awaited: Awaitable[Reply], calls: Iterator[ToolCall], said: tuple[ToolResult, ...]
     ) -> Reply | Then:
         """Await a call, and make the remaining ones in the row's thread again."""
         reply = await awaited
-        if reply.stop is not None:
-            return reply
-        return Then(partial(self._made, calls, [*said, ToolResult(call.tool, reply.text)]))
+        return reply if reply.stop is not None else Then(partial(self._made, calls, said + reply.results))
 
-    def _call(self, name: str, arguments: str | Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+    def _made_as_by_trl(self, call: ToolCall) -> Reply | Awaitable[Reply]:
+        """Call a tool with the arguments of a message as they are, and word errors as TRL's tool loop does."""
+        name, arguments = call
+        tell = partial(_result, name)
+        if name not in self.tools:
+            return tell({"error": f"Tool {name} not found."})
+        tool = self.tools[name]
+
+        def failed(error: BaseException) -> Reply:
+            return tell({"error": _said(tool, error, is_policys=not fits(tool, arguments))})
+
+        return _tried(lambda: tool(**arguments), tell, failed)
+
+    def _call(self, name: str, arguments: str) -> Reply | Awaitable[Reply]:
+        """Call a tool with the arguments in a tag."""
         if name not in self.tools:
             return Reply(f"error: there is no {name} here, only {', '.join(self.tools)}")
         tool = self.tools[name]
-        try:
-            result = tool(**read_arguments(tool, arguments))
-            return _awaited(tool, result) if inspect.isawaitable(result) else _told(result)
-        except (Exception, SystemExit) as error:  # a policy's Python may say `exit()`
-            return _failed(tool, error)
+
+        def failed(error: BaseException) -> Reply:
+            return Reply(f"error: {_said(tool, error, is_policys=isinstance(error, WrongArguments))}")
+
+        return _tried(lambda: tool(**read_arguments(tool, arguments)), _text, failed)
 
 
 def named(tools: Sequence[Tool]) -> dict[str, Tool]:
@@ -127,19 +139,48 @@ def named(tools: Sequence[Tool]) -> dict[str, Tool]:
     return dict(zip(names, tools, strict=True))
 
 
-async def _awaited(tool: Tool, result: Awaitable[Any]) -> Reply:
+def fits(tool: Tool, arguments: Any) -> bool:
+    """Whether a tool takes these arguments, so that whatever it raises is its own error."""
     try:
-        return _told(await result)
+        inspect.signature(tool).bind(**arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _tried(
+    make: Callable[[], Any], tell: Callable[[Any], Reply], failed: Callable[[BaseException], Reply]
+) -> Reply | Awaitable[Reply]:
+    """The reply to a call: what `tell` makes of its result, or `failed` of its error."""
+    try:
+        result = make()
+        return _awaited(result, tell, failed) if inspect.isawaitable(result) else tell(result)
+    except (Exception, SystemExit) as error:  # a policy's Python may say `exit()`
+        return failed(error)
+
+
+async def _awaited(
+    result: Awaitable[Any], tell: Callable[[Any], Reply], failed: Callable[[BaseException], Reply]
+) -> Reply:
+    try:
+        return tell(await result)
     except (Exception, SystemExit, CancelledError) as error:
-        return _failed(tool, error)
+        return failed(error)
 
 
-def _told(result: Any) -> Reply:
+def _text(result: Any) -> Reply:
     return UNAVAILABLE if isinstance(result, Unavailable) else Reply(str(result))
 
 
-def _failed(tool: Tool, error: BaseException) -> Reply:
-    """Tell the policy of an error, as TRL does, unless the tool is down; that error is raised.
+def _result(name: str, result: Any) -> Reply:
+    """The result of one call of a message. A list stays one for reward functions, as in TRL's tool loop."""
+    if isinstance(result, Unavailable):
+        return UNAVAILABLE
+    return Reply(results=(ToolResult(name, str(result), result if isinstance(result, list) else None),))
+
+
+def _said(tool: Tool, error: BaseException, is_policys: bool) -> str:
+    """What the policy is told of an error, unless the tool is down; that error is raised.
 
     Raises UserMistake for a tool that sets signal handlers, because all its calls would fail.
     """
@@ -150,17 +191,17 @@ def _failed(tool: Tool, error: BaseException) -> Reply:
         said, shown = str(error), repr(error)
     except Exception:  # the exception's own `__str__` or `__repr__` fails
         said = shown = type(error).__name__
-    if not isinstance(error, WrongArguments):
+    if not is_policys:
         logger.warning("%s raised %s, which is told to the policy", tool.__qualname__, shown)
-    return Reply(f"error: {said}")
+    return said
 
 
 class WrongArguments(Exception):
     """The arguments do not fit the method. The message is for the policy."""
 
 
-def read_arguments(method: Callable[..., Any], said: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `method`, from a mapping or from a JSON object as text; plain text works for a single argument.
+def read_arguments(method: Callable[..., Any], said: str) -> dict[str, Any]:
+    """The arguments of `method`, from a JSON object as text; plain text works for a single argument.
 
     Numbers, truth values, lists and dictionaries may be written as text; arguments with other annotations are passed
     unchanged.
@@ -168,7 +209,7 @@ def read_arguments(method: Callable[..., Any], said: str | Mapping[str, Any]) ->
     Raises WrongArguments if the arguments do not fit.
     """
     parameters = inspect.signature(method).parameters
-    named = _from_text(said, parameters) if isinstance(said, str) else said
+    named = _from_text(said, parameters)
     if named is None:
         raise WrongArguments(f"{method.__name__} takes a JSON object with {_expected(parameters)}")
     try:

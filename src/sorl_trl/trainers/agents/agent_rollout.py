@@ -23,7 +23,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.rollout.greetings import Greeter
 from sorl_trl.search import SearchBackend
-from sorl_trl.trainers.agents.chat_tools import check_results, showing
+from sorl_trl.trainers.agents.chat_tools import check_results, messages_of, showing
 from sorl_trl.trainers.agents.policy_engine import policy_engine
 from sorl_trl.types import StopReason, Trajectory
 
@@ -37,12 +37,17 @@ _COMPLETE = {
 }
 
 
+MESSAGES = "trajectory_messages"
+"""The key of the trajectories as messages, which the trainers of this package pass on as `completions`."""
+
+
 class AgentRollout:
     """A `rollout_func` whose policy acts in an environment between its generations.
 
     Besides TRL's keys, it returns for each trajectory `env_mask` (1 on the policy's tokens), `turn_ids` (the turn of
     each token, -1 on the environment's) and, for reward functions, `trajectory` (a `sorl_trl.types.Trajectory`) and
-    `environments` (their objects, if the responder has some). Statistics of every rollout are logged as `rollout/…`.
+    `environments` (their objects, if the responder has some). If the chat template shows tools, `trajectory_messages`
+    are what TRL makes of a completion with its own tools. Statistics of every rollout are logged as `rollout/…`.
 
     The responder gets one example per trajectory, its row of the training set. `trl.GRPOTrainer` does not pass the row
     on, so the example is then only the `prompt`.
@@ -115,8 +120,11 @@ class AgentRollout:
         for name, value in environment_statistics(trajectories, collector.responder).items():
             trainer._log_metric(f"environment/{name}", value)
         output = rollout_output(trajectories, trainer._tokenizer.eos_token_id, engine.window)
-        environments = collector.responder.environments
-        return {**output, "environments": [*environments]} if environments else output
+        if environments := collector.responder.environments:
+            output["environments"] = [*environments]
+        if self.shows_tools:
+            output[MESSAGES] = _as_messages(trajectories, collector, trainer._tokenizer)
+        return output
 
     def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
         """Raise ValueError for arguments of a trainer that the rollout cannot honour."""
@@ -207,6 +215,17 @@ class SearchRollout(AgentRollout):
         self.search = search
         top_k = (limits or RolloutLimits()).top_k
         super().__init__(SearchResponder(search, protocol, top_k, retry), protocol, limits, engine)
+
+
+def _as_messages(trajectories: Sequence[Trajectory], collector: Collector, tokenizer: Any) -> list[Any]:
+    """Each trajectory as TRL's messages, with arguments of calls typed by the schemas of the row's own tools."""
+    protocols: list[Any] = [
+        collector.responder.protocol_of(row, collector.protocol) for row in range(len(trajectories))
+    ]
+    return [
+        messages_of(each, tokenizer, protocol.functions)
+        for each, protocol in zip(trajectories, protocols, strict=True)
+    ]
 
 
 def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int, window: int | None = None) -> dict[str, Any]:

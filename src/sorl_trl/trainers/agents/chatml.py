@@ -17,7 +17,7 @@ _TEMPLATE = r"""
 {%- for message in messages %}
     {{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\n' }}
     {%- if message.role == 'tool' %}
-        {{- '<tool_response>\n' + message.content + '\n</tool_response>' }}
+        {{- '<tool_response>\n' ~ message.content ~ '\n</tool_response>' }}
     {%- else %}
         {{- message.content or '' }}
     {%- endif %}
@@ -52,8 +52,11 @@ def chatml_tools(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     Raises ValueError if the tokenizer's messages do not end with `<|im_end|>`, or its chat template shows tools.
     """
     given: Any = tokenizer
-    if given.chat_template is None or given.eos_token != _END or _START not in given.get_vocab():
-        raise ValueError(f"tokenizer ends messages with {given.eos_token!r}, but must have a template of ChatML")
+    if given.chat_template is None or not {_START, _END} <= {*given.get_vocab()}:
+        lacks = "chat template" if given.chat_template is None else f"{_START} and {_END} in its vocabulary"
+        raise ValueError(f"tokenizer has no {lacks}, but must have a template of ChatML")
+    if given.eos_token != _END:
+        raise ValueError(f"`tokenizer.eos_token` is {given.eos_token!r}, but must be {_END!r}, which ends messages")
     if supports_tool_calling(given):
         raise ValueError("tokenizer has a chat template that shows tools: it must be left as it is")
     shown = given.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
@@ -75,11 +78,6 @@ def check_template(policy: str, given: Mapping[str, Any], trust_remote_code: boo
     if processing_class is None:
         of_policy: Any = AutoProcessor
         processing_class = of_policy.from_pretrained(policy, trust_remote_code=trust_remote_code)
-    check_shows_tools(processing_class)
-
-
-def check_shows_tools(processing_class: Any) -> None:
-    """Raise ValueError if the chat template cannot show tool calls and their results."""
     if not supports_tool_calling(processing_class):
         raise ValueError(
             "tools or an environment are given, but the chat template shows no tool calls: "

@@ -10,10 +10,12 @@ from threading import Lock
 from typing import Any
 
 from sorl_trl.checks import POSITIVE_COUNT
-from sorl_trl.rollout import ChatProtocol, SearchResponder, TagProtocol, ToolBox, Unavailable
+from sorl_trl.rollout import ChatProtocol, Sanitizer, SearchResponder, TagProtocol, ToolBox, Unavailable
+from sorl_trl.rollout.environments.tools import fits
 from sorl_trl.rollout.greetings import Greeter, is_image, is_text
 from sorl_trl.search import RetryPolicy, SearchBackend
 from sorl_trl.search.backend import is_thread_safe
+from sorl_trl.text import round_brackets
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.types import ActionKind
 
@@ -101,18 +103,24 @@ class HarmlessTools:
 
     Everything that the environment says is sanitized before it is templated: results and error messages of tools, the
     names under which the policy called them, and what an environment's `reset` adds to the prompt. The messages
-    themselves are changed, so that reward functions read what the policy read. The trainer's overrides of TRL's
-    methods call these methods.
+    themselves are changed, so that reward functions read what the policy read, except lists that tools returned,
+    which reward functions get as they are. The trainer's overrides of TRL's methods call these methods.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._own: list[Any] = []
         """The content of each prompt's last message, before an environment has added to it."""
+        self._completions: list[list[dict[str, Any]]] = []
+        """The messages of each trajectory, to which TRL's tool loop appends."""
 
     @cached_property
     def _greeter(self) -> Greeter:
         return Greeter(self._trainer._tokenizer)
+
+    @cached_property
+    def _sanitizer(self) -> Sanitizer:
+        return Sanitizer(self._trainer._tokenizer)
 
     @cached_property
     def _results(self) -> Greeter:
@@ -136,6 +144,10 @@ class HarmlessTools:
                 last = {**prompt[-1], "content": self._greeter.clean(own, prompt[-1]["content"])}
                 prompts[i] = [*prompt[:-1], last]
 
+    def note_completions(self, completions: list[list[dict[str, Any]]]) -> None:
+        """Remember the messages to which TRL's tool loop is about to append."""
+        self._completions = completions
+
     def masked(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
         """The return value of TRL's tool loop, with trajectories masked if a tool was down."""
         tool_mask, completions, *others = result
@@ -147,26 +159,88 @@ class HarmlessTools:
         self._trainer._log_metric("rollout/neutralized_per_trajectory", neutralized / len(completions))
         return tool_mask, completions, *others
 
-    def clean_results(self, messages: list[dict[str, Any]]) -> None:
-        """Sanitize the messages of tools."""
+    def suffix_ids(
+        self, messages: list[dict[str, Any]], write: Callable[[list[dict[str, Any]]], list[int]]
+    ) -> list[int]:
+        """What TRL's method `write` makes of the messages of tools, sanitized and in the order of their calls."""
+        messages = self._in_order(messages)
         for message in messages:
             message["name"] = self._results.clean("", _plain(message["name"]))
-            message["content"] = self._harmless(message["content"])
+            if not isinstance(message["content"], list | Unavailable):
+                message["content"] = self._results.clean("", _plain(message["content"]))
+        shown = [
+            {**message, "content": self._shown(message, write)} if isinstance(message["content"], list) else message
+            for message in messages
+        ]
+        return write(shown)
 
-    def _harmless(self, content: Any) -> str | list[dict[str, Any]]:
-        """What a tool returned, as text. A list of nothing but text and image blocks stays a list."""
-        if isinstance(content, Unavailable):
-            return content
-        if isinstance(content, list) and content and all(is_text(each) or is_image(each) for each in content):
-            blocks: list[dict[str, Any]] = self._results.clean([], content)
-            return blocks
-        text: str = self._results.clean("", _plain(content))
-        return text
+    def _in_order(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The results of a message's calls in the order of the calls, in the trajectory as well.
+
+        TRL puts the results of coroutines behind all others, and images into that order, in which they stay.
+        """
+        count = len(messages)
+        for row, said in enumerate(self._completions):
+            if said[-1] is messages[-1]:
+                calls = said[-count - 1].get("tool_calls") or ()
+                late = [self._is_awaited(row, call) for call in calls]
+                places = sorted(range(len(late)), key=late.__getitem__)
+                if len(places) != count:
+                    break
+                ordered = [messages[places.index(place)] for place in range(count)]
+                if [*filter(_has_image, ordered)] == [*filter(_has_image, messages)]:
+                    said[-count:] = ordered
+                    return ordered
+        return messages
+
+    def _is_awaited(self, row: int, call: dict[str, Any]) -> bool:
+        """Whether TRL awaits a call after it has made the others."""
+        name, arguments = (call.get("function", {}).get(key) for key in ("name", "arguments"))
+        if name in self._trainer._sync_tool_dicts[row]:
+            return False
+        tool = self._trainer._async_tool_dicts[row].get(name)
+        return tool is not None and fits(tool, arguments)
+
+    def _shown(self, message: dict[str, Any], write: Callable[[list[dict[str, Any]]], list[int]]) -> Any:
+        """A list that a tool returned, for the template: as a list if the template writes lists, otherwise as text."""
+        content = message["content"]
+        if content and all(is_text(each) or is_image(each) for each in content):
+            return self._results.clean([], content)
+        plain = _plain(content)
+        text = self._results.clean("", plain)
+        try:
+            harmless, bracketed = (_changed(content, change) for change in (self._sanitizer.clean, round_brackets))
+            said: list[Any] = [harmless, [], bracketed or ["x"]]
+            ids, empty, expected = (write([{**message, "content": each}]) for each in said)
+        except Exception:  # a template may raise anything
+            return text
+        if len(text) < len(plain) or expected == empty:  # it is too long, or the template leaves out what lists hold
+            return text
+        # A template may join what the list holds to tags and control tokens.
+        return harmless if self._sanitizer.found(ids) == self._sanitizer.found(expected) else bracketed
 
 
 def _plain(value: Any) -> str:
     """`str(value)`, without any subclass of `str`."""
     return str.__str__(str(value))
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy with changed texts. Raises TypeError for types other than those of JSON and tuples."""
+    kind = type(value)
+    if kind is str:
+        return change(value)
+    if kind in (list, tuple):
+        return kind(_changed(each, change) for each in value)
+    if kind is dict:
+        return {_changed(key, change): _changed(each, change) for key, each in value.items()}
+    if value is None or kind in (bool, int, float):
+        return value
+    raise TypeError(f"{kind.__name__} is no type of JSON")
+
+
+def _has_image(message: Mapping[str, Any]) -> bool:
+    return isinstance(message["content"], list) and any(map(is_image, message["content"]))
 
 
 def _copied(content: Any) -> Any:
