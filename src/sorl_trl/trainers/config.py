@@ -65,7 +65,7 @@ class TurnLevelConfig(GRPOConfig):
         async_old_policy: The policy that ratios then compare with: "behaviour" or "proximal".
         save_trajectories_steps: How often, in optimizer steps, to write the trajectories being trained on.
         log_turn_details: Whether to log every metric instead of the dozen that matter most.
-        disable_dropout: Whether to set every dropout probability to 0 (TRL's default is False).
+        disable_dropout: Whether to switch dropout and other noise of training mode off (TRL's default is False).
     """
 
     importance_sampling_level: Annotated[str, OneOf(IMPORTANCE_SAMPLING_LEVELS)] = field(
@@ -166,8 +166,9 @@ class TurnLevelConfig(GRPOConfig):
     disable_dropout: Annotated[bool, SWITCH] = field(
         default=True,
         metadata={
-            "help": "Set every dropout probability of the model, its adapters and the critic to 0 (TRL's default is "
-            "False). Dropout makes policy and old policy differ by noise before any update."
+            "help": "Switch off what the model, its adapters and the critic draw at random in training mode: dropout, "
+            "the jitter of a mixture's routers, and NEFTune (TRL's default is False). This noise makes policy and old "
+            "policy differ before any update."
         },
     )
 
