@@ -41,6 +41,13 @@ OF_TRL: Mapping[str, Allowed] = {
 }
 """Fields of TRL's that it does not check before it uses them, and their allowed values. YAML reads `1e-6` as text."""
 
+PLAIN_SAMPLING: Mapping[str, Any] = {
+    **{"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0},
+    **{"frequency_penalty": 0.0, "logit_bias": {}, "allowed_token_ids": [], "bad_words": [], "min_tokens": 0},
+    "structured_outputs": None,
+}
+"""The values, besides None, at which vLLM samples from the whole softmax at the temperature."""
+
 
 @dataclass
 class TurnLevelConfig(GRPOConfig):
@@ -188,6 +195,21 @@ class TurnLevelConfig(GRPOConfig):
                 "set 'sqrt_length'."
             )
         super().__post_init__()
+        if self.use_vllm and self.compares_with_sampler:
+            self._check_sampling()
+
+    def _check_sampling(self) -> None:
+        """Raise ValueError for options that vLLM's log-probabilities follow, and the trainer's do not."""
+        plain = {**PLAIN_SAMPLING, "temperature": self.temperature}
+        given = {name: getattr(self, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
+        given |= {"structured_outputs": self.vllm_structured_outputs_regex, **(self.generation_kwargs or {})}
+        for name, value in given.items():
+            if value is not None and value != plain.get(name, value) and (name, value) != ("top_k", -1):
+                raise ValueError(
+                    f"`{name}` is {value!r}, which vLLM's log-probabilities follow, and the trainer's do not: with "
+                    f"`async_staleness`, ratios would not begin at 1. Set it to {plain[name]!r}, or "
+                    "`async_old_policy='proximal'`."
+                )
 
     def _check_trls_loss(self) -> None:
         of_type = f"`loss_type` is {self.loss_type!r}, which TRL computes"
