@@ -508,7 +508,11 @@ def test_what_cannot_be_sampled_ahead_is_refused(tmp_path: Path) -> None:
         native_agent(tmp_path, agent_policy(), async_staleness=1)
     with pytest.raises(ValueError, match="a copy of the policy loses"):
         build(tmp_path / "cast", cast_lm_head_to_fp32=True)
+    with pytest.raises(ValueError, match=r"do not serve it: generation_config.repetition_penalty.*vllm_mode='server'"):
+        build(tmp_path / "penalty", repetition_penalty=1.1)
     trainer = build(tmp_path)
+    trainer.model.train().gradient_checkpointing_enable()  # with which the policy has no cache, but its copies have
+    check_ahead(trainer)
     trainer.rollout_func.__wrapped__.engine = EngineOptions(rollout_engine="lockstep")
     with pytest.raises(ValueError, match="copies of the policy sample in 'slots'"):
         check_ahead(trainer)

@@ -23,6 +23,7 @@ from sorl_trl.methods import (
     TurnRatio,
     ZeroVariance,
 )
+from sorl_trl.rollout.slots import NotServed, check_served
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 
@@ -203,6 +204,13 @@ def _check_copies(trainer: Any, asked: str) -> None:
         raise ValueError(f"{asked}`rollout_engine` is 'lockstep', and copies of the policy sample in 'slots'.")
     if trainer.args.cast_lm_head_to_fp32:
         raise ValueError(f"{asked}`cast_lm_head_to_fp32` is True, which a copy of the policy loses: {instead}.")
+    try:
+        check_served(trainer.model, trainer.generation_config)
+    except NotServed as reason:
+        raise ValueError(
+            f"{asked}copies of the policy sample in slots, which do not serve it: {reason}. For rollouts ahead, "
+            f"{instead}."
+        ) from reason
 
 
 def disable_noise(model: nn.Module) -> None:

@@ -226,7 +226,9 @@ def model_engine(
     kv_cache_gib: float | None = None,
     synced_gpus: bool = False,
 ) -> Engine:
-    """Make the engine that was asked for. Where slots do not serve the model, `auto` is lock-step, and says why once.
+    """Make the engine that was asked for.
+
+    `auto` is slots on a CPU, if they serve the model. Otherwise it is lock-step, and says why once.
 
     Args:
         model: A model of transformers, with or without adapters. Its mode and its parameters are the caller's.
@@ -245,6 +247,8 @@ def model_engine(
         try:
             if synced_gpus:
                 raise NotServed("its parameters stay sharded over the ranks, which then compute each step together")
+            if engine == "auto" and model.device.type != "cpu":
+                raise NotServed("slots are slower on a GPU, where vLLM (`use_vllm`) is much faster than both")
             cache_bytes = None if kv_cache_gib is None else max(int(kv_cache_gib * 2**30), 1)
             return SlotEngine(model, end, generation_config, cache_bytes)
         except NotServed as reason:
