@@ -85,7 +85,7 @@ class Bench:
             with torch.no_grad():
                 engine = model_engine(self.trainer.model.eval(), self.end, config, kind)
                 if isinstance(engine, SlotEngine):
-                    engine.gives_logprobs = True
+                    engine.logprobs_at = 1.0
                 yield engine
             return
         from sorl_trl.trainers.agents.vllm import vllm_engine

@@ -111,6 +111,7 @@ def train(context: Context, engine: str) -> dict[str, Any]:
     options: dict[str, Any] = context.precision | ({"bf16": False} if context.device == "cpu" else {})
     if engine == "vllm":
         options |= {**VLLM_OPTIONS, "vllm_max_model_length": sizes.prompt + sizes.completion + 16}
+        options["generation_kwargs"] = {"min_tokens": sizes.turn}  # vLLM's name for turns of one length
     trainer = build(VARIANTS["so_grpo" if engine == "vllm" else "head"], sizes, context.folder, **options)
     trainer.train()
     check_engine(engine, trainer)

@@ -1,8 +1,9 @@
-"""The YAML files that ship with the package: recipes, and configs for accelerate."""
+"""What ships with the package: recipes, configs for accelerate, and its version."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
 
@@ -51,6 +52,14 @@ class Shipped:
 
 RECIPES = Shipped("recipes", "recipe", "recipes", "--config")
 CONFIGS = Shipped("accelerate_configs", "accelerate config", "configs", "--accelerate_config")
+
+
+def package_version() -> str:
+    """The version of the installed package; "unknown" in a source tree that is not installed."""
+    try:
+        return version("sorl-trl")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _first_sentence(path: Path) -> str:

@@ -147,13 +147,20 @@ def test_groups_that_are_completed_first_are_trained_on_first(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("trainer_class", "peft_config"),
-    [(SOPPOTrainer, None), (SOGRPOTrainer, LoraConfig(r=2, target_modules="all-linear"))],
+    ("trainer_class", "options"),
+    [
+        (SOPPOTrainer, {}),
+        (SOGRPOTrainer, {"peft_config": LoraConfig(r=2, target_modules="all-linear")}),
+        (SOGRPOTrainer, {"temperature": 1.5, "top_p": 0.8, "top_k": 10, "min_p": 0.05}),
+        (SOGRPOTrainer, {"generation_kwargs": {"temperature": 2.0}}),
+        (SOGRPOTrainer, {"generation_kwargs": {"do_sample": False}, "temperature": 0.5}),
+    ],
 )
 def test_a_policy_that_stands_still_is_the_one_that_sampled(
-    tmp_path: Path, trainer_class: Any, peft_config: Any
+    tmp_path: Path, trainer_class: Any, options: dict[str, Any]
 ) -> None:
-    trainer = build(tmp_path, trainer_class, learning_rate=0.0, max_steps=12, peft_config=peft_config)
+    """However it chooses among what it says is likely."""
+    trainer = build(tmp_path, trainer_class, learning_rate=0.0, max_steps=12, **options)
     trainer.train()
     ratios = [*logged(trainer, "turns/ratio_min"), *logged(trainer, "turns/ratio_max")]
     assert ratios == pytest.approx([1.0] * 24, abs=1e-5)
@@ -501,7 +508,11 @@ def test_what_cannot_be_sampled_ahead_is_refused(tmp_path: Path) -> None:
         native_agent(tmp_path, agent_policy(), async_staleness=1)
     with pytest.raises(ValueError, match="a copy of the policy loses"):
         build(tmp_path / "cast", cast_lm_head_to_fp32=True)
+    with pytest.raises(ValueError, match=r"do not serve it: generation_config.repetition_penalty.*vllm_mode='server'"):
+        build(tmp_path / "penalty", repetition_penalty=1.1)
     trainer = build(tmp_path)
+    trainer.model.train().gradient_checkpointing_enable()  # with which the policy has no cache, but its copies have
+    check_ahead(trainer)
     trainer.rollout_func.__wrapped__.engine = EngineOptions(rollout_engine="lockstep")
     with pytest.raises(ValueError, match="copies of the policy sample in 'slots'"):
         check_ahead(trainer)

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 import train
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from sorl_trl.command_line import run_command
+from sorl_trl.trainers.ahead.policies import PolicyCopies
+from tests.agents import VOCABULARY, agent_tokenizer
 from tests.interrupts import make_world, training_words
+from tests.model_families import GEMMA
 from tests.unit.search.servers import Reply, Server
 
 
@@ -106,6 +110,34 @@ def test_messages_need_a_chat_template_before_any_model_is_loaded(
     for path in (folder / "policy").iterdir():
         (policy / path.name).write_bytes(b"" if path.suffix == ".safetensors" else path.read_bytes())
     assert said in dry_run(capsys, words(folder, model_name_or_path=policy, **changed), code=2)
+
+
+def test_a_policy_that_copies_could_not_sample_from(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is trained, and without the name of an option that nobody has set."""
+    shape = {**GEMMA, "vocab_size": len(VOCABULARY)}
+    Gemma3ForCausalLM(Gemma3TextConfig(**shape)).save_pretrained(tmp_path)
+    agent_tokenizer().save_pretrained(tmp_path)
+    line = dry_run(capsys, words(folder, model_name_or_path=tmp_path, async_staleness=1), code=2)
+    assert line.startswith("error: `async_staleness` is 1, but copies of the policy ")
+    assert "`vllm_mode='server'`" in line and "engine='slots'" not in line
+    assert "This can train" in dry_run(capsys, words(folder, model_name_or_path=tmp_path))
+
+
+def test_rollouts_ahead_are_rehearsed_as_they_are_sampled(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = dry_run(capsys, words(folder, async_staleness=1))
+    assert "engine     copies of the policy, slots\n" in said
+    assert "copies that sample ahead" in said and "rollout/stop_reason/" in said
+
+    def refuse(*_: Any) -> Any:
+        raise ValueError("no copy")
+
+    monkeypatch.setattr(PolicyCopies, "engine", refuse)
+    assert dry_run(capsys, words(folder, async_staleness=1), code=2) == "error: no copy"
+    dry_run(capsys, words(folder))
 
 
 def test_what_to_turn_where_memory_does_not_suffice(

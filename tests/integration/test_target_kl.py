@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from sorl_trl import SOGRPOTrainer
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.methods import SETTINGS, MicroBatch
 from tests.collapses import build, logged
+from tests.policies import build_policy
+from tests.training import settings, train
 
 TARGET = 0.02
 HOT = 0.3
@@ -71,3 +75,28 @@ def test_rounding_in_the_first_update_says_nothing(tmp_path: Path) -> None:
     for first in (UPDATES + 1, 2 * UPDATES + 1):
         assert 0 < logged(trainer, "kl_to_old")[first] < 1e-5
         assert factors[first] == factors[first - 1] < 1
+
+
+class Norm(nn.BatchNorm1d):
+    """Its training mode depends on which trajectories share a micro-batch, which TRL shuffles."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize(("noise", "said"), [(None, 0), ("batch norm", 1), ("dropout", 1)])
+def test_noise_before_an_update_is_said_once(
+    noise: str | None, said: int, tmp_path: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = build_policy()
+    with torch.no_grad():
+        policy.lm_head.weight.mul_(30)
+    if noise == "batch norm":
+        policy.model.norm = Norm(policy.config.hidden_size)
+    for layer in policy.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    options = {"disable_dropout": noise != "dropout", "max_steps": 9, "learning_rate": 1e-3}
+    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, model=policy, **settings(tmp_path, **options))
+    kls = logged(trainer, "kl_to_old")
+    assert (kls[1] > 1e-3, kls[5] > 1e-3) == (bool(said), bool(said))  # of four updates each
+    assert sum("before any update on a rollout" in record.getMessage() for record in caplog.records) == said

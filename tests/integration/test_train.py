@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import datasets
 import pytest
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer, qa
+from sorl_trl.cli.main import main as sorl
 from sorl_trl.cli.train import main
 from sorl_trl.command_line import run_command
 from sorl_trl.diagnostics import CollapseGuard
@@ -74,6 +76,26 @@ def test_a_policy_that_has_lost_its_numbers_is_not_saved(tmp_path: Path, capsys:
     assert run_command(main, training_words(tmp_path, **changed)) == 2
     assert "no policy is saved" in capsys.readouterr().err
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_a_source_tree_trains_without_an_installed_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.metadata.Distribution.from_name
+
+    def others(name: str) -> Any:
+        if name == "sorl-trl":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return find(name)
+
+    monkeypatch.setattr(importlib.metadata.Distribution, "from_name", others)
+    make_world(tmp_path)
+    words = training_words(tmp_path, max_steps=1, save_steps=1)
+    assert run_command(main, words) == 0
+    for written in ("recipe.yaml", "README.md", "checkpoint-1/run_settings.json"):
+        assert "unknown" in (tmp_path / "out" / written).read_text(), written
+    with pytest.raises(SystemExit, match="0"):
+        sorl(["--version"])
 
 
 def test_no_checkpoint_to_resume_from_is_one_line_and_nothing_is_written(

@@ -27,6 +27,7 @@ from sorl_trl.rollout.generation import positions_of
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.text import one_line
 from sorl_trl.trainers import AgentRollout, SearchRollout
+from sorl_trl.trainers.ahead.training import sampling_from_a_copy
 from sorl_trl.trainers.base import TurnLevelTrainer
 
 GIB = 2**30
@@ -73,7 +74,9 @@ def run_table(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple
     size, group = config.generation_batch_size, config.num_generations
     rollout = f"{size} trajectories = {size // group} questions x {group}, for {config.updates_per_rollout:g} updates"
     yield "rollout", f"{rollout}, on {processes} process{'es' * (processes > 1)}"
-    own = f"transformers, {arguments.engine.rollout_engine}"
+    own = (
+        "copies of the policy, slots" if config.async_staleness else f"transformers, {arguments.engine.rollout_engine}"
+    )
     yield "engine", f"vLLM, {config.vllm_mode}" if config.use_vllm else own
     yield "saved", _saved(trainer)
 
@@ -146,13 +149,16 @@ def longest_prompt(trainer: TurnLevelTrainer) -> int:
 
 
 def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
-    """Collect and score a group of trajectories for each of two questions, as a step does, and show the result."""
+    """Collect and score a group of trajectories for each of two questions, as a step does, and show the result.
+
+    Where a run samples from copies of the policy, so does this.
+    """
     if trainer._dist.is_zero3 or trainer._dist.is_fsdp:
         yield "rehearsal", "none: ZeRO-3 and FSDP put the weights together in training alone. Try it on one process"
         return
     trainer.model.eval()
     rows = [trainer.train_dataset[i % len(trainer.train_dataset)] for i in range(REHEARSED)]
-    with torch.no_grad():
+    with torch.no_grad(), sampling_from_a_copy(trainer):
         trainer._generate_and_score_completions([row for row in rows for _ in range(trainer.num_generations_eval)])
     metrics = {name: sum(values) / len(values) for name, values in trainer._metrics["eval"].items() if values}
     if trainer.num_generations_eval == 1:

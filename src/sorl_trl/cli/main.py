@@ -6,11 +6,10 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 
 from sorl_trl.command_line import Parser, UserMistake, run_command
-from sorl_trl.shipped import CONFIGS, RECIPES, Shipped
+from sorl_trl.shipped import CONFIGS, RECIPES, Shipped, package_version
 
 COMMANDS = {
     "quickstart": ("sorl_trl.cli.quickstart:main", "train a tiny agent, offline, in minutes"),
@@ -63,7 +62,7 @@ def _without_command(words: Sequence[str]) -> None:
         description=f"Turn-level GRPO and PPO for agents that work turn by turn.\n\ncommands:\n{commands}",
         epilog="`sorl COMMAND --help` lists the arguments of a command.",
     )
-    parser.add_argument("--version", action="version", version=f"sorl-trl {version('sorl-trl')}")
+    parser.add_argument("--version", action="version", version=f"sorl-trl {package_version()}")
     parser.parse_args(words)
     parser.print_help()
 

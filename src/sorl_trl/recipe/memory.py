@@ -54,10 +54,12 @@ def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float
     cache = 0 if config.use_vllm else _cache(model, config, longest, cache_gib)
     gathered = 0 if config.use_vllm else weights * (parts[0] - 1)
     vllm = available_bytes(config.device) * config.vllm_gpu_memory_utilization if _has_vllm(config) else 0
-    always = weights + reference + optimizer
+    copies = 0 if config.use_vllm else weights * (config.async_staleness and config.async_staleness + 1)
+    always = weights + reference + optimizer + copies
     rows = {
         "weights": weights,
         "reference model": reference,
+        "copies that sample ahead": copies,
         "gradients": gradients,
         "optimizer": optimizer,
         "activations": kept + (layer if config.gradient_checkpointing else 0),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from sorl_trl.files import write_whole
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.records import RECIPE_FILE
 from sorl_trl.rollout.environments.bfcl import FOR_QUESTIONS, names_tasks
+from sorl_trl.shipped import package_version
 from sorl_trl.text import without_user
 from sorl_trl.trainers.cycle.run_settings import RESTORED
 
@@ -57,7 +57,7 @@ def write_recipe(arguments: Arguments, folder: Path) -> None:
     """Write `recipe.yaml` into the output folder of a run, which is made if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(recipe_of(arguments), sort_keys=False, allow_unicode=True)
-    head = f"# What trained the policy in this folder, with sorl-trl {version('sorl-trl')}.\n"
+    head = f"# What trained the policy in this folder, with sorl-trl {package_version()}.\n"
     write_whole(folder / RECIPE_FILE, (head + text).encode("utf-8"))
 
 

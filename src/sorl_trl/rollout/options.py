@@ -77,8 +77,8 @@ class EngineOptions:
         default="auto",
         metadata={
             "help": "Engine without vLLM. 'slots' computes each token once and lets each row advance by itself; "
-            "'lockstep' calls `model.generate` for whole turns. 'auto' takes slots if they serve the model exactly, "
-            "and otherwise logs why not."
+            "'lockstep' calls `model.generate` for whole turns. 'auto' takes slots on a CPU if they serve the model "
+            "exactly, and otherwise logs why not; on a GPU they are slower."
         },
     )
     rejoin_after: Annotated[int, COUNT] = field(

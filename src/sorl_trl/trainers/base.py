@@ -39,7 +39,7 @@ from sorl_trl.trainers.checks import (
     check_processor,
     check_reward_names,
     check_trained,
-    disable_dropout,
+    disable_noise,
     say_once,
 )
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
@@ -123,7 +123,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if self.rollout_func is not None:
             self.rollout_func = checked_rollout(self.rollout_func)
         if args.disable_dropout:
-            disable_dropout(self.model)
+            disable_noise(self.model)
         check_processor(args)
         check_precision(self)
         check_optimizers(self)

@@ -1,4 +1,4 @@
-"""Checks before a run: the config's class, losses of TRL's, the method's pieces, datasets, optimizers and dropout."""
+"""Checks before a run, of config, method, dataset and optimizers; and switches the noise of training mode off."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import nn
-from trl.trainer.utils import disable_dropout_in_model
+from transformers import PreTrainedConfig
 
 from sorl_trl.learning_rate import check_scheduler
 from sorl_trl.methods import (
@@ -25,6 +25,7 @@ from sorl_trl.methods import (
 )
 from sorl_trl.ops.importance import LONGEST
 from sorl_trl.rollout.protocol import endless_messages
+from sorl_trl.rollout.slots import NotServed, check_served
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 
@@ -56,6 +57,12 @@ def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
         said.append(f"ratios are capped at `epsilon`, {args.epsilon:g}, because `epsilon_high` is not set")
     if said:
         say_once(args, f"With `loss_type={args.loss_type!r}`, {', and '.join(said)}.")
+    if args.disable_dropout and args.neftune_noise_alpha:
+        said_of = (
+            f"`neftune_noise_alpha` is {args.neftune_noise_alpha:g}, but `disable_dropout` is True, which switches "
+        )
+        args.neftune_noise_alpha = None
+        say_once(args, f"{said_of}NEFTune off, too: its noise would be in every ratio.")
 
 
 def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -> None:
@@ -242,12 +249,34 @@ def _check_copies(trainer: Any, asked: str) -> None:
         raise ValueError(f"{asked}`rollout_engine` is 'lockstep', and copies of the policy sample in 'slots'.")
     if trainer.args.cast_lm_head_to_fp32:
         raise ValueError(f"{asked}`cast_lm_head_to_fp32` is True, which a copy of the policy loses: {instead}.")
+    try:
+        check_served(trainer.model, trainer.generation_config)
+    except NotServed as reason:
+        raise ValueError(
+            f"{asked}copies of the policy sample in slots, which do not serve it: {reason}. For rollouts ahead, "
+            f"{instead}."
+        ) from reason
 
 
-def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout probability of a model to 0, in `nn.Dropout` and where attention layers hold a number."""
-    disable_dropout_in_model(model)
+def disable_noise(model: nn.Module) -> None:
+    """Set to 0 what a model draws at random in training mode: every kind of dropout, and the jitter of routers.
+
+    Its strength is `p` in dropout's own layers, and elsewhere a number, or one per adapter, whose name has "drop" or
+    "jitter" in it. Layers of Falcon, for example, read it from the config, which is then saved with zeros.
+    """
     for module in model.modules():
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
+        if "drop" in type(module).__name__.lower() and hasattr(module, "p"):
+            module.p = 0.0
+        _set_to_zero(module)
+        if isinstance(config := getattr(module, "config", None), PreTrainedConfig):
+            _set_to_zero(config)
+
+
+def _set_to_zero(holder: Any) -> None:
+    for name, value in vars(holder).items():
+        if "drop" not in name and "jitter" not in name:
+            continue
+        if isinstance(value, float):
+            setattr(holder, name, 0.0)
+        elif isinstance(value, dict):  # PEFT's, by adapter; another may hold modules
+            value.update({key: 0.0 for key, each in value.items() if isinstance(each, float)})

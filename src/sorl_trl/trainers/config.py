@@ -41,6 +41,13 @@ OF_TRL: Mapping[str, Allowed] = {
 }
 """Fields of TRL's that it does not check before it uses them, and their allowed values. YAML reads `1e-6` as text."""
 
+PLAIN_SAMPLING: Mapping[str, Any] = {
+    **{"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0},
+    **{"frequency_penalty": 0.0, "logit_bias": {}, "allowed_token_ids": [], "bad_words": [], "min_tokens": 0},
+    "structured_outputs": None,
+}
+"""The values, besides None, at which vLLM samples from the whole softmax at the temperature."""
+
 
 @dataclass
 class TurnLevelConfig(GRPOConfig):
@@ -65,7 +72,7 @@ class TurnLevelConfig(GRPOConfig):
         async_old_policy: The policy that ratios then compare with: "behaviour" or "proximal".
         save_trajectories_steps: How often, in optimizer steps, to write the trajectories being trained on.
         log_turn_details: Whether to log every metric instead of the dozen that matter most.
-        disable_dropout: Whether to set every dropout probability to 0 (TRL's default is False).
+        disable_dropout: Whether to switch dropout and other noise of training mode off (TRL's default is False).
     """
 
     importance_sampling_level: Annotated[str, OneOf(IMPORTANCE_SAMPLING_LEVELS)] = field(
@@ -167,8 +174,9 @@ class TurnLevelConfig(GRPOConfig):
     disable_dropout: Annotated[bool, SWITCH] = field(
         default=True,
         metadata={
-            "help": "Set every dropout probability of the model, its adapters and the critic to 0 (TRL's default is "
-            "False). Dropout makes policy and old policy differ by noise before any update."
+            "help": "Switch off what the model, its adapters and the critic draw at random in training mode: dropout, "
+            "the jitter of a mixture's routers, and NEFTune (TRL's default is False). This noise makes policy and old "
+            "policy differ before any update."
         },
     )
 
@@ -188,6 +196,21 @@ class TurnLevelConfig(GRPOConfig):
                 "set 'sqrt_length'."
             )
         super().__post_init__()
+        if self.use_vllm and self.compares_with_sampler:
+            self._check_sampling()
+
+    def _check_sampling(self) -> None:
+        """Raise ValueError for options that vLLM's log-probabilities follow, and the trainer's do not."""
+        plain = {**PLAIN_SAMPLING, "temperature": self.temperature}
+        given = {name: getattr(self, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
+        given |= {"structured_outputs": self.vllm_structured_outputs_regex, **(self.generation_kwargs or {})}
+        for name, value in given.items():
+            if value is not None and value != plain.get(name, value) and (name, value) != ("top_k", -1):
+                raise ValueError(
+                    f"`{name}` is {value!r}, which vLLM's log-probabilities follow, and the trainer's do not: with "
+                    f"`async_staleness`, ratios would not begin at 1. Set it to {plain[name]!r}, or "
+                    "`async_old_policy='proximal'`."
+                )
 
     def _check_trls_loss(self) -> None:
         of_type = f"`loss_type` is {self.loss_type!r}, which TRL computes"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from trl import GRPOTrainer
 
 from sorl_trl.methods import SETTINGS, ClipPenalty
 from sorl_trl.methods.method import piece_name
+from sorl_trl.shipped import package_version
 
 SORL_PAPER = {
     "title": "Stabilizing Off-Policy Training for Long-Horizon LLM Agent via Turn-Level Importance Sampling and "
@@ -58,7 +58,7 @@ def rewrite_card(trainer: Any, readme: Path) -> None:
     rows = {
         "base model": card.data.base_model or Path(trainer.model.config._name_or_path).name,
         "data set": card.data.datasets or (info.dataset_name if info.dataset_name != info.builder_name else ""),
-        "trainer": f"`{type(trainer).__name__}` of sorl-trl {version('sorl-trl')}",
+        "trainer": f"`{type(trainer).__name__}` of sorl-trl {package_version()}",
         "rewards": ", ".join(trainer.reward_func_names),
         "method": f"`{_WITHOUT_A_VALUE.sub('', ', '.join(pieces))}`",
         "settings": ", ".join(f"`{name}={value!r}`" for name, value in settings.items() if value is not None),

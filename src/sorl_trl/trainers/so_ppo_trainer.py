@@ -12,7 +12,7 @@ from trl.trainer.callbacks import SyncRefModelCallback
 from sorl_trl.methods import Method, MicroBatch, ScoredRollout
 from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_layout, turn_starts, value_loss, whiten
 from sorl_trl.trainers.base import TurnLevelTrainer
-from sorl_trl.trainers.checks import check_trained, disable_dropout
+from sorl_trl.trainers.checks import check_trained, disable_noise
 from sorl_trl.trainers.critic.adapter import check_fsdp
 from sorl_trl.trainers.critic.build import setup_critic
 from sorl_trl.trainers.critic.checkpoint import CRITIC_FOLDER, check_critic_folder, restore_critic, save_critic
@@ -85,7 +85,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         check_trained(self.model)
         self.critic = setup_critic(self.model, self.args, len(self._tokenizer))
         if self.args.disable_dropout:
-            disable_dropout(self.model)
+            disable_noise(self.model)
         if self.is_fsdp_enabled:
             check_fsdp(self.critic, self.accelerator.state.fsdp_plugin.activation_checkpointing)
         if self.use_vllm:

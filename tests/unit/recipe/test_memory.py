@@ -43,6 +43,7 @@ def config(**changed: Any) -> Any:
         **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "gradient_checkpointing": True},
         **{"generation_batch_size": 16, "optim": "adamw_torch", "bf16": False, "fp16": False},
         **{"use_vllm": False, "vllm_mode": "colocate", "vllm_enable_sleep_mode": False},
+        "async_staleness": 0,
         "vllm_gpu_memory_utilization": 0.5,
     }
     return SimpleNamespace(**{**told, **changed})
@@ -69,6 +70,13 @@ def test_a_step_by_hand(model: Any, weights: int) -> None:
     assert found.peak == found.training
     assert estimate(model, config(gradient_accumulation_steps=2), LONGEST).training == found.training + weights
     assert estimate(model, config(beta=0.1), LONGEST).training == found.training + weights
+
+
+def test_a_copy_for_each_rollout_that_is_under_way(model: Any, weights: int) -> None:
+    plain, ahead = (estimate(model, config(async_staleness=count), LONGEST) for count in (0, 2))
+    assert ahead.rows["copies that sample ahead"] == 3 * weights
+    assert (ahead.training - plain.training, ahead.generating - plain.generating) == (3 * weights, 3 * weights)
+    assert "copies that sample ahead" not in estimate(model, config(async_staleness=2, use_vllm=True), LONGEST).rows
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -1,18 +1,65 @@
-"""What is said of a method's name before a run."""
+"""What is said of a method's name before a run, and the noise that is switched off."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers as hf
+from peft import LoKrConfig, LoraConfig, get_peft_model
+from torch import nn
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.methods import METHODS, SETTINGS, EngineVeto, LeaveOneOut, Method, TurnRatio, ZeroVariance
-from sorl_trl.trainers.checks import check_method, check_precision, check_processor, check_reward_names
+from sorl_trl.trainers.checks import (
+    check_config,
+    check_method,
+    check_precision,
+    check_processor,
+    check_reward_names,
+    disable_noise,
+)
+from tests.model_families import BLOOM, GPT2, GQA
+
+OPT: dict[str, Any] = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+}
+FALCON: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def adapted(adapter: Any) -> Any:
+    return get_peft_model(hf.LlamaForCausalLM(hf.LlamaConfig(**GQA)), adapter)
+
+
+def with_norm(norm: nn.Module) -> Any:
+    policy = hf.LlamaForCausalLM(hf.LlamaConfig(**GQA))
+    policy.model.norm = norm
+    return policy
+
+
+TO = {"target_modules": ["q_proj", "v_proj"]}
+NOISY: dict[str, Callable[[], Any]] = {
+    "attention": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GQA, attention_dropout=0.5)),
+    "modules": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)),
+    "numbers": lambda: hf.BloomForCausalLM(hf.BloomConfig(**BLOOM, hidden_dropout=0.5)),
+    "config": lambda: hf.FalconForCausalLM(hf.FalconConfig(**FALCON, hidden_dropout=0.5)),
+    "layers": lambda: hf.OPTForCausalLM(hf.OPTConfig(**OPT, num_attention_heads=4, dropout=0.0, layerdrop=0.5)),
+    "routers": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**GQA, num_local_experts=4, router_jitter_noise=0.5)),
+    "phimoe": lambda: hf.PhimoeForCausalLM(hf.PhimoeConfig(**GQA, num_local_experts=4, input_jitter_noise=0.5)),
+    "lora": lambda: adapted(LoraConfig(**TO, lora_dropout=0.5, init_lora_weights=False)),
+    "ranks": lambda: adapted(LoKrConfig(**TO, rank_dropout=0.5, module_dropout=0.5, init_weights=False)),
+    "other layers": lambda: with_norm(nn.AlphaDropout(0.5)),
+}
+"""Policies that draw at random in training mode, by what is drawn or where its strength is held."""
 
 
 def config(folder: Path, config_class: Any = SOGRPOConfig, **fields: Any) -> Any:
@@ -119,3 +166,30 @@ def test_bfloat16_without_instructions_is_said(
     args.bf16 = bf16
     check_processor(args)
     assert len(caplog.records) == warnings
+
+
+@pytest.mark.parametrize("kind", NOISY)
+def test_noise_of_training_mode_is_switched_off(kind: str) -> None:
+    torch.manual_seed(0)
+    policy = NOISY[kind]().train()
+    ids = torch.arange(4, 24).view(2, 10)
+
+    def differ() -> bool:
+        with torch.no_grad():
+            return any(not torch.equal(*(policy(input_ids=ids).logits for _ in range(2))) for _ in range(4))
+
+    assert differ()
+    disable_noise(policy)
+    assert not differ()
+
+
+@pytest.mark.parametrize("disable_dropout", [True, False])
+def test_neftune_is_switched_off_with_dropout(
+    disable_dropout: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = config(tmp_path, neftune_noise_alpha=5.0, disable_dropout=disable_dropout)
+    check_config(SOGRPOConfig, args)
+    assert args.neftune_noise_alpha == (None if disable_dropout else 5.0)
+    assert ["`neftune_noise_alpha` is 5" in record.getMessage() for record in caplog.records] == [
+        True
+    ] * disable_dropout

@@ -15,7 +15,9 @@ from sorl_trl.trainers.config import OF_TRL
 SAPO = {"loss_type": "sapo", "importance_sampling_level": "token"}
 MEAN = {"turn_ratio": "arithmetic"}
 LATE = {"async_staleness": 1, "async_old_policy": "proximal"}
+AHEAD = {"async_staleness": 1, "use_vllm": True, "vllm_mode": "server"}
 AS_IS = {"importance_sampling_level": "turn"}
+TOLD = {"generation_kwargs": {"temperature": 0.7, "seed": 5}}
 SUMS, EACH = ({"multi_objective_aggregation": each} for each in ("sum_then_normalize", "normalize_then_sum"))
 
 
@@ -76,6 +78,13 @@ def test_counts_of_a_batch_are_refused_before_trl_divides_by_them(tmp_path: Path
         (SOPPOConfig, {"per_device_train_batch_size": 1}, "per_device_train_batch_size", {"steps_per_generation": 2}),
         (GroupRefillConfig, {"scale_rewards": "batch"}, "scale_rewards", {"scale_rewards": "none"}),
         (SOGRPOConfig, {**LATE, "loss_type": "cispo"}, "async_old_policy", {"async_old_policy": "behaviour"}),
+        (SOGRPOConfig, {**AHEAD, "top_p": 0.8}, "top_p", {"top_p": 1.0}),
+        (SOGRPOConfig, {**AHEAD, "top_k": 5}, "top_k", {"top_k": -1}),
+        (SOPPOConfig, {**AHEAD, "min_p": 0.1}, "min_p", {"min_p": 0.0}),
+        (SOGRPOConfig, {**AHEAD, "repetition_penalty": 1.1}, "repetition_penalty", LATE),
+        (SOGRPOConfig, {**AHEAD, **TOLD, "temperature": 0.5}, "temperature", {"temperature": 0.7}),
+        (SOGRPOConfig, {**AHEAD, "generation_kwargs": {"bad_words": ["w"]}}, "bad_words", {"use_vllm": False}),
+        (SOGRPOConfig, {**AHEAD, "vllm_structured_outputs_regex": "a+"}, "structured_outputs", {"async_staleness": 0}),
         (SeeUPOConfig, {"scale_rewards": "group"}, "scale_rewards", {"scale_rewards": "batch"}),
         (SeeUPOConfig, {"importance_sampling_level": "sequence"}, "importance_sampling_level", AS_IS),
         (SeeUPOConfig, EACH, "multi_objective_aggregation", SUMS),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel, get_peft_model
+from peft import AdaLoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
 from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter, known_adapter
@@ -59,6 +59,17 @@ class TestAddCriticAdapter:
         """`load_critic` would put the critic on the original."""
         with pytest.raises(ValueError, match=rf"`init_lora_weights='{init}'` subtracts the policy's first adapter"):
             add_critic_adapter(peft_policy(init_lora_weights=init))
+
+    @pytest.mark.parametrize("bias", ["all", "lora_only"])
+    def test_no_biases_of_the_base_model(self, bias: str) -> None:
+        with pytest.raises(ValueError, match=rf"`bias='{bias}'` trains biases .* `critic='adapter'` would share"):
+            add_critic_adapter(peft_policy(bias=bias))
+
+    def test_no_adapter_that_is_lora_only_by_its_class(self) -> None:
+        """AdaLoRA's configuration is a subclass of LoRA's."""
+        config = AdaLoraConfig(target_modules=["q_proj"], total_step=10)
+        with pytest.raises(ValueError, match=r"`critic='adapter'` .* its adapter is a AdaLoraConfig"):
+            add_critic_adapter(get_peft_model(build_policy(), config))
 
     @pytest.mark.parametrize("init", ["gaussian", True])
     def test_the_base_model_and_the_policy_stay_as_they_are(self, init: Any) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -55,6 +56,16 @@ def test_what_a_rollout_leaves_out_is_as_good_as_none() -> None:
 def test_masks_and_turn_ids_may_be_tensors() -> None:
     rows = {key: [torch.tensor(row) for row in output()[key]] for key in ("env_mask", "turn_ids")}
     assert checked_rollout(lambda prompts, trainer: output(**rows))(["a", "b"], None) == output()
+
+
+@pytest.mark.parametrize("key", ["turn_ids", "env_mask"])
+@pytest.mark.parametrize(
+    "row", [["a", "b", "c"], "abc", ["0", "1", "0"], [0, None, 1], [0, 0.5, 1], [0, math.inf, 1], 3, [[0], [1], [1]]]
+)
+def test_what_is_no_integer_is_refused_with_the_name_of_its_field(key: str, row: Any) -> None:
+    rollout = checked_rollout(lambda prompts, trainer: output(**{key: [row, [0]]}))
+    with pytest.raises(ValueError, match=rf"`{key}` is .* in row 0, but must hold an integer for each token"):
+        rollout(["a", "b"], None)
 
 
 def test_recorded_spans_win_over_mask_runs() -> None:

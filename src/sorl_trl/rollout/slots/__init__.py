@@ -1,6 +1,6 @@
 """Generates with a Hugging Face model in this process. Each token is read once; its keys and values stay in a slot."""
 
 from sorl_trl.rollout.slots.engine import SlotEngine, model_engine
-from sorl_trl.rollout.slots.support import NotServed
+from sorl_trl.rollout.slots.support import NotServed, check_served
 
-__all__ = ["NotServed", "SlotEngine", "model_engine"]
+__all__ = ["NotServed", "SlotEngine", "check_served", "model_engine"]

@@ -61,8 +61,8 @@ class SlotEngine(Engine):
         prefill_tokens: int = 2048,
     ) -> None:
         super().__init__()
-        self.gives_logprobs = False
-        """Whether generations include log-probabilities."""
+        self.logprobs_at: float | None = None
+        """The temperature at which generations include log-probabilities, among all tokens; None for none."""
         self._cache_bytes = cache_bytes
         self._prefill_tokens = prefill_tokens
         self._end = end
@@ -192,7 +192,7 @@ class SlotEngine(Engine):
     def _take(self, rows: Sequence[Row], logits: torch.Tensor) -> list[tuple[int, Generation]]:
         """Sample one token per row, and park the rows whose turn it ends."""
         uniforms = [next(row.draws) for row in rows if row.draws is not None]
-        tokens, logprobs = self._sampler.choose(logits, uniforms, self.gives_logprobs)
+        tokens, logprobs = self._sampler.choose(logits, uniforms, self.logprobs_at)
         for i, row in enumerate(rows):
             row.sampled.append(tokens[i])
             if logprobs is not None:
@@ -203,7 +203,7 @@ class SlotEngine(Engine):
                 self._ended += 1
                 row.parked_at = self._ended
                 self._table.park(row)
-                said = tuple(row.logprobs) if self.gives_logprobs else None
+                said = None if self.logprobs_at is None else tuple(row.logprobs)
                 ended.append((row.index, Generation(tuple(row.sampled), said, stopped)))
         return ended
 
@@ -226,7 +226,9 @@ def model_engine(
     kv_cache_gib: float | None = None,
     synced_gpus: bool = False,
 ) -> Engine:
-    """Make the engine that was asked for. Where slots do not serve the model, `auto` is lock-step, and says why once.
+    """Make the engine that was asked for.
+
+    `auto` is slots on a CPU, if they serve the model. Otherwise it is lock-step, and says why once.
 
     Args:
         model: A model of transformers, with or without adapters. Its mode and its parameters are the caller's.
@@ -245,6 +247,8 @@ def model_engine(
         try:
             if synced_gpus:
                 raise NotServed("its parameters stay sharded over the ranks, which then compute each step together")
+            if engine == "auto" and model.device.type != "cpu":
+                raise NotServed("slots are slower on a GPU, where vLLM (`use_vllm`) is much faster than both")
             cache_bytes = None if kv_cache_gib is None else max(int(kv_cache_gib * 2**30), 1)
             return SlotEngine(model, end, generation_config, cache_bytes)
         except NotServed as reason:

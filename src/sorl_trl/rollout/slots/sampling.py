@@ -62,9 +62,12 @@ class Sampler:
             self._processors.append(MinPLogitsWarper(config.min_p))
 
     def choose(
-        self, logits: torch.Tensor, uniforms: Sequence[float], logprobs: bool = False
+        self, logits: torch.Tensor, uniforms: Sequence[float], logprobs_at: float | None = None
     ) -> tuple[list[int], list[float] | None]:
-        """Choose a token per row of `logits` (B, V); with `logprobs`, return its sampling log-probability as well.
+        """Choose a token per row of `logits` (B, V).
+
+        With a temperature `logprobs_at`, return its log-probability among all tokens at that temperature as well,
+        whatever top-k, top-p and min-p have left to choose from.
 
         `uniforms` has one number per row, or none where the likeliest token is chosen.
         """
@@ -74,8 +77,10 @@ class Sampler:
             chosen = _at(torch.tensor(uniforms, dtype=torch.float64), scores)
         else:
             chosen = scores.argmax(-1, keepdim=True)
-        said = torch.log_softmax(scores, -1).gather(-1, chosen)[:, 0].tolist() if logprobs else None
-        return chosen[:, 0].tolist(), said
+        if logprobs_at is None:
+            return chosen[:, 0].tolist(), None
+        said = torch.log_softmax(logits.float() / logprobs_at, -1).gather(-1, chosen)
+        return chosen[:, 0].tolist(), said[:, 0].tolist()
 
 
 def _at(uniforms: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -148,7 +148,7 @@ class PolicyCopies:
             self._fresh = _copied(self._trainer.accelerator.unwrap_model(self._trainer.model))
         engine = model_engine(self._fresh, end, self._trainer.generation_config, "slots", options.kv_cache_gib)
         assert isinstance(engine, SlotEngine)  # "slots" refuses a model that it does not serve
-        engine.gives_logprobs = True
+        engine.logprobs_at = self._trainer.temperature  # those that the trainer computes
         return engine
 
     def close(self) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from trl.trainer.utils import pad
 
 from sorl_trl.command_line import UserMistake
+from sorl_trl.rollout import TurnEnd
+from sorl_trl.trainers.ahead.policies import PolicyCopies
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.trainers.cycle.resume_point import ranks_where
 from sorl_trl.trainers.turns.batch import policy_pass
@@ -34,6 +36,21 @@ def sampling_ahead(trainer: Any, staleness: int, by_completion: bool = False) ->
     finally:
         trainer.rollout_func, trainer._ahead = at_once, None
         ahead.close()
+
+
+@contextmanager
+def sampling_from_a_copy(trainer: Any) -> Iterator[None]:
+    """Within it, rollouts sample from a copy of the policy, if those ahead of training do. Used for a rehearsal."""
+    if not trainer.args.async_staleness or trainer.use_vllm:
+        yield
+        return
+    rollout = trainer.rollout_func.__wrapped__
+    end = TurnEnd(trainer._tokenizer, rollout.protocol.stop_strings, trainer.eos_token_ids)
+    trainer.engine_ahead = PolicyCopies(trainer).engine(end, rollout.engine)
+    try:
+        yield
+    finally:
+        del trainer.engine_ahead
 
 
 def load_ahead(trainer: Any, state: dict[str, Any] | None) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
@@ -106,10 +106,15 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
         ValueError: The policy's adapter is not LoRA, trains biases, or changes the base model's weights.
     """
     policy_config = model.peft_config[model.active_adapter]
-    if not isinstance(policy_config, LoraConfig):
+    if not isinstance(policy_config, LoraConfig) or policy_config.peft_type != PeftType.LORA:  # AdaLoRA's is one
         raise ValueError(
             f"`critic='adapter'` copies the policy's LoRA configuration, but its adapter is a "
             f"{type(policy_config).__name__}. Use `critic='head'` or `critic='model'`."
+        )
+    if policy_config.bias != "none":
+        raise ValueError(
+            f"`bias={policy_config.bias!r}` trains biases of the base model, which `critic='adapter'` would share. "
+            "Use `critic='head'` or `critic='model'`, or `bias='none'`."
         )
     if str(policy_config.init_lora_weights).startswith(_CHANGE_THE_BASE):
         raise ValueError(

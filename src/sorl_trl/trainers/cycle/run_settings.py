@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from dataclasses import asdict, fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers import TrainingArguments
 from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
 from sorl_trl.rollout import RolloutLimits
+from sorl_trl.shipped import package_version
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.checks import say_once
 
@@ -49,7 +49,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     if isinstance(rollout, AgentRollout):
         parts = {"limits": rollout.limits or RolloutLimits(), "engine": rollout.engine, "protocol": rollout.protocol}
         found |= {f"{kind}.{name}": value for kind, part in parts.items() for name, value in asdict(part).items()}
-    found["sorl_trl"] = version("sorl-trl")
+    found["sorl_trl"] = package_version()
     as_json: dict[str, Any] = json.loads(json.dumps(found, default=str))
     return as_json
 

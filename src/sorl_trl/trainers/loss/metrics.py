@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -24,6 +25,8 @@ from sorl_trl.ops import (
 )
 from sorl_trl.types import StopReason
 
+logger = logging.getLogger(__name__)
+
 DETAILS = (
     *("turns/length", "turns/ratio_mean", "turns/ratio_min", "clip_fraction/", "clip_penalty_gate", "critic/turn_"),
     *("effective_sample_size", "effective_sample_size/"),
@@ -37,6 +40,8 @@ DETAILS = (
 """Metrics that only `log_turn_details` logs: a name, or the beginning of a family's names, up to "/" or "_"."""
 ON_POLICY_CONSTANTS = ("off_policy_age", "clip_penalty", "lr_factor")
 """Metrics that are constant if each rollout serves one update."""
+ROUNDING = 1e-3
+"""A KL to the old policy, in nats per token, that rounding stays below while the policy has not moved. Ours."""
 
 
 class MetricSums:
@@ -136,6 +141,9 @@ class MetricLog:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._waiting: list[MetricSums] = []
+        self._is_old: list[bool] = []
+        """For each of them, whether the policy still is the old policy, both as the trainer computes them."""
+        self._has_warned = False
 
     def shorten(self, mode: str) -> None:
         """Remove the metrics that are not to be logged."""
@@ -157,6 +165,7 @@ class MetricLog:
             add_clip_ratios(sums, batch, objective.stopped)
         sums.add(others)
         self._waiting.append(sums)
+        self._is_old.append(batch.is_training and not (batch.has_moved or self._trainer.args.compares_with_sampler))
         logged = self._trainer._metrics["train" if batch.is_training else "eval"]
         if batch.age is not None:
             logged["off_policy_age"].append(batch.age)
@@ -165,8 +174,32 @@ class MetricLog:
         reduced = reduce_all(self._waiting, self._trainer.accelerator)
         for name, value in (item for metrics in reduced for item in metrics.items()):
             logged[name].append(value)
+        self._warn_of_noise([each for each, is_old in zip(reduced, self._is_old, strict=True) if is_old])
         self._waiting.clear()
+        self._is_old.clear()
         return reduced
+
+    def _warn_of_noise(self, metrics: Sequence[Mapping[str, float]]) -> None:
+        """Warn once if the policy differs by more than rounding from the old policy while both are the same.
+
+        `metrics` are those of the micro-batches in which they are.
+        """
+        kl = mean_of_numbers([each["kl_to_old"] for each in metrics])
+        if self._has_warned or not kl > ROUNDING:  # true for NaN, too
+            return
+        self._has_warned, args = True, self._trainer.args
+        cause = (
+            "a layer that in training mode draws at random, or reads the whole batch as batch norm does, and that "
+            "`disable_dropout` does not know"
+            if args.disable_dropout
+            else "that `disable_dropout` is False"
+        )
+        if args.process_index == 0:
+            logger.warning(
+                f"Two passes of the same policy differ: before any update on a rollout, the KL to the old policy is "
+                f"{kl:.1g} nats per token, and rounding stays below {ROUNDING:g}. The likely cause is {cause}. All "
+                "ratios have this noise, which clips turns and, through `target_kl`, lowers the learning rate."
+            )
 
 
 @torch.no_grad()

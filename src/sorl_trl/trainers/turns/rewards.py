@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from trl.trainer.utils import is_async_callable
 
 TURN_IDS = "turn_ids"
-"""A parameter that a reward function may name. It then gets the turn of each token, for each completion."""
+"""A parameter that a reward function may name. It then gets the turn of each token, for each completion, unless the
+dataset has a column of this name, which TRL passes."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class TurnRewards:
         takes_turns = _takes_turns(reward_func)
 
         def given(arguments: dict[str, Any]) -> dict[str, Any]:
-            return {**arguments, TURN_IDS: self._turn_ids} if takes_turns else arguments
+            return {TURN_IDS: self._turn_ids, **arguments} if takes_turns else arguments
 
         if is_async_callable(reward_func):
 

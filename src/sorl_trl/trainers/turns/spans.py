@@ -27,14 +27,29 @@ def checked_rollout(rollout_func: Callable[..., RolloutOutput]) -> Callable[...,
         # TRL reads None as a missing field, but requires the key `logprobs` in any case.
         output = {key: value for key, value in returned.items() if value is not None or key == "logprobs"}
         for key in ("env_mask", "turn_ids"):
-            if key in output:  # rows may be tensors
-                output[key] = [[int(value) for value in row] for row in output[key]]
+            if key in output:
+                output[key] = [_integers(key, number, row) for number, row in enumerate(output[key])]
         if "turn_ids" in output:
             output.setdefault("env_mask", [[int(turn >= 0) for turn in row] for row in output["turn_ids"]])
         check_rollout(output, len(prompts))
         return output
 
     return rollout
+
+
+def _integers(key: str, number: int, row: Any) -> list[int]:
+    """A row of integers, which may be a tensor. Raises ValueError for anything else."""
+    try:
+        values = [(value, int(value)) for value in row]
+        if all(value == integer for value, integer in values):
+            return [integer for _, integer in values]
+    except (TypeError, ValueError, OverflowError):  # no finite numbers, or no sequence
+        pass
+    what = {"env_mask": "1 if it is the policy's, else 0", "turn_ids": "the index of its turn, or -1"}[key]
+    raise ValueError(
+        f"The rollout's `{key}` is {row!r:.200} in row {number}, but must hold an integer for each token: {what}. If "
+        "the field means something else, give it another name."
+    )
 
 
 def check_rollout(output: RolloutOutput, num_prompts: int) -> None:

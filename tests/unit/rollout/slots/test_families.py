@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from functools import wraps
 from typing import Any
@@ -176,6 +177,9 @@ def test_the_choice(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert isinstance(model_engine(llama, end, GREEDY), SlotEngine)
     assert isinstance(model_engine(llama, end, GREEDY, "lockstep"), LockStepEngine)
     assert not caplog.records
+    assert isinstance(model_engine(copy.deepcopy(llama).to("meta"), end, GREEDY), LockStepEngine), "slow on a GPU"
+    assert [record for record in caplog.records if "slots are slower on a GPU" in record.message]
+    caplog.clear()
     refused = families.build(families.REFUSED["mistral"][0])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

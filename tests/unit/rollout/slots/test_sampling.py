@@ -36,6 +36,19 @@ def test_the_distribution_is_that_of_generate(options: dict[str, Any]) -> None:
     torch.testing.assert_close(shares, expected, atol=2e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 3, "top_p": 0.6, "min_p": 0.2}, {"temperature": 2.0}, {"do_sample": False}]
+)
+def test_log_probabilities_are_among_all_tokens_at_the_temperature_that_is_asked_for(options: dict[str, Any]) -> None:
+    """A trainer compares them with its own, which know no top-k."""
+    logits, points = torch.randn(6, 12) * 2, [0.05, 0.2, 0.4, 0.6, 0.8, 0.99]
+    sampler = Sampler(GenerationConfig(**{"do_sample": True, "top_k": 0, **options}))
+    tokens, said = sampler.choose(logits, points, logprobs_at=0.7)
+    weights = (logits.double() / 0.7).exp()
+    expected = [(weights[row, token] / weights[row].sum()).log().item() for row, token in enumerate(tokens)]
+    assert said == pytest.approx(expected, abs=1e-5)
+
+
 def test_what_is_none_comes_from_the_model_and_then_from_the_defaults() -> None:
     model: Any = families.build(families.SERVED["llama"])
     model.generation_config.temperature = 0.3
