@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu_check import engines as gpu_check
+from benchmarks.gpu_check.records import Context
 from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOTrainer
@@ -169,3 +171,8 @@ def test_a_sleeping_engine_is_woken_and_sent_weights_once_per_rollout(tmp_path: 
     assert len(syncs) == 4
     assert llm.counted == {"sleep": 1 + 4, "wake weights": 4, "wake kv_cache": 4}
     assert all(p.isnan().all() for p in model_of(llm).parameters())
+
+
+def test_the_check_for_gpus_samples_with_options_that_the_engine_takes(tmp_path: Path) -> None:
+    figures = gpu_check.train(Context("cpu", tmp_path), "vllm")
+    assert len(figures["logp_difference_means"]) > 1

@@ -265,16 +265,15 @@ def disable_noise(model: nn.Module) -> None:
     "jitter" in it. Layers of Falcon, for example, read it from the config, which is then saved with zeros.
     """
     for module in model.modules():
-        if "drop" in type(module).__name__.lower() and hasattr(module, "p"):
-            module.p = 0.0
         _set_to_zero(module)
         if isinstance(config := getattr(module, "config", None), PreTrainedConfig):
             _set_to_zero(config)
 
 
 def _set_to_zero(holder: Any) -> None:
+    is_dropout = "drop" in type(holder).__name__.lower()
     for name, value in vars(holder).items():
-        if "drop" not in name and "jitter" not in name:
+        if not ("drop" in name or "jitter" in name or (is_dropout and name == "p")):
             continue
         if isinstance(value, float):
             setattr(holder, name, 0.0)
