@@ -11,6 +11,9 @@ import torch
 from tests.policies import build_policy
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
+IN_FLOAT64: dict[str, Any] = {"model_init_kwargs": {"dtype": "auto"}, "adam_epsilon": 1e-3}
+"""For a policy that is saved in float64. Adam multiplies what sums round by 20 at most, and not by two millions."""
+
 
 def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
     """Five updates: four of one generation batch, far enough apart for ratios to be clipped, and one of the next."""
@@ -24,7 +27,6 @@ def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
         "max_completion_length": 24,
         "max_steps": 5,
         "learning_rate": 2e-2,
-        "adam_epsilon": 1e-3,  # so that Adam multiplies what sums round by 20 at most, and not by two millions
         "epsilon": 0.2,
         "logging_steps": 1,
         "report_to": "none",
@@ -42,9 +44,10 @@ def train(trainer_class: Any, config_class: Any, tokenizer: Any, **arguments: An
     rollout = arguments.pop("rollout_func", None) or FixedRollout()
     if (model := arguments.pop("model", None)) is None:
         model = saved_policy(Path(arguments["output_dir"]), torch.float64)
-        arguments["model_init_kwargs"] = {"dtype": "auto"}
+        arguments |= IN_FLOAT64
     else:
         model.double()
+        arguments["adam_epsilon"] = IN_FLOAT64["adam_epsilon"]
     trainer = trainer_class(
         model,
         arguments.pop("reward_funcs", parity_reward),

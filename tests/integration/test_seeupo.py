@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -198,9 +199,10 @@ class TestTheNumberOfTurns:
         arguments = settings(tmp_path, num_iterations=2, max_tool_calling_iterations=2)
         tokenizer = qwen_tokenizer()
         policy = build_policy(vocab_size=len(tokenizer))
+        asked = Dataset.from_list([{"prompt": [{"role": "user", "content": "w0 w1"}]}] * 4)
         with pytest.raises(ValueError, match="`num_iterations` is 2, but must be 3 or more"):
             SeeUPOTrainer(
-                policy, parity_reward, SeeUPOConfig(**arguments), prompts(), processing_class=tokenizer, tools=[lookup]
+                policy, parity_reward, SeeUPOConfig(**arguments), asked, processing_class=tokenizer, tools=[lookup]
             )
 
     def test_what_a_rollout_returns_is_checked(self, tmp_path: Path, tokenizer: Any) -> None:

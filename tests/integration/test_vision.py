@@ -16,11 +16,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from tests.policies import SHAPE, word_tokenizer
-from tests.training import assert_same, settings
+from tests.training import IN_FLOAT64, assert_same, settings
 
 SIDE = 16
-IN_FLOAT64 = {"model_init_kwargs": {"dtype": "auto"}}
-"""As the policy is saved: neither a sampled token nor a weight hangs on rounding."""
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }} "
     "{% for part in message.content %}{{ '<image>' if part.type == 'image' else part.text }} {% endfor %}"
