@@ -80,7 +80,7 @@ THREE_SEEDS = ("grpo", "so_grpo", "gspo", "sequence")
 TWO_AHEAD = THREE_SEEDS[:2]
 HIGHER_RATE = 1.5e-5
 """Three times the recipe's, so that there is something to spoil."""
-_OF_PPO = {"critic": "head", "num_generations": 1, "critic_learning_rate": 1e-3, "critic_warmup_steps": 8}
+_OF_PPO = {"critic": "head", "num_generations": 1, "critic_warmup_steps": 8}
 HIGH_RATE = {"high_rate": REGIMES["many_updates"]}
 AT_A_HIGH_RATE = ("grpo", "grpo_target_kl", "so_grpo_note", "so_grpo", "ppo", "so_ppo")
 """At three times the rate that was chosen for them: does it take turn ratios, a target KL, or both? The choosing seed

@@ -46,7 +46,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 """Shapes of LoRA whose parameters PEFT names and switches in different ways."""
 BATCH_SIZE = 16
 """Trajectories of one rollout."""
-STEADY = {"lr_scheduler_type": "constant", "critic_learning_rate": 1e-2, "learning_rate": 1e-2}
+STEADY = {"lr_scheduler_type": "constant", "learning_rate": 1e-2}
 """Both learn fast, and from the first step on."""
 SMALL_ROLLOUTS = {"per_device_train_batch_size": 2, "steps_per_generation": 2, "num_iterations": 1}
 """Four trajectories and one optimizer step each, four to an epoch."""

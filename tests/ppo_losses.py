@@ -56,7 +56,8 @@ def state_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
     states = states[:, -width - 1 : -1].double()
     if not trainer.args.critic_trunk_gradient:
         states = states.detach()
-    return (states @ trainer.critic.head.weight.double().T).squeeze(-1) + trainer.critic.head.bias.double()
+    scale = states.size(-1) ** 0.5 * states.norm(dim=-1)
+    return (states @ trainer.critic.head.weight.double().T).squeeze(-1) / scale + trainer.critic.head.bias.double()
 
 
 def aggregate(x: list[list[Tensor]], loss_type: str) -> Tensor:

@@ -24,6 +24,7 @@ from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 OURS = (SOGRPOTrainer, SOPPOTrainer, GroupRefillTrainer, SeeUPOTrainer)
 OVERRIDDEN = {
     "trl:GRPOTrainer._calculate_rewards": "4c66445bf52d726a",
+    "trl:GRPOTrainer._clip_grad_norm": "9cfad6062fd3835b",
     "trl:GRPOTrainer._compute_loss": "f6b6366f4bb7515d",
     "trl:GRPOTrainer._generate": "5f57e70d7e3a9f03",
     "trl:GRPOTrainer._generate_and_score_completions": "d668c0acfdb311b8",
@@ -49,6 +50,7 @@ OVERRIDDEN = {
 }
 """Each body that we override, to the first 16 digits of its SHA-256 when it was read."""
 RELIED_ON = {
+    "transformers:Trainer._has_mixed_mesh_grads": "3989094eae1988ed",
     "transformers:Trainer.log": "bfef50c056d9537e",
     "trl.generation.vllm_client:VLLMClient._finish_weight_update": "1043c5b06f372048",
     "trl.generation.vllm_client:VLLMClient._start_weight_update": "400261c143a02f09",

@@ -65,7 +65,7 @@ KINDS = [HEAD, MODEL, ADAPTER, HEAD_LORA, MODEL_LORA]
 # At the end of the clip range, bfloat16's rounding decides about the whole gradient of a turn.
 UNCLIPPED = {"epsilon": 10.0, "value_clip_range": None}
 TOKEN_LEVEL = {"advantage_level": "token", "loss_type": "grpo", "importance_sampling_level": "token"}
-ADAMW = {"optim": "adamw_torch", "learning_rate": 1e-3, "critic_learning_rate": 1e-2}
+ADAMW = {"optim": "adamw_torch", "learning_rate": 1e-3, "critic_learning_rate": None}
 
 
 def cell(case: PPOCase, checkpointing: str, dtype: str) -> PPOCase:
@@ -85,6 +85,8 @@ VARIANTS = [
     replace(ADAPTER, name="adapter-lora/ready", ready="adapter"),
 ]
 """Options that take other ways through the engines than the defaults do."""
+CLIPPED = [replace(case, name=f"{case.kind}/clipped", options={"max_grad_norm": 0.05}) for case in (HEAD, MODEL)]
+"""Policy and critic apart; both gradients are longer."""
 STARTED = [replace(case, name=f"{case.kind}/started", is_started=True) for case in KINDS]
 RESUMED = [replace(case, name=f"{case.kind}/resumed", is_resumed=True, options=ADAMW) for case in KINDS]
 """With an optimizer that has a state to restore."""
@@ -156,7 +158,10 @@ def build_config(case: PPOCase, folder: Path) -> SOPPOConfig:
         "optim": "sgd",
         "learning_rate": 3.0 if case.lora else 1.0,
         "target_kl": 0.0,  # test_resume.py has it
-        "critic_learning_rate": 0.5,
+        "value_head_learning_rate": 2.0,
+        # A head divides the gradient by the length of the hidden state and by the root of its size.
+        "critic_learning_rate": {"head": None, "adapter": 100.0, "model": 20.0}[case.critic],
+        "max_grad_norm": 100.0,  # clips nothing: DeepSpeed would clip by another norm than the others
         "lr_scheduler_type": "constant",
         "gradient_checkpointing": use_reentrant is not None,
         "gradient_checkpointing_kwargs": None if use_reentrant is None else {"use_reentrant": use_reentrant},

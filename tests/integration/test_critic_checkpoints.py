@@ -114,7 +114,7 @@ def test_turn_values_are_the_trainers(tmp_path: Path, case: str) -> None:
     agent_policy().save_pretrained(tmp_path / "base")
     trainer = build_agent(
         tmp_path, trainer_class=SOPPOTrainer, num_generations=1, per_device_train_batch_size=2, max_steps=2,
-        critic_learning_rate=5e-2, peft_config=lora_config() if CASES[case].get("lora") else None,
+        value_head_learning_rate=1.0, peft_config=lora_config() if CASES[case].get("lora") else None,
         model=str(tmp_path / "base"), **options,
     )  # fmt: skip
     trainer.train()

@@ -50,7 +50,7 @@ class TestLearningRates:
         return rates
 
     def test_after_warm_up_the_policys_is_the_schedules(self, tmp_path: Path, tokenizer: Any) -> None:
-        overrides = {"learning_rate": 1e-3, "critic_learning_rate": 4e-2, "lr_scheduler_type": "cosine"}
+        overrides = {"learning_rate": 1e-3, "value_head_learning_rate": 4e-2, "lr_scheduler_type": "cosine"}
         plain = self.rates(tmp_path, tokenizer, **overrides)
         warm = self.rates(tmp_path, tokenizer, **overrides, critic_warmup_steps=2)
         assert warm.policy == [0.0, 0.0, *plain.policy[2:]]
@@ -66,8 +66,9 @@ class TestLearningRates:
 
     @pytest.mark.parametrize("case", CASES)
     def test_every_trained_parameter_is_in_one_group(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
-        """And decays, or does not, as Transformers says."""
-        trainer = build_ppo(tmp_path, tokenizer, weight_decay=0.1, **CASES[case])
+        """And decays, or does not, as Transformers says; the head does not."""
+        trainer = build_ppo(tmp_path, tokenizer, weight_decay=0.1, learning_rate=2e-2, **CASES[case])
+        rate = 2e-2 if case == "model_lora" else 2e-1
         optimizer = trainer.create_optimizer()
         assert trainer.create_optimizer() is optimizer
         names = {id(p): name for name, p in trainer.model.named_parameters()}
@@ -78,8 +79,9 @@ class TestLearningRates:
         assert decays < set(get_parameter_names(trainer.model, []))
         for name, group in groups.items():
             assert group.get("critic", False) == (name in critic_parameters(trainer.model)), name
-            assert group["lr"] == (trainer.args.critic_learning_rate if group.get("critic") else 2e-2)
-            assert group["weight_decay"] == (0.1 if name in decays else 0.0), name
+            is_head = ".critic.head." in f".{name}"
+            assert group["lr"] == (0.1 if is_head else rate if group.get("critic") else 2e-2), name
+            assert group["weight_decay"] == (0.1 if name in decays and not is_head else 0.0), name
 
     @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
     def test_the_users_own_optimizer(self, tmp_path: Path, tokenizer: Any, lora: bool) -> None:
@@ -90,16 +92,17 @@ class TestLearningRates:
             model = get_peft_model(model, lora_config())
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.5)
         trainer = build_ppo(
-            tmp_path, tokenizer, model=model, optimizers=(optimizer, None), max_steps=4, critic_learning_rate=0.05,
-            critic_warmup_steps=1,
+            tmp_path, tokenizer, model=model, optimizers=(optimizer, None), max_steps=4, critic_warmup_steps=1,
+            value_head_learning_rate=0.05, critic_learning_rate=0.03 if lora else None,
         )  # fmt: skip
         before = weights(dict(trainer.model.named_parameters()))
         trainer.train()
         own = critic_parameters(trainer.model)
         assert moved(before, own) == own.keys()
-        group = optimizer.param_groups[-1]
-        assert (group["critic"], group["initial_lr"], group["momentum"]) == (True, 0.05, 0.5)
-        assert {id(p) for p in group["params"]} == {id(p) for p in own.values()}
+        groups = [group for group in optimizer.param_groups if group.get("critic")]
+        assert {group["momentum"] for group in groups} == {0.5}
+        rates = {id(p): group["initial_lr"] for group in groups for p in group["params"]}
+        assert rates == {id(p): 0.05 if "critic.head." in name else 0.03 for name, p in own.items()}
         assert moved(before, policy_parameters(trainer.model))
 
 
@@ -115,6 +118,10 @@ class TestRefused:
     def test_a_credit_of_the_methods_own(self, tmp_path: Path, tokenizer: Any) -> None:
         with pytest.raises(ValueError, match=r"`credit` of the method is LeaveOneOut\(\), but advantages come from"):
             build_ppo(tmp_path, tokenizer, method="loop")
+
+    def test_a_head_has_no_other_rate(self, tmp_path: Path, tokenizer: Any) -> None:
+        with pytest.raises(ValueError, match=r"`critic_learning_rate` is 0.01, .* set `value_head_learning_rate`"):
+            build_ppo(tmp_path, tokenizer, critic_learning_rate=0.01)
 
     def test_an_adapter_needs_peft(self, tmp_path: Path, tokenizer: Any) -> None:
         with pytest.raises(ValueError, match="`critic='adapter'` needs a PEFT model"):

@@ -59,6 +59,24 @@ class TestWhoLearns:
         same = all(torch.equal(without[name], with_loss[name]) for name in without)
         assert same == (case != "trunk")
 
+    @pytest.mark.parametrize("case", ["head", "adapter", "model"])
+    def test_the_policys_step_does_not_depend_on_the_scale_of_the_value_loss(
+        self, tmp_path: Path, tokenizer: Any, case: str
+    ) -> None:
+        """Although both gradients are clipped, and the critic's is a thousand times as large."""
+        ends, norms = [], []
+        for vf_coef in (1.0, 1000.0):
+            trainer, before = trained(
+                tmp_path, tokenizer, **CASES[case], optim="sgd", max_steps=1, max_grad_norm=1e-3, vf_coef=vf_coef
+            )
+            ends.append(weights(policy_parameters(trainer.model)))
+            norms.append([trainer.state.log_history[0][name] for name in ("grad_norm", "critic/grad_norm")])
+            assert moved(before, ends[-1]) and moved(before, critic_parameters(trainer.model))
+        assert not moved(*ends)
+        (policy, critic), others = norms
+        assert policy > 1e-3
+        assert others == pytest.approx([policy, 1000 * critic], rel=1e-4)
+
     @pytest.mark.parametrize("case", ["head", "trunk", "adapter", "model"])
     def test_warm_up(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
         """The policy, AdamW's weight decay included, stands still; the trunk's gradient does not move it either."""
@@ -102,7 +120,7 @@ class TestSameModel:
         ):
             trainer, before = trained(
                 tmp_path, tokenizer, **CASES[case], **checkpointing, max_steps=3, optim="sgd", learning_rate=1.0,
-                critic_learning_rate=1.0,
+                value_head_learning_rate=1.0, critic_learning_rate=None if case == "trunk" else 1.0,
             )  # fmt: skip
             backbones = [m for m in trainer.model.modules() if getattr(m, "gradient_checkpointing", False)]
             assert bool(backbones) == checkpointing["gradient_checkpointing"]

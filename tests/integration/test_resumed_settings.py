@@ -17,7 +17,7 @@ from sorl_trl.trainers.cycle.run_settings import ONE_STATE, SETTINGS_FILE
 from tests.agents import LIMITS, build_agent, search_index
 
 FIELDS = {"num_iterations": 1, "steps_per_generation": 2, "save_strategy": "steps", "lr_scheduler_type": "linear"}
-CHANGED = {"learning_rate": 0.5, "critic_learning_rate": 0.4, "weight_decay": 0.3}
+CHANGED = {"learning_rate": 0.5, "value_head_learning_rate": 0.4, "weight_decay": 0.3}
 CHANGED |= {"adam_beta1": 0.2, "adam_beta2": 0.1, "adam_epsilon": 0.6}
 
 
@@ -54,8 +54,8 @@ def test_what_the_optimizer_holds_goes_on_and_is_reported_as_it_acts(
     groups = {bool(group.get("critic")): group for group in resumed.optimizer.param_groups}
     assert groups[False]["initial_lr"] == saved["learning_rate"] == 1e-3
     assert groups[False]["betas"] == (saved["adam_beta1"], saved["adam_beta2"])
-    assert (groups[False]["eps"], groups[True]["weight_decay"]) == (saved["adam_epsilon"], saved["weight_decay"])
-    assert groups[True]["initial_lr"] == 1e-2
+    assert (groups[False]["eps"], groups[False]["weight_decay"]) == (saved["adam_epsilon"], saved["weight_decay"])
+    assert groups[True]["initial_lr"] == saved["value_head_learning_rate"] == 0.1
     assert (tmp_path / "checkpoint-3").is_dir(), "checkpoints are saved as this run is told"
 
 

@@ -65,11 +65,12 @@ LEARNING = {
 
 @pytest.mark.parametrize("case", ["head_lora", "adapter", "model"])
 def test_the_critic_learns_what_can_be_learnt(tmp_path: Path, tokenizer: Any, case: str) -> None:
-    trainer = build_ppo(tmp_path, tokenizer, **LEARNING, **CASES[case], max_steps=24, critic_learning_rate=5e-2)
+    rates = {"value_head_learning_rate": 0.3, "critic_learning_rate": None if case == "head_lora" else 5e-2}
+    trainer = build_ppo(tmp_path, tokenizer, **LEARNING, **CASES[case], **rates, max_steps=24)
     trainer.train()
     variances = [log["critic/explained_variance"] for log in trainer.state.log_history[:-1]]
     assert variances[0] == pytest.approx(0.0, abs=1e-6)
-    assert sum(variances[-5:]) / 5 > 0.5
+    assert sum(variances[-5:]) / 5 > 0.25
     assert trainer.state.log_history[-2]["critic/value_mean"] == pytest.approx(0.5, abs=0.2)
 
 

@@ -145,9 +145,17 @@ def warm_start(
 
 
 def teach(model_name: str, practice: World, target: Path, config: LanguageModelWarmStart) -> Path:
-    """Let a pretrained model imitate the expert in a practice world, and write it into the folder `target`."""
+    """Let a pretrained model imitate the expert in a practice world, and write it into the folder `target`.
+
+    Embeddings that are more than half of the model stay as they are: it knows the words, and their gradient and
+    optimizer state would take more memory than all the rest.
+    """
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_name)
     model: Any = AutoModelForCausalLM.from_pretrained(model_name, dtype=torch.float32)
+    embeddings = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
+    if 2 * sum(weight.numel() for weight in embeddings) > model.num_parameters():
+        for weight in embeddings:
+            weight.requires_grad_(False)
     examples = expert_examples(practice, tokenizer, config.trajectories, config)
     # With few batches, chance would decide how many examples search twice, and so how often the policy does.
     size, rate = config.batch_size, config.learning_rate

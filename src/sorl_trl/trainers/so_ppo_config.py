@@ -22,7 +22,9 @@ class SOPPOConfig(TurnLevelConfig):
         critic: "adapter", "head" or "model". None takes "adapter" with PEFT and "head" without.
         critic_model_name_or_path: What the critic starts from.
         critic_trunk_gradient: Whether the value loss of `critic="head"` trains the policy's weights too.
-        critic_learning_rate: Learning rate of the critic. None is ten times `learning_rate`.
+        value_head_learning_rate: Learning rate of the critic's head, in units of the return.
+        critic_learning_rate: Learning rate of the critic's adapter or value model. None is ten times `learning_rate`,
+            but `learning_rate` for a value model beside a policy with PEFT.
         critic_warmup_steps: How many optimizer steps at the start train only the critic.
         vf_coef: Coefficient of the value loss.
         value_clip_range: How far a value may move from the rollout's value before its gradient is clipped away.
@@ -81,9 +83,20 @@ class SOPPOConfig(TurnLevelConfig):
         default=False,
         metadata={"help": "Let the value loss of `critic='head'` train the policy's weights too."},
     )
+    value_head_learning_rate: Annotated[float, NOT_NEGATIVE] = field(
+        default=0.1,
+        metadata={
+            "help": "Learning rate of the critic's head, in units of the return: a step of Adam moves a value by at "
+            "most about twice this, in models of any size. Scale it with your rewards."
+        },
+    )
     critic_learning_rate: Annotated[float | None, NOT_NEGATIVE] = field(
         default=None,
-        metadata={"help": "Learning rate of the critic's parameters. Default: ten times `learning_rate`."},
+        metadata={
+            "help": "Learning rate of the critic's adapter or value model. Default: ten times `learning_rate`, but "
+            "`learning_rate` for a value model beside a policy with PEFT, whose rate is that much higher already. A "
+            "critic of kind 'head' has nothing but its head."
+        },
     )
     critic_warmup_steps: Annotated[int, COUNT] = field(
         default=0,
@@ -114,8 +127,6 @@ class SOPPOConfig(TurnLevelConfig):
             self._post_init_of_one_generation()
         else:
             super().__post_init__()
-        if self.critic_learning_rate is None:
-            self.critic_learning_rate = 10 * self.learning_rate
         self._check_critic()
 
     def _check_critic(self) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from trl.trainer.callbacks import SyncRefModelCallback
 
@@ -25,7 +26,7 @@ from sorl_trl.trainers.critic.model import (
     is_critic_name,
     send_policy_alone,
 )
-from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, hold_policy_back
+from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, clip_apart, hold_policy_back
 from sorl_trl.trainers.model_card import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 from sorl_trl.trainers.turns.batch import drop, policy_pass
@@ -206,11 +207,23 @@ class SOPPOTrainer(TurnLevelTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """TRL's optimizer, with the critic's parameters in groups of their own learning rate."""
+        """TRL's optimizer, with the critic's parameters in groups of their own learning rates."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        assert self.args.critic_learning_rate is not None  # the configuration has set it
-        add_critic_groups(optimizer, self.model, self.args.critic_learning_rate)
+        rate = self.args.critic_learning_rate
+        if rate is None:
+            is_full_beside_peft = self.critic.kind == "model" and isinstance(self.model, PeftModel)
+            rate = (1 if is_full_beside_peft else 10) * self.args.learning_rate
+        add_critic_groups(optimizer, self.model, self.critic, self.args.value_head_learning_rate, rate)
         return optimizer
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        # DeepSpeed clips in its own step, and FSDP1 and several meshes need the norm over all parameters.
+        is_fsdp1 = self.is_fsdp_enabled and not self.accelerator.is_fsdp2
+        if self.is_deepspeed_enabled or is_fsdp1 or self._has_mixed_mesh_grads(model):
+            return super()._clip_grad_norm(model)
+        of_policy, of_critic = clip_apart(self.accelerator, model, self.args.max_grad_norm)
+        self._metrics["train"]["critic/grad_norm"].append(float(of_critic))
+        return of_policy
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """TRL's scheduler, with a learning rate of 0 for the policy during the critic's warm-up."""

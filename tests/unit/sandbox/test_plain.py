@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import ByteLevelBPETokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sorl_trl.sandbox import NO_NOISE, LanguageModelWarmStart, World, WorldSize, build_atlas, expert_examples
+from sorl_trl.sandbox.imitation import teach
 
 from .helpers import mean, run_expert
 
@@ -66,3 +68,20 @@ def test_a_prompt_is_a_message(plain: World, tokenizer: PreTrainedTokenizerFast)
     assert text.startswith("<|im_start|>user\nAnswer the question.")
     learnt = tokenizer.decode([token for token in example.labels if token >= 0])
     assert learnt.startswith("<search>") and learnt.endswith("</answer>")
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("words", [700, 40_000])
+def test_embeddings_that_are_most_of_a_model_are_not_trained(
+    plain: World, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, words: int
+) -> None:
+    """700 words are a small part of this model, and 40,000 are most of it."""
+    config = replace(LanguageModelWarmStart(limits=LONGER), trajectories=2, steps=1, batch_size=2)
+    shape = {"hidden_size": 64, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=words, **shape))
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    taught = AutoModelForCausalLM.from_pretrained(teach(str(tmp_path / "model"), plain, tmp_path / "taught", config))
+    before, after = model.state_dict(), taught.state_dict()
+    still = {name for name, weight in after.items() if torch.equal(weight, before[name])}
+    assert still == ({"lm_head.weight", "model.embed_tokens.weight"} if words == 40_000 else set())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from sorl_trl import load_critic
 from sorl_trl.trainers.critic.build import trained_dtype
-from sorl_trl.trainers.critic.checkpoint import check_critic_folder, restore_critic, save_critic
+from sorl_trl.trainers.critic.checkpoint import CONFIG_FILE, check_critic_folder, restore_critic, save_critic
 from sorl_trl.trainers.critic.model import Critic, HeadCritic, ValueHead, attach_critic, causal_lm_of
 from tests.critics import ADAPTERS, FILES, critic_parameters, policy_with, random_head
 from tests.policies import build_policy
@@ -60,6 +61,17 @@ class TestFolder:
         save_critic(critic, model, tmp_path, {})
         assert files(tmp_path) == {"critic_config.json"} | ({"adapter/adapter_config.json"} & FILES[kind])
         check_critic_folder(critic, tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_that_read_hidden_states_of_any_length_is_refused(tmp_path: Path, kind: str) -> None:
+    """Its weights fit, but its values would be others."""
+    model, critic = changed(kind)
+    save_critic(critic, model, tmp_path / "critic", model.state_dict())
+    (tmp_path / "critic" / CONFIG_FILE).write_text(json.dumps({"kind": kind}))
+    for use in (load_critic, lambda path: restore_critic(critic, model, path / "critic")):
+        with pytest.raises(ValueError, match=r"The critic in .*critic is of an earlier sorl-trl"):
+            use(tmp_path)
 
 
 def test_a_head_beside_tuned_prompts_comes_back(tmp_path: Path) -> None:

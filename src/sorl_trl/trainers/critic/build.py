@@ -57,6 +57,11 @@ def _saved_critic(config: SOPPOConfig) -> Path | None:
 def _build(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
     has_peft = isinstance(model, PeftModel)
     kind = config.critic or ("adapter" if has_peft else "head")
+    if kind == "head" and config.critic_learning_rate is not None:
+        raise ValueError(
+            f"`critic_learning_rate` is {config.critic_learning_rate}, but `critic='head'` is nothing but a head: set "
+            "`value_head_learning_rate` instead, in units of the return."
+        )
     if kind == "adapter" and not has_peft:
         raise ValueError("`critic='adapter'` needs a PEFT model: pass a `peft_config`, or use 'head' or 'model'.")
     if config.critic_trunk_gradient and kind != "head":

@@ -2,7 +2,7 @@
 
 checkpoint-100/            the policy, a plain Hugging Face or PEFT checkpoint
 checkpoint-100/critic/
-    critic_config.json     its kind
+    critic_config.json     its kind, and what its head reads
     value_head.safetensors
     adapter/               of kind "adapter": a PEFT checkpoint
     backbone/              of kind "model": a Hugging Face checkpoint
@@ -29,6 +29,8 @@ HEAD_FILE = "value_head.safetensors"
 ADAPTER_FOLDER = "adapter"
 ADAPTER_FILE = "adapter_model.safetensors"
 BACKBONE_FOLDER = "backbone"
+HEAD_READS = "directions of hidden states"
+"""What tells a head from those of sorl-trl 0.2 and before, which read the hidden states themselves."""
 
 _CRITIC_PREFIX = re.compile(rf"^(?:base_model\.(?:model\.)?)?{CRITIC_ATTRIBUTE}\.")  # prompt tuning has no `model`
 
@@ -40,7 +42,7 @@ def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapp
     checkpoint, it is empty, and only the configuration is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG_FILE).write_text(json.dumps({"kind": critic.kind}) + "\n")
+    (folder / CONFIG_FILE).write_text(json.dumps({"kind": critic.kind, "head_reads": HEAD_READS}) + "\n")
     if isinstance(critic, AdapterCritic):
         critic.config.save_pretrained(str(folder / ADAPTER_FOLDER))
     if not state_dict:
@@ -69,7 +71,7 @@ def kind_of(folder: Path) -> str:
     """The kind of the critic in `folder`.
 
     Raises:
-        ValueError: There is no critic.
+        ValueError: There is no critic, or its head computes values in another way.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -77,7 +79,13 @@ def kind_of(folder: Path) -> str:
             f"There is no critic in {folder}: a checkpoint of `SOPPOTrainer` holds `{CRITIC_FOLDER}/{CONFIG_FILE}`. "
             "Name such a checkpoint; a new run without one makes a new critic."
         )
-    kind: str = json.loads(path.read_text())["kind"]
+    config = json.loads(path.read_text())
+    if config.get("head_reads") != HEAD_READS:
+        raise ValueError(
+            f"The critic in {folder} is of an earlier sorl-trl, whose heads read hidden states of any length: its "
+            "values would be wrong. Train a new critic; the policy beside it can start the run."
+        )
+    kind: str = config["kind"]
     return kind
 
 

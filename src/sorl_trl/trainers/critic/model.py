@@ -26,7 +26,11 @@ CRITIC_ATTRIBUTE = "critic"
 
 
 class ValueHead(nn.Module):
-    """A linear layer from hidden states to one value, computed in float32 and initially zero, so V(s) = 0."""
+    """V(s) = w · h / (√H ‖h‖₂) + b for a hidden state h of size H, in float32. w and b are 0 at first.
+
+    The scaling is ours. A step of Adam moves w and b by about the learning rate η, and thus a value by at most about
+    2η in any model, since ‖h‖₁ ≤ √H ‖h‖₂. Unscaled, values would move by η ‖h‖₁, which can exceed the returns.
+    """
 
     def __init__(self, hidden_size: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -37,7 +41,8 @@ class ValueHead(nn.Module):
         """(B, L, H) to (B, L)."""
         hidden_states = hidden_states.to(self.weight.device)  # a model split over devices may end on another one
         with torch.autocast(hidden_states.device.type, enabled=False):
-            values = nn.functional.linear(hidden_states.float(), self.weight.float(), self.bias.float())
+            scaled = nn.functional.normalize(hidden_states.float(), dim=-1) / hidden_states.size(-1) ** 0.5
+            values = nn.functional.linear(scaled, self.weight.float(), self.bias.float())
         return values.squeeze(-1)
 
 

@@ -21,6 +21,7 @@ SETTINGS_FILE = "run_settings.json"
 RESTORED = (
     "learning_rate",
     "critic_learning_rate",
+    "value_head_learning_rate",
     "weight_decay",
     "adam_beta1",
     "adam_beta2",
