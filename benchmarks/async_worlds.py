@@ -103,6 +103,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "# Rollouts ahead of training, on questions of one hop or two",
         "",
         "Final sampled exact match, mean over seeds, and how many runs ended below their start or half of their best.",
+        "The runs of `so_ppo` are older than the scaling of its critic's head.",
         "",
         f"| method | old policy | seeds | {' | '.join(f'{each} ahead' for each in STALENESS)} |",
         f"|---|---|---|{'---|' * len(STALENESS)}",
