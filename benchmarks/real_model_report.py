@@ -33,7 +33,7 @@ brackets. The columns of hops tell sampled answers apart by the searches that a 
 Runs on a GPU are in float32 too. Groups agree where all eight rewards are the same, so that nothing is learnt from
 them. The learning rate is the mean factor by which the target KL multiplied it. A run has collapsed if it ends below
 its start, or below half of its best three rollouts in a row. The clip fraction is its mean over updates, KL and
-gradient are the largest of any run. The runs of `ppo` and `so_ppo` are older than the scaling of the critic's head, and
+gradient are the largest of any run. The runs of `ppo` and `so_ppo` are older than the scaling of the critic's head and
 than its own bound on the gradient."""
 CHOOSING = """## Learning rates
 

@@ -44,8 +44,8 @@ without 0 by chance.
 
 **Made before the code changed**, and not again since: Turn-PPO, ST-PPO and "SO-PPO, narrow, token GAE", when a turn's
 ratio still averaged the advantages of its tokens; GiGPO, "sequence, GiGPO's turns" and "sequence, γ = .95", when turns
-were compared with one mean per group, whatever their index. All rows with a critic: its head read hidden states as they
-are, at the learning rate of the value model, and one norm clipped both gradients.
+were compared with one mean per group, whatever their index. All rows with a critic: its head read hidden states as
+they are, at the learning rate of the value model, and one norm clipped both gradients.
 
 **Seeds** {choosing} chose all settings and learning rates, and enter no result. Seeds {judging} chose no setting of a
 method; but that `sequence` is what held best was seen with their runs in view, so that for this they are no test."""
