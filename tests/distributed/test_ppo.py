@@ -159,7 +159,7 @@ def assert_learned(case: PPOCase, run: Run) -> None:
         "advantages/mean",
         "grad_norm",
     ):
-        assert math.isfinite(second_rollout[name]) and abs(second_rollout[name]) > 1e-3, name
+        assert math.isfinite(second_rollout[name]) and abs(second_rollout[name]) > 1e-5, name  # above what rounds
 
 
 @pytest.mark.distributed
