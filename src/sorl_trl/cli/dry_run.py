@@ -27,7 +27,7 @@ from sorl_trl.rollout.generation import positions_of
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.text import one_line
 from sorl_trl.trainers import AgentRollout, SearchRollout
-from sorl_trl.trainers.ahead.training import sampling_from_a_copy
+from sorl_trl.trainers.ahead.training import sample_from_a_copy
 from sorl_trl.trainers.base import TurnLevelTrainer
 
 GIB = 2**30
@@ -158,7 +158,8 @@ def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
         return
     trainer.model.eval()
     rows = [trainer.train_dataset[i % len(trainer.train_dataset)] for i in range(REHEARSED)]
-    with torch.no_grad(), sampling_from_a_copy(trainer):
+    sample_from_a_copy(trainer)
+    with torch.no_grad():
         trainer._generate_and_score_completions([row for row in rows for _ in range(trainer.num_generations_eval)])
     metrics = {name: sum(values) / len(values) for name, values in trainer._metrics["eval"].items() if values}
     if trainer.num_generations_eval == 1:

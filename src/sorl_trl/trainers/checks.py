@@ -32,7 +32,7 @@ from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 logger = logging.getLogger(__name__)
 
 ROUNDING = 3e-3
-"""What bfloat16 has been seen to move the mean log-ratio of a sequence by, between two widths of padding."""
+"""By how much bfloat16 can move a sequence's mean log-ratio, rounded up from two measurements, 5.5e-4 and 2.8e-3."""
 
 
 def say_once(args: TurnLevelConfig, message: str) -> None:

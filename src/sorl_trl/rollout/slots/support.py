@@ -112,7 +112,7 @@ def check_generation_config(generation_config: GenerationConfig, model: Any) -> 
 
 def check_served(model: Any, generation_config: GenerationConfig) -> None:
     """Raise NotServed if slots would not serve the model in eval mode."""
-    with in_eval_mode(model):
+    with _in_eval_mode(model):
         base = base_model(model)
         check_model(base)
         check_generation_config(generation_config, model)
@@ -127,7 +127,7 @@ def bytes_per_token(model: Any, base: PreTrainedModel) -> int:
     """
     ids = [each % base.config.get_text_config().vocab_size for each in _IDS]
     cache = SlotCache(2, len(ids))
-    with torch.no_grad(), in_eval_mode(model):
+    with torch.no_grad(), _in_eval_mode(model):
         plain = model(input_ids=torch.tensor([ids], device=base.device), use_cache=False).logits[0, -1].float()
         try:
             logits = _in_slots(Forward(model, base), cache, ids)
@@ -149,7 +149,7 @@ def _in_slots(forward: Forward, cache: SlotCache, ids: list[int]) -> torch.Tenso
 
 
 @contextmanager
-def in_eval_mode(model: Any) -> Iterator[None]:
+def _in_eval_mode(model: Any) -> Iterator[None]:
     """Switch dropout off, then restore every module's mode. Random generators do not advance."""
     training = [module for module in model.modules() if module.training]
     try:

@@ -38,19 +38,13 @@ def sampling_ahead(trainer: Any, staleness: int, by_completion: bool = False) ->
         ahead.close()
 
 
-@contextmanager
-def sampling_from_a_copy(trainer: Any) -> Iterator[None]:
-    """Within it, rollouts sample from a copy of the policy, if those ahead of training do. Used for a rehearsal."""
+def sample_from_a_copy(trainer: Any) -> None:
+    """Let the trainer's rollouts sample from a copy of the policy, if those ahead of training do: for a rehearsal."""
     if not trainer.args.async_staleness or trainer.use_vllm:
-        yield
         return
     rollout = trainer.rollout_func.__wrapped__
     end = TurnEnd(trainer._tokenizer, rollout.protocol.stop_strings, trainer.eos_token_ids)
     trainer.engine_ahead = PolicyCopies(trainer).engine(end, rollout.engine)
-    try:
-        yield
-    finally:
-        del trainer.engine_ahead
 
 
 def load_ahead(trainer: Any, state: dict[str, Any] | None) -> bool:
