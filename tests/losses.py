@@ -12,7 +12,7 @@ import torch
 
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.methods import Method
-from sorl_trl.trainers.turns.batch import OLD_SINCE
+from sorl_trl.trainers.rollout import OLD_SINCE
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts

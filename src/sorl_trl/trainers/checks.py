@@ -27,7 +27,7 @@ from sorl_trl.ops.importance import LONGEST
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.slots import NotServed, check_served
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
-from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
+from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def say_once(args: TurnLevelConfig, message: str) -> None:
 
 
 def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
-    """Raise TypeError for another trainer's config. If TRL computes the loss, change the level 'turn' to 'token'."""
+    """Raise TypeError for another trainer's config. Warn of what other options change."""
     if not isinstance(args, wanted):
         package = "sorl_trl.experimental" if "experimental" in wanted.__module__ else wanted.__module__.split(".")[0]
         raise TypeError(
@@ -50,9 +50,6 @@ def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
             f"{wanted.__name__}` and keep the arguments."
         )
     said = []
-    if args.loss_type in TRLS_LOSS_TYPES and args.importance_sampling_level == "turn":
-        args.importance_sampling_level = "token"
-        said.append("`importance_sampling_level` is 'token', because this loss knows no turns")
     if args.loss_type == "cispo" and args.epsilon_high is None:
         said.append(f"ratios are capped at `epsilon`, {args.epsilon:g}, because `epsilon_high` is not set")
     if said:
@@ -72,10 +69,10 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
     filters = [piece for piece in method.keep if isinstance(piece, ZeroVariance | TopK | TopP)]
     if filters and args.num_generations == 1:
         raise ValueError(f"`num_generations` is 1, but must be at least 2: {filters[0]!r} drops groups that agree.")
-    if method.keep and args.loss_type in ("bnpo", "sapo", "luspo"):
+    if method.keep and args.loss_type == "bnpo":
         raise ValueError(
-            f"`loss_type` is {args.loss_type!r}, whose mean over a micro-batch cannot leave out what `keep` drops: "
-            "use 'turn', 'grpo', 'dr_grpo' or 'dapo'."
+            "`loss_type` is 'bnpo', whose mean over the tokens of a micro-batch cannot leave out what `keep` drops: "
+            "use 'dapo', the mean over those of the whole rollout, or another."
         )
     if isinstance(method.credit, LeaveOneOut) and args.scale_rewards != "none":
         raise ValueError(
@@ -91,10 +88,10 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
             "it is for `use_vllm` with `vllm_importance_sampling_correction`, and for rollouts ahead with "
             "`async_old_policy='proximal'`."
         )
-    if method.surrogate != Method().surrogate and args.loss_type in TRLS_LOSS_TYPES:
+    if method.surrogate != Method().surrogate and args.loss_type in SOFT_LOSS_TYPES:
         raise ValueError(
             f"`loss_type` is {args.loss_type!r}, which has a surrogate of its own beside the method's: use 'turn', "
-            "'grpo', 'dr_grpo', 'dapo' or 'bnpo'."
+            "'grpo', 'dr_grpo', 'dapo', 'bnpo' or 'luspo'."
         )
 
 

@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from trl import GRPOTrainer
 
 from sorl_trl.trainers.critic.model import ValuesBesideLogps
-from sorl_trl.trainers.loss.no_padding import CompletionsAlone, NoPadding, width_matters
+from sorl_trl.trainers.no_padding import CompletionsAlone, NoPadding, width_matters
 from tests.agents import build_agent
 from tests.critics import policy_with
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.trainers.turns.recording import gather_rows
+from sorl_trl.trainers.rollout import gather_rows
 
 
 class Rank:

@@ -14,7 +14,7 @@ from sorl_trl.trainers.ahead.training import load_ahead
 from sorl_trl.trainers.checks import say_once
 from sorl_trl.trainers.cycle.epoch_sampler import cycle_steps
 from sorl_trl.trainers.cycle.resume_point import ranks_where
-from sorl_trl.trainers.turns.batch import ON_HOST
+from sorl_trl.trainers.rollout import ON_HOST
 
 _SETTINGS = (
     "world_size",

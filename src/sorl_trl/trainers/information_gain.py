@@ -15,7 +15,7 @@ from sorl_trl.checks import NOT_NEGATIVE
 from sorl_trl.ops import information_gains, masked_mean
 from sorl_trl.rollout import TagProtocol
 from sorl_trl.rollout.generation import positions_of
-from sorl_trl.trainers.turns.states import Generated, turn_spans
+from sorl_trl.trainers.sampled import Sampled
 
 TAG_PREFIX = "<answer> "
 """The text that a policy with a tag protocol writes before its answer."""
@@ -69,21 +69,25 @@ class InformationGain:
         tag = TAG_PREFIX if has_tags else ""
         self._prefix = tag if self.prefix is None else self.prefix
 
-    def __call__(self, **columns: Any) -> list[list[float | None]]:
-        """One gain per turn for each of B trajectories, None for a turn without. All processes call it together."""
+    def __call__(self, sampled: Sequence[Sampled], **columns: Any) -> list[list[float | None]]:
+        """One gain per turn for each of B trajectories, None for a turn without. All processes call it together.
+
+        `sampled` are the trajectories, which the trainer adds to the columns of the dataset.
+        """
         if self.column not in columns:
             raise ValueError(
                 f"`column` is {self.column!r}, but the data set has no such column: it has {sorted(columns)}. Leave "
                 "`remove_unused_columns` at False."
             )
-        generated, turns = self._trainer._recorder.generated, self._trainer._recorder.turns
-        asked = self._asked(generated, [self._answer(each) for each in columns[self.column]])
-        scores = torch.full(turns.turn_mask.shape, torch.nan, device=turns.turn_mask.device)
+        counts = torch.tensor([len(row.turns) for row in sampled], device=self._trainer.accelerator.device)
+        has_turn = torch.arange(max(1, *counts.tolist()), device=counts.device) < counts.unsqueeze(1)
+        asked = self._asked(sampled, [self._answer(each) for each in columns[self.column]])
+        scores = torch.full(has_turn.shape, torch.nan, device=counts.device)
         values = self._scores(asked)
         if asked:
             scores[[one.trajectory for one in asked], [one.turn for one in asked]] = values.to(scores)
-        gains, has_gain = information_gains(scores, turns.turn_mask)
-        rows = zip(gains.tolist(), has_gain.tolist(), turns.counts.tolist(), strict=True)
+        gains, has_gain = information_gains(scores, has_turn)
+        rows = zip(gains.tolist(), has_gain.tolist(), counts.tolist(), strict=True)
         return [
             [self.coef * gain if found else None for gain, found in zip(row[:count], has[:count], strict=True)]
             for row, has, count in rows
@@ -101,17 +105,15 @@ class InformationGain:
     def _encode(self, text: str) -> list[int]:
         return self._trainer._tokenizer.encode(text, add_special_tokens=False) if text else []
 
-    def _asked(self, generated: Generated, answers: Sequence[tuple[list[int], list[int]]]) -> list[_Scored]:
+    def _asked(self, sampled: Sequence[Sampled], answers: Sequence[tuple[list[int], list[int]]]) -> list[_Scored]:
         """What to score. It leaves out trajectories of one turn, which have no gain, and what exceeds the window."""
         window = positions_of(self._trainer.accelerator.unwrap_model(self._trainer.model))
         asked = []
-        columns = zip(generated.prompt_ids, generated.completion_ids, generated.turn_ids, answers, strict=True)
-        for row, (prompt, completion, turn_ids, (prefix, answer)) in enumerate(columns):
-            spans = turn_spans(turn_ids)
-            if len(spans) < 2 or not answer:
+        for row, (trajectory, (prefix, answer)) in enumerate(zip(sampled, answers, strict=True)):
+            if len(trajectory.turns) < 2 or not answer:
                 continue
-            for turn, (start, _) in enumerate(spans):
-                one = _Scored(row, turn, [*prompt, *completion[:start], *prefix], answer)
+            for turn, (start, _) in enumerate(trajectory.turns):
+                one = _Scored(row, turn, [*trajectory.read_before(start), *prefix], answer)
                 if window is None or len(one) <= window:
                     asked.append(one)
         return asked
@@ -144,5 +146,7 @@ class InformationGain:
             mask[row, own] = 1
         device = self._trainer.accelerator.device
         ids, mask = ids.to(device), mask.to(device)
-        logps, _, _ = self._trainer._get_per_token_logps_and_entropies(self._trainer.model, ids, mask, after)
+        names = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")
+        parts = (ids[:, :before], ids[:, before:], mask[:, :before], mask[:, before:])
+        logps = self._trainer._forward(self._trainer.model, dict(zip(names, parts, strict=True))).logps
         return masked_mean(logps, mask[:, before:], dim=1)
