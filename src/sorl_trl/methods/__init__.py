@@ -10,6 +10,7 @@ from typing import Any
 from sorl_trl.methods.baselines import GRPO, PPO, REINFORCE
 from sorl_trl.methods.data import ClipRange, MicroBatch, Objective, ScoredRollout
 from sorl_trl.methods.dppo import DPPO, PRIME_RL
+from sorl_trl.methods.dr_mas import DR_MAS, AgentWise
 from sorl_trl.methods.engine import EngineTurnMask, EngineVeto, TurnRatio, Unweighted
 from sorl_trl.methods.gigpo import GIGPO, GiGPO
 from sorl_trl.methods.group_filters import DAPO, RAGEN2, STARPO_S, TopK, TopP, ZeroVariance
@@ -36,7 +37,7 @@ from sorl_trl.methods.sorl import (
 _METHODS = (
     *(SO_GRPO, SO_PPO, SO_GRPO_NOTE, SO_PPO_NOTE, SEQUENCE, SEQUENCE_PPO),
     *(GRPO, GSPO, ST_GRPO, PPO, TURN_PPO, S_PPO, ST_PPO, LOOP, REINFORCE, MINIRL),
-    *(STARPO_S, RAGEN2, DAPO, SAO, SIMPLETIR, GIGPO, IGPO, GUARDED_GRPO, PRIME_RL),
+    *(STARPO_S, RAGEN2, DAPO, SAO, SIMPLETIR, GIGPO, IGPO, GUARDED_GRPO, PRIME_RL, DR_MAS),
 )
 _OF_NO_METHOD = Method(keep=(EngineVeto(), EngineTurnMask()), weight=TurnRatio())
 _PIECES = [found for method in (*_METHODS, _OF_NO_METHOD) for found in method.pieces()]
@@ -112,6 +113,7 @@ __all__ = [
     "METHODS",
     "PIECES",
     "SETTINGS",
+    "AgentWise",
     "ClipPenalty",
     "ClipRange",
     "DoubleSided",
