@@ -13,7 +13,6 @@ from transformers import PreTrainedConfig
 
 from sorl_trl.learning_rate import check_scheduler
 from sorl_trl.methods import (
-    SETTINGS,
     EngineTurnMask,
     EngineVeto,
     LeaveOneOut,
@@ -65,7 +64,7 @@ def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
 def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -> None:
     """Raise ValueError for a method that does not fit the config; warn if its name does not bring its settings."""
     if by_name:
-        _check_settings(method.name, args)
+        _check_settings(method, args)
     filters = [piece for piece in method.keep if isinstance(piece, ZeroVariance | TopK | TopP)]
     if filters and args.num_generations == 1:
         raise ValueError(f"`num_generations` is 1, but must be at least 2: {filters[0]!r} drops groups that agree.")
@@ -103,22 +102,22 @@ def check_reward_names(method: Method, names: list[str]) -> None:
             raise ValueError(f"{piece!r} has `reward` {asked!r}, but must name a reward function: one of {names}.")
 
 
-def _check_settings(method: str, args: TurnLevelConfig) -> None:
+def _check_settings(method: Method, args: TurnLevelConfig) -> None:
     """Warn of fields that a named method sets and that were left at the config's defaults."""
-    config, published = type(args).__name__, SETTINGS.get(method, {})
+    config, published = type(args).__name__, method.settings
     defaults = {each.name: each.default for each in fields(args)}
     if unknown := [name for name in published if name not in defaults]:
         raise ValueError(
-            f"`method` is {method!r}, whose settings have `{unknown[0]}`, but {config} has no such field: it is for "
-            "`SOPPOTrainer`."
+            f"`method` is {method.name!r}, whose settings have `{unknown[0]}`, but {config} has no such field: it is "
+            "for `SOPPOTrainer`."
         )
     left = {name: value for name, value in published.items() if getattr(args, name) == defaults[name] != value}
     if left:
         listed = ", ".join(f"`{name}` is {defaults[name]!r}, not {value!r}" for name, value in left.items())
         say_once(
             args,
-            f"`method` is {method!r}, but its settings are left out: {listed}. Write "
-            f'`{config}(..., **SETTINGS["{method}"])`, with `from sorl_trl.methods import SETTINGS`.',
+            f"`method` is {method.name!r}, but its settings are left out: {listed}. Write "
+            f'`{config}(..., **SETTINGS["{method.name}"])`, with `from sorl_trl.methods import SETTINGS`.',
         )
 
 
