@@ -163,7 +163,8 @@ class GroupRefillTrainer(TurnLevelTrainer):
         """Repeat each row `num_generations` times, and return this process's share."""
         repeated = [dict(row) for row in rows for _ in range(self.num_generations)]
         share = len(repeated) // self.accelerator.num_processes
-        return own_rows(repeated, share, self.accelerator)
+        own: list[dict[str, Any]] = own_rows(repeated, share, self.accelerator)
+        return own
 
 
 def merged(first: Rollout, second: Rollout, takes: Tensor, pad_token_id: int) -> Rollout:

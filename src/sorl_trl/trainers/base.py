@@ -237,19 +237,17 @@ class TurnLevelTrainer(GRPOTrainer):
         is_sampler = is_ahead and self.args.compares_with_sampler
         cycle = int(self.args.steps_per_generation) * int(self.num_iterations)
         is_compared = is_ahead or self.args.gradient_accumulation_steps % cycle != 0 or trl_corrects_sampling(self)
-        is_known = is_sampler and not ranks_where(bool(batch["sampling_per_token_logps"].isnan().any()))
-        if not (self._has_critic or (is_compared and not is_known)):
-            logps = None
-        else:
+        sampling: Any = batch.get("sampling_per_token_logps")
+        is_known = is_sampler and not ranks_where(bool(sampling.isnan().any()))
+        logps = None
+        if self._has_critic or (is_compared and not is_known):
             scores = self._score(self.model, batch, values=self._has_critic)
             logps = scores.logps
             if scores.values is not None:
                 batch["old_values"] = scores.values
-        if is_sampler:
-            sampling = batch["sampling_per_token_logps"]
-            batch["old_per_token_logps"] = sampling if is_known else torch.where(sampling.isnan(), logps, sampling)
-        elif is_compared:
-            batch["old_per_token_logps"] = logps
+        if is_compared:
+            old: Any = sampling if is_known else logps
+            batch["old_per_token_logps"] = torch.where(sampling.isnan(), old, sampling) if is_sampler else old
         return logps
 
     def _score_reference(self, batch: dict[str, Any]) -> Tensor:
@@ -323,13 +321,10 @@ class TurnLevelTrainer(GRPOTrainer):
         scores = self._forward(model, inputs, entropies=True, router=self.aux_loss_enabled, values=self._has_critic)
         batch = micro_batch(self, scores.logps, inputs)
         loss, objective, metrics = policy_loss(self, batch, scores)
-        for term in self.method.terms:
-            value, of_term = term(batch)
+        terms = [*(term(batch) for term in self.method.terms), self._own_term(batch, scores)]
+        for value, of_term in terms:
             loss = loss + value / self._micro_batches()
             metrics |= of_term
-        value, of_term = self._own_term(batch, scores)
-        loss = loss + value / self._micro_batches()
-        metrics |= of_term
         reduced = self._metric_log.observe(batch, objective, metrics)
         self._dump.observe(batch, objective)
         if self._bias_normalizer is not None:

@@ -203,7 +203,7 @@ def _tiles(
         tiles = process(images=images, crop_to_patches=True, return_tensors="pt")["num_patches"]
     else:
         return None
-    return [own.sum().item() for own in torch.split(tiles, counts)]
+    return [int(own.sum()) for own in tiles.split(list(counts or ()))]
 
 
 def _kinds_of_tokens(trainer: Any, ids: Tensor) -> Tensor:
@@ -218,5 +218,5 @@ def _kinds_of_tokens(trainer: Any, ids: Tensor) -> Tensor:
 def _all_there(trainer: Any, kinds: Tensor, grid: Tensor, counts: Sequence[int] | None) -> bool:
     """Whether each row has as many image tokens as its images have features."""
     merged = getattr(trainer.processing_class.image_processor, "merge_size", 2) ** 2
-    features = (grid.prod(dim=1) // merged).split(list(counts or ()))
+    features: Sequence[Tensor] = (grid.prod(dim=1) // merged).split(list(counts or ()))  # type: ignore[no-untyped-call]
     return all(int((row == 1).sum()) == int(own.sum()) for row, own in zip(kinds, features, strict=True))
