@@ -80,6 +80,8 @@ class TrajectoryDump(TrainerCallback):
             "advantages": batch.advantages.expand_as(log_ratio).float().tolist(),
             "clipped": _clip_states(ratio, batch, objective),
         }
+        if "context_ids" in inputs:
+            columns["context_ids"] = inputs["context_ids"].tolist()
         prompts, prompt_masks = inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist()
         completions = inputs["completion_ids"].tolist()
         for i, asked in enumerate(inputs[_ASKED]):
