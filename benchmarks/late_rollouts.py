@@ -39,7 +39,7 @@ class LateRollouts:
             self._prepare(generation_batch)
             for batch in trainer._buffered_inputs:
                 if "old_per_token_logps" not in batch:  # TRL needs none where a rollout makes one update
-                    batch["old_per_token_logps"] = policy_pass(trainer, batch)
+                    batch["old_per_token_logps"] = policy_pass(trainer, batch).logps
             self.waiting.append(trainer._buffered_inputs)
         trainer._buffered_inputs = self.waiting.popleft()
         return trainer._buffered_inputs[trainer._step % trainer.args.steps_per_generation]

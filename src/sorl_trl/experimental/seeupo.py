@@ -203,7 +203,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
 
     def _close_turn(self, inputs: dict[str, Any]) -> None:
         """After a turn's updates, one pass gives its new log-probabilities, and the next turn's old ones."""
-        logps = policy_pass(self, inputs)
+        logps = policy_pass(self, inputs).logps
         log_ratio = bounded_log_ratio(logps - inputs["old_per_token_logps"])
         of_turn = inputs["turn_ids"] == int(inputs[TURN])
         inputs[MULTIPLIER] = next_multiplier(inputs[MULTIPLIER], log_ratio, of_turn)

@@ -48,10 +48,10 @@ from sorl_trl.trainers.cycle.generation_cycle import load_cycle, save_cycle
 from sorl_trl.trainers.cycle.resume_point import resume_point
 from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
 from sorl_trl.trainers.cycle.weights import load_weights
+from sorl_trl.trainers.forward import Forward
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
-from sorl_trl.trainers.loss.no_padding import CompletionsAlone, NoPadding, width_matters
 from sorl_trl.trainers.loss.policy_loss import is_trls, micro_batch, policy_loss
 from sorl_trl.trainers.model_card import credited, rewrite_card
 from sorl_trl.trainers.turns.batch import (
@@ -59,6 +59,7 @@ from sorl_trl.trainers.turns.batch import (
     GOOD_TOKENS,
     OLD_SINCE,
     advantages_of,
+    ask_policy,
     drop,
     loss_mask_of,
     turns_of,
@@ -90,7 +91,9 @@ class TurnLevelTrainer(GRPOTrainer):
     """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
     _train_sampler: EpochRepeatSampler | None = None
     _ahead: RolloutsAhead | None = None
-    _policy_logps: Tensor
+    _pass: Any = None  # a `Pass`
+    """The latest pass of the policy."""
+    _has_critic: ClassVar[bool] = False
     _sampled_logps: Tensor | None = None
     """What TRL's pass for the old policy would compute, if it is already known."""
 
@@ -137,6 +140,7 @@ class TurnLevelTrainer(GRPOTrainer):
         check_reward_names(self.method, self.reward_func_names)
         self._set_up_rewards()
         self._name, self._paper = credited(self)
+        self._forward = Forward(self)
         self._bias_normalizer = bias_normalizer(self)
         self._metric_log = MetricLog(self)
         self._dump = TrajectoryDump(args, self._tokenizer)
@@ -251,27 +255,41 @@ class TurnLevelTrainer(GRPOTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, ids: Tensor, mask: Tensor, length: int, *args: Any, **kwargs: Any
+        self,
+        model: Any,
+        ids: Tensor,
+        mask: Tensor,
+        length: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **images: Any,
     ) -> tuple[Tensor, Any, Any]:
         known, self._sampled_logps = self._sampled_logps, None
         if known is not None and model is self.model:
             return known, None, None
-        prompt = ids.size(1) - length
-        if ids.device.type == "cpu":
-            policy = self.accelerator.unwrap_model(self.ref_model) if model is self.ref_model else self.model
-            model = CompletionsAlone(model, policy, prompt)
-        if not width_matters(self.model):
-            model = NoPadding(model, prompt)
-        result = super()._get_per_token_logps_and_entropies(model, ids, mask, length, *args, **kwargs)
-        self._policy_logps = result[0]
-        return result
+        found = ask_policy(
+            self,
+            model,
+            {
+                "prompt_ids": ids[:, :-length],
+                "completion_ids": ids[:, -length:],
+                "prompt_mask": mask[:, :-length],
+                "completion_mask": mask[:, -length:],
+                **{name: value for name, value in images.items() if value is not None},
+            },
+            entropies=compute_entropy,
+            router=compute_aux_loss,
+            rows=batch_size,
+        )
+        return found.logps, found.entropies, found.aux_loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """The loss of `policy_loss`, or TRL's own if that was requested, followed by terms, metrics and observers."""
         metrics: dict[str, Any] = {}
         if is_trls(self, inputs):
             loss, objective = super()._compute_loss(model, inputs), None
-            batch = micro_batch(self, self._policy_logps, inputs)
+            batch = micro_batch(self, self._pass.logps, inputs)
         else:
             loss, batch, objective, metrics = policy_loss(self, model, inputs)
         for term in (*self.method.terms, self._own_term):

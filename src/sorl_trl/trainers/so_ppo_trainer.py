@@ -21,19 +21,17 @@ from sorl_trl.trainers.critic.experience import critic_metrics, token_experience
 from sorl_trl.trainers.critic.model import (
     Critic,
     FollowPolicy,
-    ValuesBesideLogps,
     detached_critic,
     is_critic_name,
     send_policy_alone,
 )
 from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, clip_apart, hold_policy_back
+from sorl_trl.trainers.forward import Forward
 from sorl_trl.trainers.model_card import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 from sorl_trl.trainers.turns.batch import drop, policy_pass
 from sorl_trl.trainers.turns.recording import gather_rows, own_rows, show_advantages, trl_scores_old_policy
 
-_PASS = "policy_pass"
-"""Field of a micro-batch in its loss: the wrapped policy, which holds the values of its forward pass."""
 _MEAN_PER_TRAJECTORY = ("grpo", "sapo", "luspo")
 """TRL's loss types that average the tokens of each trajectory first."""
 
@@ -70,7 +68,9 @@ class SOPPOTrainer(TurnLevelTrainer):
     _paper = SORL_PAPER
     args: SOPPOConfig
     critic: Critic
-    _old_policy: ValuesBesideLogps | None = None
+    _has_critic: ClassVar[bool] = True
+    _old_pass: Any = None  # a `Pass`
+    """The pass of the policy that generated the latest rollout."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -85,6 +85,7 @@ class SOPPOTrainer(TurnLevelTrainer):
             )
         check_trained(self.model)
         self.critic = setup_critic(self.model, self.args, len(self._tokenizer))
+        self._forward = Forward(self)  # again, with the critic's model
         if self.args.disable_dropout:
             disable_noise(self.model)
         if self.is_fsdp_enabled:
@@ -100,28 +101,30 @@ class SOPPOTrainer(TurnLevelTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._old_policy = ValuesBesideLogps(self.model)
+        self._old_pass = None
         output = super()._generate_and_score_completions(inputs)
         output["value_units"] = self.accelerator.gather(self._value_units(output["turn_ids"]).sum()).sum()
         return output
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]:
         # TRL's first pass over new trajectories, if it makes one, runs the policy that generated them.
-        is_first = self._old_policy is not None and not self._old_policy.was_called
-        if is_first and model is self.model and trl_scores_old_policy(self):
-            model = self._old_policy
-        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        is_first = self._old_pass is None and model is self.model and trl_scores_old_policy(self)
+        if is_first:
+            self._sampled_logps = None  # values need the pass
+        result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        if is_first:
+            self._old_pass = self._pass
+        return result
 
     def _of_old_policy(self, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """(B, T) log-probabilities and values of the policy that generated `output`.
 
         If TRL made no pass for them, because every batch is used for one update, this makes it.
         """
-        assert self._old_policy is not None
-        length = output["completion_ids"].size(1)
-        scored = self._old_policy.was_called
-        logps = output["old_per_token_logps"] if scored else policy_pass(self, output, self._old_policy)
-        return logps, self._old_policy.values(length)
+        if self._old_pass is not None:
+            return output["old_per_token_logps"], self._old_pass.values
+        found = policy_pass(self, output)
+        return found.logps, found.values
 
     # ---------------------------------------------------------------------------------------------------------------
     # Advantages
@@ -162,10 +165,6 @@ class SOPPOTrainer(TurnLevelTrainer):
     # The value loss
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        policy = ValuesBesideLogps(model)
-        return super()._compute_loss(policy, {**inputs, _PASS: policy})
-
     @property
     def _reference_beta(self) -> float:
         return 0.0 if self.args.kl_in_reward else super()._reference_beta
@@ -174,7 +173,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         """The clipped value loss of the micro-batch."""
         inputs, clip_range = batch.inputs, self.args.value_clip_range
         kept = self._value_units(batch.turns.turn_ids)
-        given = inputs[_PASS].values(kept.size(1)), inputs["old_values"], inputs["returns"]
+        given = self._pass.values, inputs["old_values"], inputs["returns"]
         # The loss must not depend on the values at observations and padding.
         values, old_values, returns = (torch.where(kept, each, 0.0) for each in given)
         loss = self._mean_over_units(value_loss(values, old_values, returns, clip_range), kept, batch)

@@ -91,7 +91,7 @@ def set_old_policy(trainer: Any, output: dict[str, Any]) -> None:
     sampling = output["sampling_per_token_logps"]
     is_needed = not is_behaviour or bool(ranks_where(bool(sampling.isnan().any())))
     if "old_per_token_logps" not in output and is_needed:
-        output["old_per_token_logps"] = policy_pass(trainer, output)
+        output["old_per_token_logps"] = policy_pass(trainer, output).logps
     if is_behaviour:
         output["old_per_token_logps"] = torch.where(
             sampling.isnan(), output.get("old_per_token_logps", sampling), sampling

@@ -58,8 +58,8 @@ def policy_loss(
     mask = loss_mask_of(inputs)
 
     # (B, T) log-probabilities and entropies of the completions, and a mixture's router loss
-    asked = {"compute_entropy": True, "compute_aux_loss": trainer.aux_loss_enabled}
-    logps, entropies, aux_loss = ask_policy(trainer, model, inputs, **asked)
+    found = ask_policy(trainer, model, inputs, entropies=True, router=trainer.aux_loss_enabled)
+    logps, entropies, aux_loss = found.logps, found.entropies, found.aux_loss
 
     # Ratio and surrogate
     batch = micro_batch(trainer, logps, inputs)

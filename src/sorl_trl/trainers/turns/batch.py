@@ -97,24 +97,16 @@ def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
     batch[ROW_SCALE] = torch.tensor(rows / max(rows_before - emptied_rows, 1), dtype=torch.float64)
 
 
-def ask_policy(trainer: Any, model: Any, batch: Mapping[str, Any], **options: Any) -> tuple[Tensor, Any, Any]:
-    """TRL's forward pass over a batch's completions: (B, T) log-probabilities, and what `options` ask for."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    options |= {name: batch[name] for name in IMAGE_INPUTS if name in batch}
-    result: tuple[Tensor, Any, Any] = trainer._get_per_token_logps_and_entropies(
-        model, ids, mask, batch["completion_ids"].size(1), **options
-    )
-    return result
+def ask_policy(trainer: Any, model: Any, batch: Mapping[str, Any], **options: Any) -> Any:
+    """The pass of `Forward` over a batch, with values if the policy has a critic. The trainer keeps it."""
+    values = trainer._has_critic and model is not trainer.ref_model
+    trainer._pass = trainer._forward(model, batch, values=values, **options)
+    return trainer._pass
 
 
-def policy_pass(trainer: Any, batch: Mapping[str, Any], model: Any = None) -> Tensor:
-    """(B, T) log-probabilities of a batch's completions under the current policy, without gradient.
-
-    All processes call it together. `model` takes the place of the trainer's.
-    """
+def policy_pass(trainer: Any, batch: Mapping[str, Any]) -> Any:
+    """A pass of the current policy over a batch, without gradient. All processes call it together."""
     args, is_training = trainer.args, trainer.model.training
     size = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
     with torch.no_grad(), disable_gradient_checkpointing(trainer.model, args.gradient_checkpointing_kwargs):
-        logps, _, _ = ask_policy(trainer, trainer.model if model is None else model, batch, batch_size=size)
-    return logps
+        return ask_policy(trainer, trainer.model, batch, rows=size)
