@@ -1,34 +1,66 @@
-"""One pass of a model over a batch."""
+"""One pass for policy, old policy, reference and critic: log-probabilities, entropies and values of a batch.
+
+A trajectory is turns in one or several contexts. Each context is a text of its own for the model, and only tokens that
+the loss keeps are scored. `layouts.py` says how the model reads them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from sorl_trl.trainers.critic.model import ValuesBesideLogps
-from sorl_trl.trainers.no_padding import CompletionsAlone, NoPadding, width_matters
+from sorl_trl.rollout.slots.support import rope_of_batch
+from sorl_trl.trainers.attention import attend_in_segments, is_flash, why_not_packed
+from sorl_trl.trainers.checks import say_once
+from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of
+from sorl_trl.trainers.layouts import LAYOUTS, Plan, plan_of
 from sorl_trl.trainers.prompts import IMAGE_INPUTS
+from sorl_trl.trainers.rollout import loss_mask_of
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_WINDOW = 1024
+"""The largest sliding window that is tried out: texts that exceed it need memory, too."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What one forward pass gives for the tokens of completions."""
+    """What the model says of a batch. (B, T) tensors are 0 at tokens that are not scored."""
 
     logps: Tensor
     entropies: Tensor | None = None
     values: Tensor | None = None
+    """V of the state before each token."""
     aux_loss: Tensor | None = None
+    """() the router loss of a mixture of experts."""
 
 
 class Forward:
-    """Runs the trainer's models over batches."""
+    """The forward pass of a trainer's models.
+
+    `layouts` are those that all of them compute; if these are padded rows alone, `reason` says why. Construction asks
+    the models' classes and configs, and makes them attend in segments; the first pass tries the layouts out.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        policy = causal_lm_of(trainer.model)
+        reference = trainer.accelerator.unwrap_model(trainer.ref_model) if trainer.ref_model is not None else None
+        backbone = getattr(getattr(policy, CRITIC_ATTRIBUTE, None), "backbone", None)
+        models = [each for each in (policy, reference, backbone) if each is not None]
+        self.reason = _why_policy_unfolds(trainer) or next(filter(None, map(_why_unfolded, models)), None)
+        self.layouts: Sequence[str] = LAYOUTS[:1]
+        self._is_tried = False
+        if self.reason is None:
+            for model in models:
+                attend_in_segments(model)
+            self.layouts = LAYOUTS[:2] if any(map(is_flash, models)) else LAYOUTS
 
     def __call__(
         self,
@@ -40,22 +72,210 @@ class Forward:
         values: bool = False,
         rows: int | None = None,
     ) -> Pass:
+        """Ask `model` of the trainer, wrapped or not, about a batch. All processes call it together.
+
+        Args:
+            model: The policy, or the reference model.
+            batch: TRL's, with `prompt_ids`, `completion_ids` and their masks, and if it has them `tool_mask`, the
+                inputs of images, and `context_ids` (B, T): a completion token belongs to the context |c|, of which 0
+                continues the prompt.
+            entropies, router, values: What to compute besides log-probabilities. Values need a critic.
+            rows: The number of rows that the model reads at a time; None reads all at once.
+
+        Raises:
+            ValueError: A trajectory with images has several contexts.
+        """
+        if not self._is_tried:
+            self._is_tried = True
+            self._try_out()
+        return self._ask(model, batch, self.layouts, entropies, router, values, rows)
+
+    def _ask(
+        self,
+        model: Any,
+        batch: Mapping[str, Any],
+        layouts: Sequence[str],
+        entropies: bool = False,
+        router: bool = False,
+        values: bool = False,
+        rows: int | None = None,
+    ) -> Pass:
         trainer = self._trainer
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+        images = {name: batch[name] for name in IMAGE_INPUTS if name in batch}
+        contexts = batch.get("context_ids")
+        if images:
+            if contexts is not None and contexts.any():
+                raise ValueError("`context_ids` has several contexts, but prompts have images, which they would lack.")
+            layouts, contexts = ("rows",), None
+        policy = trainer.accelerator.unwrap_model(model) if model is trainer.ref_model else trainer.model
+        asked = LaidOut(model, policy, layouts, loss_mask_of(batch), contexts, values)
+        options = {"batch_size": rows, "compute_entropy": entropies, "compute_aux_loss": router, **images}
         length = batch["completion_ids"].size(1)
-        prompt = ids.size(1) - length
-        found = ValuesBesideLogps(model) if values else None
-        wrapped = model if found is None else found
-        if ids.device.type == "cpu":
-            policy = (
-                trainer.accelerator.unwrap_model(trainer.ref_model) if model is trainer.ref_model else trainer.model
-            )
-            wrapped = CompletionsAlone(wrapped, policy, prompt)
-        if not width_matters(trainer.model):
-            wrapped = NoPadding(wrapped, prompt)
-        given = {name: batch[name] for name in IMAGE_INPUTS if name in batch}
-        logps, entropy, aux_loss = trainer._get_per_token_logps_and_entropies(
-            wrapped, ids, mask, length, batch_size=rows, compute_entropy=entropies, compute_aux_loss=router, **given
+        logps, entropy, aux_loss = trainer._get_per_token_logps_and_entropies(asked, ids, mask, length, **options)
+        return Pass(logps, entropy, torch.cat(asked.values)[:, -length:] if values else None, aux_loss)
+
+    def _try_out(self) -> None:
+        """Compare the layouts on short texts, and say which are left. All processes decide alike."""
+        trainer = self._trainer
+        if self.reason is None:
+            off = torch.tensor(self._difference(), device=trainer.accelerator.device)
+            most = float(trainer.accelerator.gather(off).max())
+            if not most <= self._tolerance:  # true for NaN, too
+                self.layouts = LAYOUTS[:1]
+                self.reason = f"what it computes without padding is off by {most:.2g} on average"
+        if self.reason is None:
+            logger.info("The policy reads trajectories without padding.")
+            return
+        say_once(
+            trainer.args,
+            f"{type(causal_lm_of(trainer.model)).__name__} reads padded trajectories, because {self.reason}. A step "
+            "is right, but takes longer than without padding.",
         )
-        return Pass(logps, entropy, None if found is None else found.values(length), aux_loss)
+
+    @property
+    def _tolerance(self) -> float:
+        """The largest mean difference, in nats, that rounding explains. Texts that mix differ by more."""
+        args, dtype = self._trainer.args, self._trainer.model.dtype
+        return 0.2 if args.bf16 or args.fp16 or args.tf32 or dtype in (torch.float16, torch.bfloat16) else 1e-4
+
+    def _difference(self) -> float:
+        """The mean difference between a layout and unfolded texts, of which two begin alike; infinite if one fails."""
+        model, causal_lm = self._trainer.model, causal_lm_of(self._trainer.model)
+        window = getattr(causal_lm.config.get_text_config(), "sliding_window", None) or 0
+        batch = _texts(window + 8 if window <= _LARGEST_WINDOW else 8, self._trainer)
+        is_training, values = model.training, hasattr(causal_lm, CRITIC_ATTRIBUTE)
+        model.eval()  # without dropout
+        try:
+            with torch.no_grad():
+                plain, *others = (self._ask(model, batch, [layout], values=values) for layout in self.layouts)
+        except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
+            logger.debug("Contexts in one row fail.", exc_info=True)
+            return float("inf")
+        finally:
+            model.train(is_training)
+        kept = batch["completion_mask"].bool()
+        pairs = [pair for each in others for pair in ((each.logps, plain.logps), (each.values, plain.values))]
+        known = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        return max(float((ours - theirs)[kept].abs().mean()) for ours, theirs in known)
+
+
+def _why_policy_unfolds(trainer: Any) -> str | None:
+    config = getattr(trainer.model, "active_peft_config", None)
+    if config is not None and config.is_prompt_learning:
+        return f"its adapter ({type(config).__name__}) puts virtual tokens in front of each row"
+    if trainer.args.n_gpu > 1:
+        return "one process trains on several GPUs"
+    return None
+
+
+def _why_unfolded(model: Any) -> str | None:
+    if (kind := _rope_of_batch(model)) is not None:
+        return f"its rotary positions ({kind}) depend on the longest row"
+    return why_not_packed(model)
+
+
+def _rope_of_batch(model: Any) -> str | None:
+    return rope_of_batch(model.config.get_text_config(decoder=True))
+
+
+def _texts(length: int, trainer: Any) -> dict[str, Tensor]:
+    """Two rows of an odd prompt and `length` tokens; the first has two contexts, whose beginnings are the same."""
+    device, words = trainer.accelerator.device, causal_lm_of(trainer.model).config.get_text_config().vocab_size
+    half = length // 2
+    texts = (torch.arange(3 * (length + 5), device=device) * 37 + 11).view(3, -1) % words
+    first = torch.cat([texts[0, 5 : 5 + half], texts[0], texts[1, :half]])
+    second = texts[2, 5:]
+    completions = torch.zeros(2, len(first), dtype=torch.long, device=device)
+    mask, contexts = torch.zeros_like(completions), torch.zeros_like(completions)
+    for row, text in enumerate((first, second)):
+        completions[row, : len(text)], mask[row, : len(text)] = text, 1
+    contexts[0, half:] = 1
+    prompts = torch.stack([texts[0, :5], texts[2, :5]])
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": torch.ones_like(prompts),
+        "completion_ids": completions,
+        "completion_mask": mask,
+        "context_ids": contexts,
+    }
+
+
+class LaidOut:
+    """Stands in for a model in `GRPOTrainer._get_per_token_logps_and_entropies`, which calls it with rows of a batch.
+
+    Args:
+        model: What to call.
+        policy: `model` without the wrappers of engines.
+        layouts: Of which to take the one with the fewest tokens, simpler ones first.
+        scored: (B, T) 1 at the tokens to score, of all rows.
+        contexts: (B, T) `context_ids` of all rows, or None.
+        with_values: Whether to collect the critic's `values`, (rows, W) for each call.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        policy: Any,
+        layouts: Sequence[str],
+        scored: Tensor,
+        contexts: Tensor | None = None,
+        with_values: bool = False,
+    ) -> None:
+        self._model, self._policy, self._layouts = model, policy, layouts
+        self._causal_lm = causal_lm_of(policy)
+        self._scored, self._contexts, self._row = scored, contexts, 0
+        self._with_values = with_values
+        self.values: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **options: Any) -> Any:
+        rows = slice(self._row, self._row + len(input_ids))
+        self._row = rows.stop
+        before = input_ids.size(1) - self._scored.size(1)
+        scored = pad(self._scored[rows].bool(), (before, 0), value=False)
+        contexts = None if self._contexts is None else pad(self._contexts[rows].abs(), (before, 0))
+        # A router loss counts the tokens that a mask marks, which only padded rows have.
+        layouts = self._layouts[:1] if options.get("output_router_logits") else self._layouts
+        width = input_ids.size(1) if _rope_of_batch(self._causal_lm) is not None else 0
+        plan = plan_of(input_ids, attention_mask, scored, contexts, layouts, width)
+        output = self._run(plan, options)
+        for name in ("log_probs", "entropy"):
+            if (found := getattr(output, name, None)) is not None:
+                setattr(output, name, plan.scatter(found, input_ids))
+        if self._with_values:
+            self.values.append(plan.scatter(output.critic_values, input_ids))
+        return output
+
+    def _run(self, plan: Plan, options: dict[str, Any]) -> Any:
+        """The model's output, (1, M) at the positions that predict scored tokens.
+
+        Critic and head run within the forward of the wrapped model, which is what engines expect.
+        """
+        causal_lm = self._causal_lm
+        values: list[Tensor] = []
+        if getattr(causal_lm.config.get_text_config(), "output_router_logits", False):
+            options = {"output_router_logits": False, **options}  # as asked, not as the config says
+        if plan.segments is not None:
+            options = {**options, **plan.segments.arguments(causal_lm), "position_ids": plan.position_ids}
+        elif plan.attention_mask is not None:
+            options = {**options, "attention_mask": plan.attention_mask}
+
+        def on_backbone(backbone: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            of_backbone.remove()  # a critic may ask the backbone again
+            if self._with_values:
+                critic = getattr(causal_lm, CRITIC_ATTRIBUTE)
+                critic.unfreeze()
+                values.append(plan.predicting(critic(BackboneCall(backbone, args, kwargs, output))))
+            return type(output)(**{**output, "last_hidden_state": plan.predicting(output.last_hidden_state)})
+
+        def on_policy(_policy: nn.Module, _args: Any, output: Any) -> Any:
+            return CausalLMOutputWithCritic(**output, critic_values=values.pop()) if values else output
+
+        # The backbone is looked up on each call, since FSDP and PEFT replace it.
+        of_backbone = causal_lm.base_model.register_forward_hook(on_backbone, with_kwargs=True)
+        of_policy = self._policy.register_forward_hook(on_policy, prepend=True)
+        try:
+            return self._model(input_ids=plan.input_ids, shift_labels=plan.labels, **options)
+        finally:
+            of_backbone.remove()
+            of_policy.remove()

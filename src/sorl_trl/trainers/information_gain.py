@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from trl.models.utils import disable_gradient_checkpointing
 
 from sorl_trl.checks import NOT_NEGATIVE
@@ -136,17 +137,18 @@ class InformationGain:
         return scores
 
     def _pass(self, asked: Sequence[_Scored]) -> Tensor:
-        """(N,) from one pass of the policy, with contexts padded on the left and answers on the right."""
-        before, after = max(len(one.context) for one in asked), max(len(one.answer) for one in asked)
-        ids = torch.full((len(asked), before + after), self._trainer._tokenizer.pad_token_id or 0)
-        mask = torch.zeros_like(ids)
-        for row, one in enumerate(asked):
-            own = slice(before - len(one.context), before + len(one.answer))
-            ids[row, own] = torch.tensor([*map(int, one.context), *one.answer])
-            mask[row, own] = 1
-        device = self._trainer.accelerator.device
-        ids, mask = ids.to(device), mask.to(device)
-        names = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")
-        parts = (ids[:, :before], ids[:, before:], mask[:, :before], mask[:, before:])
-        logps = self._trainer._forward(self._trainer.model, dict(zip(names, parts, strict=True))).logps
-        return masked_mean(logps, mask[:, before:], dim=1)
+        """(N,) from one pass of the policy, with contexts as prompts and answers as completions."""
+        prompts = self._padded([[*map(int, one.context)] for one in asked], "left")
+        answers = self._padded([one.answer for one in asked], "right")
+        batch = {"prompt_ids": prompts[0], "prompt_mask": prompts[1]}
+        batch |= {"completion_ids": answers[0], "completion_mask": answers[1]}
+        return masked_mean(self._trainer._forward(self._trainer.model, batch).logps, answers[1], dim=1)
+
+    def _padded(self, rows: Sequence[Sequence[int]], side: str) -> tuple[Tensor, Tensor]:
+        """(N, L) the rows padded on a side, and their mask."""
+        ids = [torch.tensor(row, device=self._trainer.accelerator.device) for row in rows]
+        value = self._trainer._tokenizer.pad_token_id or 0
+        return (
+            pad_sequence(ids, batch_first=True, padding_value=value, padding_side=side),
+            pad_sequence([torch.ones_like(row) for row in ids], batch_first=True, padding_side=side),
+        )

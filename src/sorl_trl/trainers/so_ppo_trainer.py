@@ -26,7 +26,7 @@ from sorl_trl.trainers.critic.model import (
     send_policy_alone,
 )
 from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, clip_apart, hold_policy_back
-from sorl_trl.trainers.forward import Pass
+from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.model_card import SORL_PAPER
 from sorl_trl.trainers.rollout import Rollout
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
@@ -82,6 +82,7 @@ class SOPPOTrainer(TurnLevelTrainer):
             )
         check_trained(self.model)
         self.critic = setup_critic(self.model, self.args, len(self._tokenizer))
+        self._forward = Forward(self)  # again, with the critic's model
         if self.args.disable_dropout:
             disable_noise(self.model)
         if self.is_fsdp_enabled:

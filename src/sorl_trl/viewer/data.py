@@ -184,7 +184,7 @@ def _trained_segments(each: TrainedTrajectory) -> Iterator[dict[str, Any]]:
         text = "".join(each.tokens[span])
         if turn_id == ENVIRONMENT:
             role = each.roles[last] if is_told and 0 <= last < len(each.roles) else None
-            marks = {"passages": [], "truncated": False, "neutralized": 0, "role": role, **begins}
+            marks: dict[str, Any] = {"passages": [], "truncated": False, "neutralized": 0, "role": role, **begins}
             if context < 0:
                 marks |= {"role": None, "repeated": True}
             yield {"kind": "observation", "text": text, "token_count": len(each.tokens[span]), **marks}
