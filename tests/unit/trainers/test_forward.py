@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -231,6 +232,7 @@ def forward_of(model: Any, **args: Any) -> Forward:
     trainer = SimpleNamespace(
         model=model, ref_model=None, accelerator=Accelerator(cpu=True), args=SimpleNamespace(**given)
     )
+    trainer._get_per_token_logps_and_entropies = partial(GRPOTrainer._get_per_token_logps_and_entropies, trainer)
     return Forward(trainer)
 
 
