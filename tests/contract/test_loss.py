@@ -14,6 +14,7 @@ from torch import Tensor
 from sorl_trl.methods import LLDS, METHODS, ClipPenalty, DoubleSided, Method, MiniRL, Unweighted
 from sorl_trl.trainers.rollout import OLD_SINCE, drop
 from tests.losses import assert_same_loss, gradient, off_policy_batch, token_logps
+from tests.trajectories import SeveralContexts
 
 pytestmark = pytest.mark.trains
 POWER = {"none": 0.0, "sqrt_length": 0.5, "length": 1.0}
@@ -101,6 +102,15 @@ def own_objective(
     power, decay = (args.vespo_k_pos, args.vespo_lambda_pos) if good else (args.vespo_k_neg, args.vespo_lambda_neg)
     of_sequence = log_ratio[turn_ids >= 0].detach().sum().exp()
     return math.exp(decay) * of_sequence**power * (-decay * of_sequence).exp() * advantage * logps[t]
+
+
+@pytest.mark.parametrize("loss_type", ["turn", "dapo"])
+def test_each_context_is_read_alone(tmp_path: Path, tokenizer: Any, loss_type: str) -> None:
+    """Ratios, means and clip ranges are the trajectory's; log-probabilities those of each context by itself."""
+    fields = {"loss_type": loss_type, "rollout_func": SeveralContexts(), "beta": 0.1, **OFF}
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **fields)
+    assert batch["context_ids"].min() < 0 < batch["context_ids"].max()
+    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
 
 
 @pytest.mark.parametrize("loss_type", ["cispo", "sapo", "vespo", "luspo"])

@@ -16,6 +16,7 @@ from sorl_trl.trainers.bias_norm import bias_normalizer
 from tests.critics import BATCH_SIZE, critic_parameters, rollout_batch
 from tests.losses import gradient
 from tests.ppo_losses import DISCOUNTED, assert_follows_the_formula, build, value_reference
+from tests.trajectories import SeveralContexts
 
 pytestmark = pytest.mark.trains
 
@@ -26,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SO-PPO": {},
     "SO-PPO arithmetic": {"turn_ratio": "arithmetic"},
     "SO-PPO at token level": {"advantage_level": "token"},
+    "SO-PPO with contexts": {"rollout_func": SeveralContexts()},
 }
 CLIP_RANGE = 0.2
 
