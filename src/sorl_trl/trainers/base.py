@@ -20,7 +20,12 @@ from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import use_adapter
+from trl.trainer.utils import (
+    shuffle_sequence_dict,
+    split_pixel_values_by_grid,
+    unsplit_pixel_values_by_grid,
+    use_adapter,
+)
 
 from sorl_trl.files import full_disk_is_said
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
@@ -72,6 +77,7 @@ from sorl_trl.trainers.rollout import (
     kept_masks,
     log_pending_metrics,
     log_table,
+    micro_batches,
     mismatch_of,
     outcome_advantages,
     scorable,
@@ -98,6 +104,7 @@ class TurnLevelTrainer(GRPOTrainer):
     """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
     _train_sampler: EpochRepeatSampler | None = None
     _ahead: RolloutsAhead | None = None
+    _buffered_inputs: Any
     _has_critic: ClassVar[bool] = False
 
     def __init__(
@@ -169,6 +176,19 @@ class TurnLevelTrainer(GRPOTrainer):
         self._dump.prepare(rollout)
         rollout.batch["turn_counts"] = turn_counts(rollout.batch["turn_ids"]).cpu()
         return rollout.batch
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """The next micro-batch: of a new rollout when all updates on the last one are made, as in TRL."""
+        if not self.model.training:
+            return self._generate_and_score_completions(generation_batch)
+        count = int(self.args.steps_per_generation)
+        if self._step % (count * int(self.num_iterations)) == 0 or self._buffered_inputs is None:
+            batch = self._generate_and_score_completions(generation_batch)
+            shuffled = shuffle_sequence_dict(split_pixel_values_by_grid(batch))
+            of_step, processes = min(self.args.gradient_accumulation_steps, count), self.accelerator.num_processes
+            split = micro_batches(shuffled, count, of_step, "tree" in self._forward.layouts, processes)
+            self._buffered_inputs = [unsplit_pixel_values_by_grid(each) for each in split]
+        return self._buffered_inputs[self._step % count]
 
     def _collect(self, inputs: list[dict[str, Any]]) -> Rollout:
         """Generate, score and reward a trajectory for each of this process's rows of the dataset."""
