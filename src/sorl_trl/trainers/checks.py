@@ -30,7 +30,7 @@ from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
 
 logger = logging.getLogger(__name__)
 
-ROUNDING = 3e-3
+ROUNDED_LOG_RATIO = 3e-3
 """By how much bfloat16 can move a sequence's mean log-ratio, rounded up from two measurements, 5.5e-4 and 2.8e-3."""
 
 
@@ -136,7 +136,7 @@ def check_precision(trainer: Any) -> None:
     args = trainer.args
     longest = {"sqrt_length": LONGEST**0.5, "length": LONGEST}.get(args.clip_range_scaling, 1)
     sides = {"epsilon": args.epsilon, "epsilon_high": args.epsilon_high}
-    given = {name: side for name, side in sides.items() if side is not None and side / longest < ROUNDING}
+    given = {name: side for name, side in sides.items() if side is not None and side / longest < ROUNDED_LOG_RATIO}
     is_rounded = args.bf16 or trainer.model.dtype == torch.bfloat16
     if given and is_rounded and args.importance_sampling_level != "token" and not args.is_on_policy:
         name, side = next(iter(given.items()))
@@ -144,8 +144,8 @@ def check_precision(trainer: Any) -> None:
         say_once(
             args,
             f"`{name}` is {side:g}{scaled}, but in bfloat16 rounding alone can move the mean log-ratio of a "
-            f"{args.importance_sampling_level} by {ROUNDING:g}, and with it what is clipped: train in float32 "
-            "(`bf16=False`, and weights in float32), or widen the range.",
+            f"{args.importance_sampling_level} by {ROUNDED_LOG_RATIO:g}, and with it what is clipped: train in "
+            "float32 (`bf16=False`, and weights in float32), or widen the range.",
         )
 
 

@@ -40,7 +40,7 @@ DETAILS = (
 """Metrics that only `log_turn_details` logs: a name, or the beginning of a family's names, up to "/" or "_"."""
 ON_POLICY_CONSTANTS = ("off_policy_age", "clip_penalty", "lr_factor")
 """Metrics that are constant if each rollout serves one update."""
-ROUNDING = 1e-3
+ROUNDED_KL = 1e-3
 """A KL to the old policy, in nats per token, that rounding stays below while the policy has not moved. Ours."""
 
 
@@ -177,7 +177,7 @@ class MetricLog:
         `metrics` are those of the micro-batches in which they are.
         """
         kl = mean_of_numbers([each["kl_to_old"] for each in metrics])
-        if self._has_warned or not kl > ROUNDING:  # true for NaN, too
+        if self._has_warned or not kl > ROUNDED_KL:  # true for NaN, too
             return
         self._has_warned, args = True, self._trainer.args
         cause = (
@@ -189,7 +189,7 @@ class MetricLog:
         if args.process_index == 0:
             logger.warning(
                 f"Two passes of the same policy differ: before any update on a rollout, the KL to the old policy is "
-                f"{kl:.1g} nats per token, and rounding stays below {ROUNDING:g}. The likely cause is {cause}. All "
+                f"{kl:.1g} nats per token, and rounding stays below {ROUNDED_KL:g}. The likely cause is {cause}. All "
                 "ratios have this noise, which clips turns and, through `target_kl`, lowers the learning rate."
             )
 
