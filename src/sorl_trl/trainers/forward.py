@@ -227,6 +227,7 @@ class LaidOut:
         self._scored, self._contexts, self._row = scored, contexts, 0
         self._with_values = with_values
         self.values: list[Tensor] = []
+        self._has_router = getattr(self._causal_lm.config.get_text_config(), "output_router_logits", False)
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **options: Any) -> Any:
         rows = slice(self._row, self._row + len(input_ids))
@@ -234,10 +235,15 @@ class LaidOut:
         before = input_ids.size(1) - self._scored.size(1)
         scored = pad(self._scored[rows].bool(), (before, 0), value=False)
         contexts = None if self._contexts is None else pad(self._contexts[rows].abs(), (before, 0))
-        # A router loss counts the tokens that a mask marks, which only padded rows have.
-        layouts = self._layouts[:1] if options.get("output_router_logits") else self._layouts
+        layouts, options = self._layouts, {"output_router_logits": False, **options} if self._has_router else options
+        if is_masked := options.get("output_router_logits", False):
+            layouts = layouts[:1]  # a router loss counts the tokens that a mask marks, which only padded rows have
         width = input_ids.size(1) if _rope_of_batch(self._causal_lm) is not None else 0
         plan = plan_of(input_ids, attention_mask, scored, contexts, layouts, width)
+        if plan.segments is not None:
+            options |= {"position_ids": plan.position_ids, **plan.segments.arguments(self._causal_lm)}
+        elif is_masked or layouts[0] == "rows":
+            options |= {"attention_mask": plan.attention_mask}
         output = self._run(plan, options)
         for name in ("log_probs", "entropy"):
             if (found := getattr(output, name, None)) is not None:
@@ -253,12 +259,6 @@ class LaidOut:
         """
         causal_lm = self._causal_lm
         values: list[Tensor] = []
-        if getattr(causal_lm.config.get_text_config(), "output_router_logits", False):
-            options = {"output_router_logits": False, **options}  # as asked, not as the config says
-        if plan.segments is not None:
-            options = {**options, **plan.segments.arguments(causal_lm), "position_ids": plan.position_ids}
-        elif plan.attention_mask is not None:
-            options = {**options, "attention_mask": plan.attention_mask}
 
         def on_backbone(backbone: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             of_backbone.remove()  # a critic may ask the backbone again

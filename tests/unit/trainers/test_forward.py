@@ -342,17 +342,16 @@ def test_a_micro_batch_in_which_nothing_is_scored(layout: str) -> None:
 def test_positions_that_depend_on_the_width_keep_it() -> None:
     """As in TRL: all rows are as wide as the batch, where frequencies follow the longest row."""
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-    model = families.build(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**{**GQA, **ROPE}, rope_parameters=rope)))
+    config = hf.LlamaConfig(**{**GQA, "max_position_embeddings": 16, "rope_parameters": rope})
+    model = families.build(lambda: hf.LlamaForCausalLM(config))
+    again = with_head(families.build(lambda: hf.LlamaForCausalLM(config)), packs=False)  # it remembers the longest
     forward = forward_of(with_head(model, packs=False))
     batch = {name: each for name, each in BATCH.items() if name != "context_ids"}
-    ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
-    theirs, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(forward._trainer, model, ids, mask, LENGTH)
-    assert "dynamic" in str(forward.reason)
     said = asked(forward, model, batch)
+    assert "dynamic" in str(forward.reason)
+    ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+    theirs, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(forward._trainer, again, ids, mask, LENGTH)
     torch.testing.assert_close(said["logps"], torch.where(SCORED, theirs, 0.0).double(), **IN_SINGLE)
-
-
-ROPE = {"max_position_embeddings": 16}
 
 
 def test_prompt_tuning_is_scored_as_by_trl(tmp_path: Path) -> None:
