@@ -23,12 +23,20 @@ from sorl_trl.files import full_disk_is_said
 from sorl_trl.methods import Method, MicroBatch, ScoredRollout, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
 from sorl_trl.trainers.agents.agent_rollout import MESSAGES, AgentRollout
-from sorl_trl.trainers.agents.chat_tools import know_calls
+from sorl_trl.trainers.agents.chat import know_calls
 from sorl_trl.trainers.agents.chatml import check_template
 from sorl_trl.trainers.agents.native_tools import HarmlessTools, tools_as_rollout
-from sorl_trl.trainers.agents.vllm.client import weight_client
+from sorl_trl.trainers.agents.vllm.client import used_by_trl
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
-from sorl_trl.trainers.ahead.training import sampled_logps, sampling_ahead, set_old_policy
+from sorl_trl.trainers.ahead.training import sampled_logps, set_old_policy
+from sorl_trl.trainers.checkpoint import (
+    EpochRepeatSampler,
+    load_cycle,
+    load_weights,
+    save_cycle,
+    save_settings,
+    take_up_settings,
+)
 from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,
@@ -43,17 +51,13 @@ from sorl_trl.trainers.checks import (
     say_once,
 )
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
-from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
-from sorl_trl.trainers.cycle.generation_cycle import load_cycle, save_cycle
-from sorl_trl.trainers.cycle.resume_point import resume_point
-from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
-from sorl_trl.trainers.cycle.weights import load_weights
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
 from sorl_trl.trainers.loss.no_padding import CompletionsAlone, NoPadding, width_matters
 from sorl_trl.trainers.loss.policy_loss import is_trls, micro_batch, policy_loss
 from sorl_trl.trainers.model_card import credited, rewrite_card
+from sorl_trl.trainers.resume_point import resume_point
 from sorl_trl.trainers.turns.batch import (
     GENERATED_AT,
     GOOD_TOKENS,
@@ -118,10 +122,8 @@ class TurnLevelTrainer(GRPOTrainer):
             rollout.check(args, given.get("tools"), given.get("environment_factory"))
         self._tools = HarmlessTools(self)
         self._recorder = RolloutRecorder(self)
-        with weight_client():
+        with used_by_trl():
             super().__init__(**given)
-        if self.rollout_func is not None:
-            self.rollout_func = checked_rollout(self.rollout_func)
         if args.disable_dropout:
             disable_noise(self.model)
         check_processor(args)
@@ -129,8 +131,14 @@ class TurnLevelTrainer(GRPOTrainer):
         check_optimizers(self)
         if isinstance(rollout, AgentRollout) and rollout.shows_tools:
             know_calls(self)
-            rollout.protocol_for(self)
-        check_ahead(self)
+            rollout.protocol_for(rollout.setup(self))
+        if args.async_staleness:
+            check_ahead(self)
+            by_completion = args.async_order == "completed"
+            self._ahead = RolloutsAhead(self, self.rollout_func, args.async_staleness, by_completion)
+            self.rollout_func = self._ahead
+        elif self.rollout_func is not None:
+            self.rollout_func = checked_rollout(self.rollout_func)
         check_dataset(self)
         if args.compares_with_sampler:
             self.vllm_importance_sampling_correction = False  # ratios already contain what it would correct
@@ -191,8 +199,7 @@ class TurnLevelTrainer(GRPOTrainer):
         """TRL's batch of this process's rows of the dataset, with their turns, and the rollout of all processes."""
         sampled_at = self.state.global_step
         if self._ahead is not None and self.model.training:
-            inputs = self._ahead.take(inputs)
-            sampled_at = self._ahead.sampled_at
+            inputs, sampled_at = self._ahead.take(inputs)
         self._tools.note_prompts(inputs)
         self.rollout_examples = [dict(row) for row in inputs]
         output = super()._generate_and_score_completions(inputs)
@@ -341,8 +348,7 @@ class TurnLevelTrainer(GRPOTrainer):
                 f"Updates per rollout: {self.args.updates_per_rollout:g}, so that every importance ratio is 1 and "
                 "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several.",
             )
-        late, by_completion = self.args.async_staleness, self.args.async_order == "completed"
-        with sampling_ahead(self, late, by_completion) if late else nullcontext():
+        with nullcontext() if self._ahead is None else self._ahead.running():
             return super().train(checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
@@ -355,14 +361,14 @@ class TurnLevelTrainer(GRPOTrainer):
             self._train_sampler.epoch = kwargs["epoch"]
         if self._ahead is not None:
             behind = kwargs["steps_trained_in_current_epoch"] if kwargs["epoch"] == kwargs["epochs_trained"] else 0
-            self._ahead.seek(kwargs["epoch"] * kwargs["steps_in_epoch"] + behind)
+            self._ahead.begin_at(kwargs["epoch"] * kwargs["steps_in_epoch"] + behind)
         return super()._run_epoch(**kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if not self.args.save_only_model:
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder = Path(self._get_output_dir(trial=trial)) / name
-            save_cycle(self, folder)
+            save_cycle(self, folder, self._ahead)
             if self.args.should_save:
                 save_settings(self, folder)
         # transformers writes the trainer's state last, so a checkpoint that has it is complete.
@@ -384,6 +390,6 @@ class TurnLevelTrainer(GRPOTrainer):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if resume_from_checkpoint is not None:
-            load_cycle(self, Path(resume_from_checkpoint))
+            load_cycle(self, Path(resume_from_checkpoint), self._ahead)
             self.state.compute_steps(self.args, max_steps)  # from this run's settings
         return prepared

@@ -24,7 +24,6 @@ from sorl_trl.trainers.critic.model import (
     ValuesBesideLogps,
     detached_critic,
     is_critic_name,
-    send_policy_alone,
 )
 from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, clip_apart, hold_policy_back
 from sorl_trl.trainers.model_card import SORL_PAPER
@@ -89,8 +88,6 @@ class SOPPOTrainer(TurnLevelTrainer):
             disable_noise(self.model)
         if self.is_fsdp_enabled:
             check_fsdp(self.critic, self.accelerator.state.fsdp_plugin.activation_checkpointing)
-        if self.use_vllm:
-            send_policy_alone(self.vllm_generation)
         if self.args.sync_ref_model:
             self.remove_callback(SyncRefModelCallback)
             self.add_callback(FollowPolicy(self.ref_model, self.accelerator))

@@ -12,7 +12,6 @@ from torch.nn.functional import pad
 
 from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import TurnLayout, bounded_log_ratio, masked_mean, turn_layout
-from sorl_trl.trainers.cycle.epoch_sampler import cycle_steps
 from sorl_trl.trainers.turns.rewards import TurnRewards
 from sorl_trl.trainers.turns.states import Generated, state_keys
 from sorl_trl.types import ActionKind, Trajectory
@@ -144,7 +143,7 @@ def trl_corrects_sampling(trainer: Any) -> bool:
 
 def trl_scores_old_policy(trainer: Any) -> bool:
     """Whether TRL runs the current policy over new trajectories before their first update."""
-    return trainer.args.gradient_accumulation_steps % cycle_steps(trainer) != 0 or trl_corrects_sampling(trainer)
+    return trainer.args.gradient_accumulation_steps % trainer.args.cycle_steps != 0 or trl_corrects_sampling(trainer)
 
 
 def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
