@@ -25,7 +25,7 @@ from trl.trainer.utils import RepeatSampler
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.trainers.agents.chat import RolloutSetup
-from sorl_trl.trainers.ahead import rollouts
+from sorl_trl.trainers.ahead import policies, rollouts
 from sorl_trl.trainers.ahead.rollouts import upcoming_batches
 
 SIZES = ((16, 1), (32, 4), (64, 8))  # rows of a rank, and ranks
@@ -90,8 +90,9 @@ def run(rows: int, ranks: int, staleness: int, stragglers: bool, order: str, see
                 time.sleep((TRAINING_S + SYNC_S) / FASTER)
                 trainer.state.global_step += 1
 
-    policy = SimpleNamespace(begin=id, close=list, engine=lambda *_: SimpleNamespace(wake=list))
-    rollouts.PolicyCopies, rollouts.gather_object = lambda _: policy, gather
+    policy = SimpleNamespace(renew=lambda *_: None, close=list, engine=lambda *_: SimpleNamespace(wake=list))
+    rollouts.PolicyCopies = lambda _: policy
+    rollouts.gather_object = policies.gather_object = gather
     began = time.perf_counter()
     with ThreadPoolExecutor(ranks) as pool:
         list(pool.map(train, range(ranks)))

@@ -12,11 +12,12 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
 from safetensors import safe_open
+from torch.distributed.checkpoint.stateful import Stateful
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from trl.trainer.utils import RepeatSampler
@@ -60,11 +61,6 @@ ONE_STATE = {"adamw_torch", "adamw_torch_fused"}
 NOT_COMPARED = ("log_", "model_init_kwargs", "num_completions_to_print", "save_", "vllm_group", "vllm_server")
 
 
-# -------------------------------------------------------------------------------------------------------------------
-# The order of prompts, and the generation cycle
-# -------------------------------------------------------------------------------------------------------------------
-
-
 class EpochRepeatSampler(RepeatSampler):
     """`RepeatSampler` in which epoch e has the order of the e-th pass of an uninterrupted run.
 
@@ -94,17 +90,7 @@ class EpochRepeatSampler(RepeatSampler):
         yield from super().__iter__()
 
 
-class Resumable(Protocol):
-    """A part of a trainer with a state of its own in checkpoints."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: numbers, texts, and lists of them."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-
-
-def save_cycle(trainer: Any, folder: Path, ahead: Resumable | None) -> None:
+def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
     """Write into a checkpoint this process's step within the cycle, and the trajectories still to be trained on.
 
     TRL saves neither, and would generate new trajectories at once. `ahead` are the run's rollouts ahead, if it has
@@ -121,7 +107,7 @@ def save_cycle(trainer: Any, folder: Path, ahead: Resumable | None) -> None:
     write_whole(_file(trainer, folder), lambda file: torch.save(state, file))
 
 
-def load_cycle(trainer: Any, folder: Path, ahead: Resumable | None) -> None:
+def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
     """Restore the step within the cycle, the trajectories still to be trained on, and the state of rollouts ahead.
 
     Three cases are not exact: an iterable dataset after its first pass, because transformers cannot tell how long a
@@ -169,7 +155,7 @@ def load_cycle(trainer: Any, folder: Path, ahead: Resumable | None) -> None:
     trainer._buffered_inputs = send_to_device(state["buffered_inputs"], trainer.accelerator.device, skip_keys=ON_HOST)
 
 
-def _load_ahead(ahead: Resumable | None, state: dict[str, Any]) -> bool:
+def _load_ahead(ahead: Stateful | None, state: dict[str, Any]) -> bool:
     """Hand the state of rollouts ahead back. Returns whether any process has trained on them out of order."""
     if not ranks_where(bool(state.get("late") or state.get("early"))):
         return False
@@ -203,11 +189,6 @@ def checkpoint_now(trainer: Any) -> Path | None:
         trainer.callback_handler.on_save(args, trainer.state, trainer.control)
         trainer.accelerator.wait_for_everyone()  # once one fails, the launcher ends all, even while they write
     return folder
-
-
-# -------------------------------------------------------------------------------------------------------------------
-# The settings of a run
-# -------------------------------------------------------------------------------------------------------------------
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
@@ -269,11 +250,6 @@ def take_up_settings(trainer: Any, checkpoint: Path) -> None:
     if others:
         listed = "; ".join(f"`{name}` was {before[name]!r}, is {now[name]!r}" for name in others)
         say_once(trainer.args, f"This run differs from {checkpoint}, which sorl-trl {made_with} wrote: {listed}.")
-
-
-# -------------------------------------------------------------------------------------------------------------------
-# Weights
-# -------------------------------------------------------------------------------------------------------------------
 
 
 def load_weights(trainer: Any, checkpoint: str, load: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from trl.trainer.utils import RepeatSampler
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.trainers.agents.chat import RolloutSetup
 from sorl_trl.trainers.agents.vllm import EngineUnavailable
-from sorl_trl.trainers.ahead import rollouts
+from sorl_trl.trainers.ahead import policies, rollouts
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 
 GROUPS, ROWS, PROMPTS = 2, 2, 6
@@ -112,7 +112,7 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def _no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = SimpleNamespace(begin=lambda version: None, engine=lambda end, options: Engine(), close=lambda: None)
+    policy = SimpleNamespace(renew=lambda *_: None, engine=lambda end, options: Engine(), close=lambda: None)
     monkeypatch.setattr(rollouts, "PolicyCopies", lambda trainer: policy)
 
 
@@ -170,8 +170,8 @@ def test_a_mistake_of_another_process_is_not_taken_for_an_engine_that_is_gone(mo
     def fail() -> None:
         raise EngineUnavailable("connection refused")
 
-    monkeypatch.setattr(rollouts, "gather_object", lambda mine: [*mine, (False, "no such tool")])
+    monkeypatch.setattr(policies, "gather_object", lambda mine: [*mine, (False, "no such tool")])
     with pytest.raises(EngineUnavailable, match=r"^connection refused$"):
-        rollouts.together(None, fail)
+        policies.together(None, fail)
     with pytest.raises(RuntimeError, match="another process failed: no such tool"):
-        rollouts.together(None, lambda: None)
+        policies.together(None, lambda: None)

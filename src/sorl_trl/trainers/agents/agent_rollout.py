@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl import GRPOTrainer
+from trl.chat_template_utils import get_training_chat_template, is_chat_template_prefix_preserving
 from trl.data_utils import is_conversational
 
 from sorl_trl.rollout import (
@@ -199,8 +200,12 @@ class AgentRollout:
         return (self.limits or RolloutLimits()).within(most)
 
     def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
-        """What the rollout reads of a trainer."""
-        return RolloutSetup.of(trainer, self.limits_under(trainer.args), self.shows_tools)
+        """What the rollout reads of a trainer. Tools are shown by the template with which TRL would train its own."""
+        shown_by, limits = trainer.chat_template, self.limits_under(trainer.args)
+        if self.shows_tools and not is_chat_template_prefix_preserving(trainer.processing_class):
+            shown_by = get_training_chat_template(trainer.processing_class)
+        options = trainer.chat_template_kwargs
+        return RolloutSetup(trainer.processing_class, shown_by, options, trainer.eos_token_ids, limits)
 
     def protocol_for(self, setup: RolloutSetup, conversational: bool = True) -> TagProtocol:
         """The protocol for a trainer. In a conversation, feedback after the policy's message is a chat message.

@@ -12,8 +12,6 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl import GRPOTrainer
 from trl.chat_template_utils import (
     add_response_schema,
-    get_training_chat_template,
-    is_chat_template_prefix_preserving,
     parse_response,
     supports_tool_calling,
 )
@@ -39,14 +37,6 @@ class RolloutSetup:
     eos_token_ids: Sequence[int]
     """The tokens that end a turn."""
     limits: RolloutLimits
-
-    @classmethod
-    def of(cls, trainer: GRPOTrainer, limits: RolloutLimits, shows_tools: bool) -> RolloutSetup:
-        """What a trainer holds now. With tools, the template becomes the one that TRL would train its own with."""
-        processing_class, template = trainer.processing_class, trainer.chat_template
-        if shows_tools and not is_chat_template_prefix_preserving(processing_class):
-            template = get_training_chat_template(processing_class)
-        return cls(processing_class, template, trainer.chat_template_kwargs, trainer.eos_token_ids, limits)
 
     @property
     def tokenizer(self) -> Any:

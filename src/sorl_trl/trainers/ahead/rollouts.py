@@ -6,7 +6,7 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,15 +14,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 
 from sorl_trl.rollout import Engine, TurnEnd
 from sorl_trl.rollout.engine import draw_seed
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.agents.chat import RolloutSetup
-from sorl_trl.trainers.agents.vllm.connection import EngineUnavailable
-from sorl_trl.trainers.ahead.policies import PolicyCopies, ServerPolicy
-from sorl_trl.trainers.checkpoint import EpochRepeatSampler, checkpoint_now
+from sorl_trl.trainers.ahead.policies import Policy, PolicyCopies, ServerPolicy, together
+from sorl_trl.trainers.checkpoint import EpochRepeatSampler
 
 _LISTEN_S = 0.5
 """How often the waiting training thread checks for Ctrl-C."""
@@ -79,7 +78,7 @@ class RolloutsAhead:
         rows = int(trainer.args.generation_batch_size) // trainer.accelerator.num_processes
         self._rows_of_part = int(trainer.num_generations) if by_completion else rows
         self._parts_of_batch = rows // self._rows_of_part
-        self._policy: ServerPolicy | PolicyCopies | None = None
+        self._policy: Policy | None = None
         """What this run's rollouts are sampled from; None outside a run."""
 
     @contextmanager
@@ -131,7 +130,6 @@ class RolloutsAhead:
         self._last = math.ceil(trainer.state.max_steps * trainer.args.gradient_accumulation_steps / cycle)
         self._begun = min((batch for batch, _ in self._overtaken), default=self._taken)
         self._upcoming = upcoming_batches(trainer, self._begun)
-        trainer._last_loaded_step = -1  # send the weights, whatever an earlier run has sent
 
     def state_dict(self) -> dict[str, Any]:
         """Which parts of which batches were trained on out of order, and the settings that this depends on."""
@@ -175,12 +173,9 @@ class RolloutsAhead:
         engine = PolicyCopies(trainer).engine(self._end(self.rollout.setup(trainer)), self.rollout.engine)
         return self.rollout.sample(prompts, trainer, engine)
 
-    def _next(self, policy: ServerPolicy | PolicyCopies, prompts: list[Any]) -> dict[str, Any]:
-        together(self._trainer, self._raise_failures)  # before sending weights, because a server may be gone
-        if isinstance(policy, ServerPolicy):
-            together(self._trainer, self._synchronize, policy)  # no process relies on weights still under way
-            self._check_server(policy, prompts)
-        policy.begin(self._taken)
+    def _next(self, policy: Policy, prompts: list[Any]) -> dict[str, Any]:
+        together(self._trainer, self._raise_failures)  # before weights are sent, because a server may be gone
+        policy.renew(self._taken, self._setup, prompts)
         together(self._trainer, self._begin_next, policy, prompts)
         parts, waited = self._wait_for_parts()
         self._take(parts)
@@ -191,25 +186,7 @@ class RolloutsAhead:
         sampled_at = min(gather_object([min(part.step for part in parts)]))
         return {**output, "rows": [row for part in parts for row in part.rows], "sampled_at_step": sampled_at}
 
-    def _synchronize(self, policy: ServerPolicy) -> None:
-        """Send the weights to a server if they have changed."""
-        trainer = self._trainer
-        if trainer.state.global_step != trainer._last_loaded_step:
-            policy.send()
-            trainer._last_loaded_step = trainer.state.global_step
-
-    def _check_server(self, policy: ServerPolicy, prompts: list[Any]) -> None:
-        """Compare what the server samples with the trainer's policy, with the same result on all processes."""
-        probe: list[Any] = [None]
-
-        def ask() -> None:
-            if self._trainer.accelerator.is_main_process:
-                probe[0] = policy.probe(self._setup.encode(prompts[:1])[0], self._taken)
-
-        together(self._trainer, ask)
-        policy.check(broadcast_object_list(probe)[0])
-
-    def _begin_next(self, policy: ServerPolicy | PolicyCopies, prompts: list[Any]) -> None:
+    def _begin_next(self, policy: Policy, prompts: list[Any]) -> None:
         """Begin batches up to `staleness` ahead, but none beyond the end of the run."""
         until = max(min(self._taken + self._staleness + 1, self._last), self._taken + 1)
         while self._begun < until:
@@ -227,7 +204,7 @@ class RolloutsAhead:
                 "sampler announced: rollouts cannot be sampled ahead of a dataloader that changes or skips rows."
             )
 
-    def _begin(self, policy: ServerPolicy | PolicyCopies, batch: int, number: int, rows: list[dict[str, Any]]) -> None:
+    def _begin(self, policy: Policy, batch: int, number: int, rows: list[dict[str, Any]]) -> None:
         engine = policy.engine(self._end(self._setup), self.rollout.engine)
         engine.seed = draw_seed()
         part = Part(batch, number, self._taken, self._trainer.state.global_step, rows, engine)
@@ -324,25 +301,3 @@ def _collect(part: Part, rollout: AgentRollout, setup: RolloutSetup, ended: thre
             part.result.set_result(rollout.collect(setup, prompts, part.rows, part.engine, go_on))
     except BaseException as error:  # the training thread raises it
         part.result.set_exception(error)
-
-
-def together(trainer: Any, function: Callable[..., None], *args: Any) -> None:
-    """Call a function on all processes, and raise an error on all if any of them raises one.
-
-    If the only failure is that the engine is gone, a checkpoint is written before EngineUnavailable is raised. Call
-    this before any work of the next rollout.
-    """
-    error: Exception | None = None
-    try:
-        function(*args)
-    except Exception as raised:
-        error = raised
-    mine = None if error is None else (isinstance(error, EngineUnavailable), str(error) or repr(error))
-    said = [each for each in gather_object([mine]) if each is not None]
-    if said and all(is_gone for is_gone, _ in said):
-        folder = checkpoint_now(trainer) or "the last checkpoint, where there is one"
-        raise EngineUnavailable(f"{said[0][1]}. Resume from {folder}.") from error
-    if error is not None:
-        raise error
-    if said:
-        raise RuntimeError(f"another process failed: {said[0][1]}")
