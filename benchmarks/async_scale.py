@@ -23,8 +23,10 @@ from typing import Any
 from trl.trainer.utils import RepeatSampler
 
 from sorl_trl.command_line import Parser, run_command
-from sorl_trl.trainers.ahead import failures, rollouts
-from sorl_trl.trainers.cycle.epoch_sampler import upcoming_batches
+from sorl_trl.rollout import RolloutLimits
+from sorl_trl.trainers.agents.chat import RolloutSetup
+from sorl_trl.trainers.ahead import policies, rollouts
+from sorl_trl.trainers.ahead.rollouts import upcoming_batches
 
 SIZES = ((16, 1), (32, 4), (64, 8))  # rows of a rank, and ranks
 STALENESS = (0, 1, 2, 4)
@@ -45,10 +47,16 @@ class SleepingRollout:
     def _search(self) -> float:
         return STRAGGLER_S if self._random.random() < self._share else self._random.uniform(*SEARCH_S)
 
-    def __call__(self, prompts: Sequence[int], trainer: Any) -> dict[str, Any]:
+    def setup(self, trainer: Any) -> RolloutSetup:
+        return RolloutSetup(None, None, {}, [1], RolloutLimits())
+
+    def fork(self) -> SleepingRollout:
+        return self
+
+    def collect(self, setup: Any, prompts: Sequence[int], *_: Any) -> tuple[dict[str, Any], dict[str, float]]:
         time.sleep(max(3 * TURN_S + self._search() + self._search() for _ in prompts) / FASTER)
         trajectory = SimpleNamespace(turns=[SimpleNamespace(versions=None)])
-        return {"completion_ids": list(prompts), "trajectory": [trajectory] * len(prompts)}
+        return {"completion_ids": list(prompts), "trajectory": [trajectory] * len(prompts)}, {}
 
 
 def run(rows: int, ranks: int, staleness: int, stragglers: bool, order: str, seed: int) -> float:
@@ -64,10 +72,10 @@ def run(rows: int, ranks: int, staleness: int, stragglers: bool, order: str, see
 
     def train(rank: int) -> None:
         own.rank = rank
-        args = {"generation_batch_size": rows * ranks, "steps_per_generation": 1, "gradient_accumulation_steps": 1}
+        args = {"generation_batch_size": rows * ranks, "cycle_steps": 1, "gradient_accumulation_steps": 1}
         trainer = SimpleNamespace(
-            **{"args": SimpleNamespace(**args), "num_iterations": 1, "num_generations": GROUP, "use_vllm": False},
-            **{"processing_class": None, "eos_token_ids": [1], "_log_metric": lambda *_: None},
+            **{"args": SimpleNamespace(**args), "num_generations": GROUP, "use_vllm": False, "_step": 0},
+            **{"model": SimpleNamespace(training=True), "_log_metric": lambda *_: None},
             train_dataset=[{"prompt": number} for number in range(prompts)],
             state=SimpleNamespace(global_step=0, max_steps=BATCHES),
             accelerator=SimpleNamespace(num_processes=ranks, process_index=rank),
@@ -75,13 +83,16 @@ def run(rows: int, ranks: int, staleness: int, stragglers: bool, order: str, see
         )
         rollout = SleepingRollout(stragglers, seed + rank)
         ahead = rollouts.RolloutsAhead(trainer, rollout, staleness, order == "completed")
-        for batch in islice(upcoming_batches(trainer, 0), BATCHES):
-            ahead.take(batch)
-            time.sleep((TRAINING_S + SYNC_S) / FASTER)
-            trainer.state.global_step += 1
+        with ahead.running():
+            ahead.begin_at(0)
+            for batch in islice(upcoming_batches(trainer, 0), BATCHES):
+                ahead([row["prompt"] for row in batch], trainer)
+                time.sleep((TRAINING_S + SYNC_S) / FASTER)
+                trainer.state.global_step += 1
 
-    policy = SimpleNamespace(begin=id, finish=id, engine=lambda *_: SimpleNamespace(poll=list, wake=list))
-    rollouts.PolicyCopies, failures.gather_object = lambda _: policy, gather
+    policy = SimpleNamespace(renew=lambda *_: None, close=list, engine=lambda *_: SimpleNamespace(wake=list))
+    rollouts.PolicyCopies = lambda _: policy
+    rollouts.gather_object = policies.gather_object = gather
     began = time.perf_counter()
     with ThreadPoolExecutor(ranks) as pool:
         list(pool.map(train, range(ranks)))

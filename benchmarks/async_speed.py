@@ -122,13 +122,13 @@ def train(policy: Path, url: str, folder: Path, case: dict[str, Any], rollouts: 
 
     trainer.training_step = timed("trains", trainer.training_step, TRAINING_S)
     if case["staleness"]:
-        collect, wait = RolloutsAhead._collect, RolloutsAhead._wait_for_parts
-        RolloutsAhead._collect = timed("samples", collect)
+        collect, wait = SearchRollout.collect, RolloutsAhead._wait_for_parts
+        SearchRollout.collect = timed("samples", collect)
         RolloutsAhead._wait_for_parts = timed("waits", wait)
         try:
             trainer.train()
         finally:
-            RolloutsAhead._collect, RolloutsAhead._wait_for_parts = collect, wait
+            SearchRollout.collect, RolloutsAhead._wait_for_parts = collect, wait
     else:
         trainer.rollout_func = timed("samples", trainer.rollout_func)
         trainer.train()

@@ -72,8 +72,9 @@ class Bench:
         self.folder = folder
         questions = [self.trainer.train_dataset[i]["prompt"] for i in range(TRAJECTORIES)]
         rollout = self.trainer.rollout_func.__wrapped__
-        self.collector: Collector = rollout._build_collector(self.trainer, rollout.protocol_for(self.trainer))
-        self.prompts: list[list[int]] = self.trainer._tokenize_prompts(questions)[0]
+        setup = rollout.setup(self.trainer)
+        self.collector: Collector = rollout.collector(setup)
+        self.prompts: list[list[int]] = setup.encode(questions)
         self.end = TurnEnd(self.trainer._tokenizer, self.collector.protocol.stop_strings, self.trainer.eos_token_ids)
 
     @contextmanager
@@ -104,6 +105,8 @@ class Bench:
         from trl.generation import vllm_generation
         from vllm import LLM
 
+        from sorl_trl.trainers.agents.vllm.client import PolicyGeneration
+
         def start(**arguments: Any) -> Any:
             del arguments["enable_sleep_mode"]
             arguments |= {"dtype": dtype, "enforce_eager": True, "kv_cache_memory_bytes": shims.KV_CACHE_BYTES}
@@ -113,7 +116,7 @@ class Bench:
 
         vllm_generation.LLM = start
         wrap = partial(
-            vllm_generation.VLLMGeneration,
+            PolicyGeneration,
             self.trainer.model,
             self.trainer.accelerator,
             self.trainer._tokenizer,

@@ -89,6 +89,7 @@ def build_agent(tmp_path: Path, search: Any = None, trainer_class: Any = SOGRPOT
     reward_funcs = overrides.pop("reward_funcs", [turns_reward])
     limits = overrides.pop("limits", LIMITS)
     model = overrides.pop("model", None) or agent_policy()
+    rows, rollout = overrides.pop("train_dataset", None) or questions(), overrides.pop("rollout_func", None)
     defaults = {"max_completion_length": 32, "max_steps": 4, "learning_rate": 1e-3}
     arguments = settings(tmp_path, **{**defaults, **overrides})
     config_class = trainer_class.config_class if issubclass(trainer_class, TurnLevelTrainer) else GRPOConfig
@@ -98,9 +99,9 @@ def build_agent(tmp_path: Path, search: Any = None, trainer_class: Any = SOGRPOT
         model,
         reward_funcs,
         config_class(**arguments),
-        questions(),
+        rows,
         processing_class=agent_tokenizer(),
-        rollout_func=SearchRollout(search or search_index(tmp_path), PROTOCOL, limits, NO_WAIT),
+        rollout_func=rollout or SearchRollout(search or search_index(tmp_path), PROTOCOL, limits, NO_WAIT),
         **to_trainer,
     )
 

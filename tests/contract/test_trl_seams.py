@@ -55,6 +55,7 @@ RELIED_ON = {
     "trl.generation.vllm_client:VLLMClient.init_communicator": "73133c3aceb8f2b8",
     "trl.generation.vllm_client:VLLMClient.reset_prefix_cache": "9389b9b4b47f3ec8",
     "trl.generation.vllm_client:VLLMClient.update_named_params": "2dfb66bd20f5708a",
+    "trl.generation.vllm_generation:VLLMGeneration._init_vllm": "da18fa6ef45cf006",
     "trl.generation.vllm_generation:VLLMGeneration._iter_named_params": "3cf9c78911630941",
     "trl.generation.vllm_generation:VLLMGeneration.generate": "bc1767e81d2624dd",
     "trl.generation.vllm_generation:VLLMGeneration.sync_weights": "5c09888febfccb68",

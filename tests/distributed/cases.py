@@ -108,10 +108,10 @@ class RecordedSearch(SearchRollout):
         self.rollout = self
         self.turns: list[int] = []
 
-    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        output = super().__call__(prompts, trainer)
+    def collect(self, *given: Any) -> tuple[dict[str, Any], dict[str, float]]:
+        output, metrics = super().collect(*given)
         self.turns.append(max(map(max, output["turn_ids"])) + 1)
-        return output
+        return output, metrics
 
 
 def uneven_turn_reward(turn_ids: list[list[int]], completion_ids: list[list[int]], **_: Any) -> list[list[float]]:

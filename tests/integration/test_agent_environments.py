@@ -211,6 +211,6 @@ def test_responders_are_closed_where_prompts_cannot_be_encoded(tmp_path: Path) -
     responder = Counts()
     rollout = AgentRollout(responder, replace(protocol("guess"), message_frame=Frame(" ", " ")), LIMITS)
     trainer = build(tmp_path, rollout, lambda **_: [])
-    with pytest.raises(KeyError):
-        rollout([[{"role": "user"}]], trainer)
+    with pytest.raises(ValueError, match="chat_template is not set"):
+        rollout([[{"role": "user", "content": "guess"}]], trainer)
     assert responder.closed == 1

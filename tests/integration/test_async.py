@@ -18,18 +18,18 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import EngineVeto, Method, MicroBatch
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import EngineOptions, RowTurn, ToolBox
 from sorl_trl.sandbox import PROTOCOL
-from sorl_trl.search import BM25Index, SearchUnavailable
+from sorl_trl.search import BM25Index, NoSearch, SearchUnavailable
 from sorl_trl.trainers.agents.vllm import EngineUnavailable
 from sorl_trl.trainers.ahead.policies import PolicyCopies, Probe, ServerPolicy
-from sorl_trl.trainers.ahead.training import load_ahead, sampling_ahead
+from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
+from sorl_trl.trainers.checkpoint import SETTINGS_FILE
 from sorl_trl.trainers.checks import check_ahead
-from sorl_trl.trainers.cycle.run_settings import SETTINGS_FILE
 from sorl_trl.types import Action, ActionKind, Passage, Turn
 from tests.agents import (
     LIMITS,
@@ -97,8 +97,8 @@ def test_without_staleness_it_is_synchronous_training(tmp_path: Path, trainer_cl
     torch.manual_seed(1)
     plain.train()
     torch.manual_seed(1)
-    with sampling_ahead(ahead, 0):
-        ahead.train()
+    ahead._ahead = ahead.rollout_func = RolloutsAhead(ahead, ahead.rollout_func.__wrapped__, 0)
+    ahead.train()
     assert ahead.asked == plain.asked and len(plain.asked) == 3
     named = dict(plain.model.named_parameters())
     assert all(torch.equal(value, named[name]) for name, value in ahead.model.named_parameters())
@@ -376,25 +376,25 @@ def test_no_checkpoint_is_written_that_is_there_or_would_not_resume(
     assert dies.saved == (every_step if changed == {"save_steps": 1} else [])
 
 
-def test_a_run_in_another_order_does_not_take_up_what_was_passed_by(tmp_path: Path) -> None:
-    trainer = build(tmp_path, async_order="completed", per_device_train_batch_size=8)
-    with sampling_ahead(trainer, 2, True):
-        said = trainer._ahead.state() | {"late": [(0, 1)]}
-    with sampling_ahead(trainer, 2, False), pytest.raises(UserMistake, match="`async_order`"):
-        load_ahead(trainer, said)
-    with pytest.raises(UserMistake, match="`async_order`"):
-        load_ahead(trainer, said)
-
-
-def test_other_processes_do_not_take_up_what_was_passed_by(tmp_path: Path) -> None:
-    """Whose places in a batch are others."""
+@pytest.mark.parametrize(
+    ("told", "changed", "said"),
+    [
+        ({}, {"async_order": "dataset"}, "`async_order`"),
+        ({}, {"async_staleness": 0}, "`async_order`"),
+        ({"world_size": 2}, {}, "`world_size` is 1, but was 2"),
+    ],
+    ids=["another order", "nothing ahead", "other places in a batch"],
+)
+def test_what_was_overtaken_is_taken_up_by_the_same_kind_of_run(
+    tmp_path: Path, told: dict[str, Any], changed: dict[str, Any], said: str
+) -> None:
     completed = {"async_order": "completed", "per_device_train_batch_size": 8, "save_strategy": "steps"}
     build(tmp_path / "first", **completed, max_steps=4, save_steps=4).train()
     file = tmp_path / "first/checkpoint-4/generation_cycle_0.pt"
     state = torch.load(file, weights_only=True)
-    torch.save(state | {"world_size": 2, "ahead": state["ahead"] | {"late": [(0, 1)]}}, file)
-    with pytest.raises(UserMistake, match="`world_size` is 1, but was 2"):
-        build(tmp_path / "rest", **completed).train(resume_from_checkpoint=str(file.parent))
+    torch.save(state | told | {"ahead": state["ahead"] | {"late": [(0, 1)]}}, file)
+    with pytest.raises(UserMistake, match=said):
+        build(tmp_path / "rest", **{**completed, **changed}).train(resume_from_checkpoint=str(file.parent))
 
 
 def test_tool_boxes_of_rollouts_that_overlap_share_nothing(tmp_path: Path) -> None:
@@ -503,9 +503,18 @@ def test_a_checkpoint_says_how_what_is_sampled_ahead_was_sampled(tmp_path: Path)
     assert saved["limits.max_turns"] == LIMITS.max_turns
 
 
+class Noted(SearchRollout):
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        return {**super().__call__(prompts, trainer), "noted": [True] * len(prompts)}
+
+
 def test_what_cannot_be_sampled_ahead_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no `AgentRollout`"):
         native_agent(tmp_path, agent_policy(), async_staleness=1)
+    with pytest.raises(ValueError, match="`train_dataset` has 'image'"):
+        build(tmp_path / "images", train_dataset=questions().add_column("image", [None] * 8))
+    with pytest.raises(ValueError, match=r"`Noted` overrides `__call__`.*override `collect`"):
+        build(tmp_path / "noted", rollout_func=Noted(NoSearch(), PROTOCOL, LIMITS))
     with pytest.raises(ValueError, match="a copy of the policy loses"):
         build(tmp_path / "cast", cast_lm_head_to_fp32=True)
     with pytest.raises(ValueError, match=r"do not serve it: generation_config.repetition_penalty.*vllm_mode='server'"):

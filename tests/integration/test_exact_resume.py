@@ -14,7 +14,7 @@ from trl.trainer.utils import RepeatSampler
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
+from sorl_trl.trainers.checkpoint import EpochRepeatSampler
 from tests.agents import agent_policy, agent_tokenizer, build_agent, search_index, steps_after
 from tests.policies import build_moe_policy
 

@@ -13,7 +13,7 @@ import pytest
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.cycle.run_settings import ONE_STATE, SETTINGS_FILE
+from sorl_trl.trainers.checkpoint import ONE_STATE, SETTINGS_FILE
 from tests.agents import LIMITS, build_agent, search_index
 
 FIELDS = {"num_iterations": 1, "steps_per_generation": 2, "save_strategy": "steps", "lr_scheduler_type": "linear"}

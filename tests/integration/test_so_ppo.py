@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from trl.generation.vllm_generation import VLLMGeneration
-from trl.trainer import grpo_trainer
 
 from sorl_trl import SOPPOTrainer
 from tests.agents import agent_policy, build_agent, questions
@@ -148,32 +143,16 @@ def test_a_reference_that_follows(tmp_path: Path, tokenizer: Any, case: str) -> 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class Engine:
-    """Iterates over weights as TRL's wrapper of vLLM does, and does nothing else."""
-
-    _iter_named_params = VLLMGeneration._iter_named_params
-    _fix_param_name_to_vllm = VLLMGeneration._fix_param_name_to_vllm
-
-    def __init__(self, model: Any, **_: Any) -> None:
-        self.model = model
-        self.mode = "colocate"
-        self._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda _: nullcontext())
-
-    def sent(self) -> dict[str, Tensor]:
-        weights: Iterator[tuple[str, Tensor]] = self._iter_named_params()
-        return {name: tensor.clone() for name, tensor in weights}
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_vllm_is_sent_the_policy_alone(
     tmp_path: Path, tokenizer: Any, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Engine)
+    monkeypatch.setattr(VLLMGeneration, "_init_vllm", lambda self: None)
     trainer = build_ppo(tmp_path, tokenizer, **CASES[case], use_vllm=True, vllm_mode="colocate")
     set_head(trainer)
     for parameter in critic_parameters(trainer.model).values():
         parameter.data.add_(1.0)  # none of which may get into what is merged
-    sent = trainer.vllm_generation.sent()
+    sent = {name: tensor.clone() for name, tensor in trainer.vllm_generation._iter_named_params()}
     plain = build_policy()
     assert sent.keys() == dict(plain.named_parameters()).keys()
     trainer.model.eval()

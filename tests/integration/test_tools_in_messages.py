@@ -19,7 +19,7 @@ from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, chatml_tools, se
 from sorl_trl.rollout import ChatProtocol, Collector, Generation, RolloutLimits, ToolBox
 from sorl_trl.rollout.trajectories import rollout_statistics
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.agents.chat_tools import messages_of
+from sorl_trl.trainers.agents.chat import messages_of
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.policies import build_policy
 from tests.tools import (
@@ -56,6 +56,12 @@ class Scripted:
         ids = self.messages.pop(0)
         self.heard.append(self.tokenizer.decode(contexts[0]))
         return [Generation(tuple(ids), None, stopped=True) for _ in contexts]
+
+
+def sample_from(trainer: Any, engine: Scripted) -> None:
+    """Have the trainer's rollout sample from a script."""
+    rollout = trainer.rollout_func.__wrapped__
+    trainer.rollout_func = lambda prompts, of: rollout.sample(prompts, of, engine)
 
 
 def template(name: str) -> Any:
@@ -112,8 +118,8 @@ def test_prompts_trajectories_and_messages_are_those_of_trls_tool_loop(
     theirs = batch_of(native_loop)
     tokenizer = template(name)
     trainer = build(tmp_path / "ours", tokenizer, reward, options={"async_staleness": 1}, **native)
-    trainer.engine_ahead = Scripted(call, ANSWER, tokenizer=tokenizer)
-    trainer.model.eval()  # where nothing is ahead
+    sample_from(trainer, Scripted(call, ANSWER, tokenizer=tokenizer))
+    trainer.model.eval()
     ours = batch_of(trainer)
     for key in ("prompt_ids", "completion_ids", "turn_ids"):
         assert ours[key].tolist() == theirs[key].tolist(), key
@@ -218,8 +224,9 @@ def read_and_shown(folder: Path, template_name: str, messages: Sequence[str], wh
     }
     trainer = build(folder, tokenizer, reward, options, trainer_class=trainer_class, policy=policy, **native)
     trainer._generate_single_turn = say
-    trainer.engine_ahead = Scripted(*messages, tokenizer=tokenizer)
-    trainer.model.eval()  # where nothing is ahead
+    if staleness:
+        sample_from(trainer, Scripted(*messages, tokenizer=tokenizer))
+    trainer.model.eval()
     kinds = [{"environment": "picking"}, {"environment": "counting"}] if "environment_factory" in native else [{}] * 2
     batch = trainer._generate_and_score_completions([{"prompt": QUESTION, **kind} for kind in kinds for _ in range(4)])
     return batch["completion_ids"].tolist(), seen
@@ -475,8 +482,8 @@ def test_without_a_dataset_nothing_is_sampled_ahead(tmp_path: Path, given: Any) 
 def test_prompts_show_the_tools_of_their_environment(tmp_path: Path) -> None:
     box = ToolBox([double], {"sum": Sum, "atlas": Atlas}, protocol=ChatProtocol())
     trainer = build(tmp_path, TOKENIZER, lambda **_: [0.0] * 8, rollout_func=AgentRollout(box))
-    box.kinds = ["sum", "atlas"]
-    encoded = trainer.rollout_func.__wrapped__._encoded([QUESTION, QUESTION], trainer, box)
+    setup = trainer.rollout_func.__wrapped__.setup(trainer)
+    encoded = setup.encode([QUESTION, QUESTION], [box.shown[kind] for kind in ("sum", "atlas")])
     for ids, own, other in zip(encoded, ('"add"', '"lookup"'), ('"lookup"', '"add"'), strict=True):
         prompt = TOKENIZER.decode(ids)
         assert own in prompt
@@ -493,7 +500,7 @@ def test_calls_are_limited_as_those_of_trls_tools(tmp_path: Path, most: int | No
         options={"async_staleness": 1, "max_tool_calling_iterations": most},
         tools=[lookup],
     )
-    trainer.engine_ahead = Scripted(CALL, CALL, CALL, ANSWER)
+    sample_from(trainer, Scripted(CALL, CALL, CALL, ANSWER))
     trainer.model.eval()
     assert int(batch_of(trainer)["turn_ids"].max()) + 1 == turns
     if most is not None:

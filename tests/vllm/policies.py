@@ -13,6 +13,7 @@ from accelerate.state import AcceleratorState
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sorl_trl import SOGRPOTrainer
+from sorl_trl.trainers.agents.vllm.client import PolicyGeneration
 from tests.agents import agent_tokenizer, build_agent
 from tests.vllm import shims
 
@@ -75,11 +76,9 @@ def vllm_agent(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: An
 
 def wrap(policy: Path, **arguments: Any) -> Any:
     """TRL's wrapper, greedy, with the weights of the policy sent."""
-    from trl.generation.vllm_generation import VLLMGeneration
-
     shims.install()
     settings = {"max_model_length": WINDOW, "max_num_seqs": 32, "gpu_memory_utilization": 0.3, "temperature": 0.0}
-    wrapper = VLLMGeneration(load_policy(policy), Accelerator(cpu=True), agent_tokenizer(), **settings, **arguments)
+    wrapper = PolicyGeneration(load_policy(policy), Accelerator(cpu=True), agent_tokenizer(), **settings, **arguments)
     wrapper.sync_weights()
     return wrapper
 

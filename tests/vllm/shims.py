@@ -50,10 +50,7 @@ def install() -> None:
     from trl.generation import vllm_generation
     from vllm import LLM
 
-    from sorl_trl.trainers.agents.vllm.client import WeightClient
-
     vllm_generation.LLM = partial(_start, LLM)
-    vllm_generation.VLLMClient = WeightClient  # for wrappers that no trainer of this package makes
 
 
 def _start(llm_class: Any, **arguments: Any) -> Any:

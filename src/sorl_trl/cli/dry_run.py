@@ -27,7 +27,7 @@ from sorl_trl.rollout.generation import positions_of
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.text import one_line
 from sorl_trl.trainers import AgentRollout, SearchRollout
-from sorl_trl.trainers.ahead.training import sample_from_a_copy
+from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.trainers.base import TurnLevelTrainer
 
 GIB = 2**30
@@ -96,7 +96,7 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: AgentRollout)
     Raises:
         ValueError: A prompt leaves no room for a single token, or a device has too little memory.
     """
-    prompt, positions = longest_prompt(trainer), positions_of(trainer.model) or inf
+    prompt, positions = longest_prompt(trainer, rollout), positions_of(trainer.model) or inf
     if prompt >= positions:
         raise ValueError(f"the longest prompt has {prompt} tokens, but the model has {positions} positions")
     most, limits = int(arguments.config.max_completion_length), rollout.limits or RolloutLimits()
@@ -142,10 +142,10 @@ def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> It
         )
 
 
-def longest_prompt(trainer: TurnLevelTrainer) -> int:
+def longest_prompt(trainer: TurnLevelTrainer, rollout: AgentRollout) -> int:
     """The number of tokens in the longest training prompt."""
     prompts = sorted(trainer.train_dataset["prompt"], key=lambda prompt: len(str(prompt)))[-LONGEST:]
-    return max(map(len, trainer._tokenize_prompts(prompts)[0]))
+    return max(map(len, rollout.setup(trainer).encode(prompts)))
 
 
 def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
@@ -158,7 +158,8 @@ def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
         return
     trainer.model.eval()
     rows = [trainer.train_dataset[i % len(trainer.train_dataset)] for i in range(REHEARSED)]
-    sample_from_a_copy(trainer)
+    if isinstance(trainer.rollout_func, RolloutsAhead) and not trainer.use_vllm:
+        trainer.rollout_func = trainer.rollout_func.from_a_copy
     with torch.no_grad():
         trainer._generate_and_score_completions([row for row in rows for _ in range(trainer.num_generations_eval)])
     metrics = {name: sum(values) / len(values) for name, values in trainer._metrics["eval"].items() if values}

@@ -47,7 +47,7 @@ from sorl_trl.sandbox import (
     warm_start,
 )
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.cycle.resume_point import newest
+from sorl_trl.trainers.resume_point import newest
 
 CACHE = Path("runs/cache")
 """The cache of warm-started policies, in the folder where the command runs."""

@@ -16,7 +16,7 @@ from sorl_trl.records import RECIPE_FILE
 from sorl_trl.rollout.environments.bfcl import FOR_QUESTIONS, names_tasks
 from sorl_trl.shipped import package_version
 from sorl_trl.text import without_user
-from sorl_trl.trainers.cycle.run_settings import RESTORED
+from sorl_trl.trainers.checkpoint import RESTORED
 
 SECRET = "_token"
 """Arguments whose names end like this are secrets, as in transformers."""

@@ -32,13 +32,20 @@ from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
 from sorl_trl.rollout.generation import positions_of
 from sorl_trl.trainers.agents.agent_rollout import MESSAGES, AgentRollout
-from sorl_trl.trainers.agents.chat_tools import know_calls
+from sorl_trl.trainers.agents.chat import know_calls
 from sorl_trl.trainers.agents.chatml import check_template
 from sorl_trl.trainers.agents.native_tools import HarmlessTools, tools_as_rollout
-from sorl_trl.trainers.agents.vllm.client import weight_client
+from sorl_trl.trainers.agents.vllm.client import used_by_trl
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
-from sorl_trl.trainers.ahead.training import sampling_ahead
 from sorl_trl.trainers.bias_norm import bias_normalizer
+from sorl_trl.trainers.checkpoint import (
+    EpochRepeatSampler,
+    load_cycle,
+    load_weights,
+    save_cycle,
+    save_settings,
+    take_up_settings,
+)
 from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,
@@ -53,11 +60,6 @@ from sorl_trl.trainers.checks import (
     say_once,
 )
 from sorl_trl.trainers.config import TurnLevelConfig
-from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
-from sorl_trl.trainers.cycle.generation_cycle import load_cycle, save_cycle
-from sorl_trl.trainers.cycle.resume_point import ranks_where, resume_point
-from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
-from sorl_trl.trainers.cycle.weights import load_weights
 from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.information_gain import InformationGain
 from sorl_trl.trainers.kl_control import KLControl
@@ -65,6 +67,7 @@ from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums
 from sorl_trl.trainers.model_card import credited, rewrite_card
 from sorl_trl.trainers.prompts import image_inputs, prompts_of
+from sorl_trl.trainers.resume_point import ranks_where, resume_point
 from sorl_trl.trainers.rewards import SAMPLED, rewarding_turns
 from sorl_trl.trainers.rollout import (
     GENERATED_AT,
@@ -130,10 +133,8 @@ class TurnLevelTrainer(GRPOTrainer):
         if isinstance(rollout := given.get("rollout_func"), AgentRollout):
             rollout.check(args, given.get("tools"), given.get("environment_factory"))
         self._tools = HarmlessTools(self)
-        with weight_client():
+        with used_by_trl():
             super().__init__(**given)
-        if self.rollout_func is not None:
-            self.rollout_func = checked_rollout(self.rollout_func)
         if args.disable_dropout:
             disable_noise(self.model)
         check_processor(args)
@@ -141,8 +142,14 @@ class TurnLevelTrainer(GRPOTrainer):
         check_optimizers(self)
         if isinstance(rollout, AgentRollout) and rollout.shows_tools:
             know_calls(self)
-            rollout.protocol_for(self)
-        check_ahead(self)
+            rollout.protocol_for(rollout.setup(self))
+        if args.async_staleness:
+            check_ahead(self)
+            by_completion = args.async_order == "completed"
+            self._ahead = RolloutsAhead(self, self.rollout_func, args.async_staleness, by_completion)
+            self.rollout_func = self._ahead
+        elif self.rollout_func is not None:
+            self.rollout_func = checked_rollout(self.rollout_func)
         check_dataset(self)
         if args.compares_with_sampler:
             self.vllm_importance_sampling_correction = False  # ratios already contain what it would correct
@@ -182,7 +189,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if not self.model.training:
             return self._generate_and_score_completions(generation_batch)
         count = int(self.args.steps_per_generation)
-        if self._step % (count * int(self.num_iterations)) == 0 or self._buffered_inputs is None:
+        if self._step % self.args.cycle_steps == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
             shuffled = shuffle_sequence_dict(split_pixel_values_by_grid(batch))
             of_step, processes = min(self.args.gradient_accumulation_steps, count), self.accelerator.num_processes
@@ -193,15 +200,16 @@ class TurnLevelTrainer(GRPOTrainer):
     def _collect(self, inputs: list[dict[str, Any]]) -> Rollout:
         """Generate, score and reward a trajectory for each of this process's rows of the dataset."""
         # Generate. TRL calls `rollout_func`, its tool loop or its engine, and logs lengths.
-        sampled_at = self.state.global_step
-        rows = inputs
+        prompts, images = prompts_of(self, inputs)
+        self.rollout_examples = [dict(row) for row in inputs]
         if self._ahead is not None and self.model.training:
-            rows = self._ahead.take(inputs)
-            sampled_at = self._ahead.sampled_at
-        prompts, images = prompts_of(self, rows)
-        self.rollout_examples = [dict(row) for row in rows]
+            self._ahead.renew(prompts)
         prompt_ids, completion_ids, env_mask, completions, logprobs, columns, shown, by_tools = self._generate(prompts)
         images = images if shown is None else shown
+        sampled_at = columns.pop("sampled_at_step", self.state.global_step)
+        rows = columns.pop("rows", inputs)
+        if rows is not inputs:  # those of a rollout ahead, which may have overtaken others
+            prompts = [row["prompt"] for row in rows]
         context_ids = columns.pop("context_ids", None)
         sampled = sampled_rows(
             prompt_ids, completion_ids, env_mask, columns.pop("turn_ids", None), context_ids, self._window
@@ -255,8 +263,8 @@ class TurnLevelTrainer(GRPOTrainer):
         """
         is_ahead = self.args.async_staleness > 0 and self.model.training
         is_sampler = is_ahead and self.args.compares_with_sampler
-        cycle = int(self.args.steps_per_generation) * int(self.num_iterations)
-        is_compared = is_ahead or self.args.gradient_accumulation_steps % cycle != 0 or trl_corrects_sampling(self)
+        is_reused = self.args.gradient_accumulation_steps % self.args.cycle_steps != 0
+        is_compared = is_ahead or is_reused or trl_corrects_sampling(self)
         sampling: Any = batch.get("sampling_per_token_logps")
         is_known = is_sampler and not ranks_where(bool(sampling.isnan().any()))
         logps = None
@@ -405,8 +413,7 @@ class TurnLevelTrainer(GRPOTrainer):
                 f"Updates per rollout: {self.args.updates_per_rollout:g}, so that every importance ratio is 1 and "
                 "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several.",
             )
-        late, by_completion = self.args.async_staleness, self.args.async_order == "completed"
-        with sampling_ahead(self, late, by_completion) if late else nullcontext():
+        with nullcontext() if self._ahead is None else self._ahead.running():
             return super().train(checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
@@ -419,14 +426,14 @@ class TurnLevelTrainer(GRPOTrainer):
             self._train_sampler.epoch = kwargs["epoch"]
         if self._ahead is not None:
             behind = kwargs["steps_trained_in_current_epoch"] if kwargs["epoch"] == kwargs["epochs_trained"] else 0
-            self._ahead.seek(kwargs["epoch"] * kwargs["steps_in_epoch"] + behind)
+            self._ahead.begin_at(kwargs["epoch"] * kwargs["steps_in_epoch"] + behind)
         return super()._run_epoch(**kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if not self.args.save_only_model:
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder = Path(self._get_output_dir(trial=trial)) / name
-            save_cycle(self, folder)
+            save_cycle(self, folder, self._ahead)
             if self.args.should_save:
                 save_settings(self, folder)
         # transformers writes the trainer's state last, so a checkpoint that has it is complete.
@@ -448,6 +455,6 @@ class TurnLevelTrainer(GRPOTrainer):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if resume_from_checkpoint is not None:
-            load_cycle(self, Path(resume_from_checkpoint))
+            load_cycle(self, Path(resume_from_checkpoint), self._ahead)
             self.state.compute_steps(self.args, max_steps)  # from this run's settings
         return prepared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from dataclasses import fields
 from typing import Any
@@ -193,7 +194,7 @@ def _check_prompts(trainer: Any, name: str, rows: Any) -> None:
     """Raise ValueError for a dataset of text where turns are messages. Warn if messages do not end generation."""
     if not isinstance(rows, Dataset) or "prompt" not in rows.column_names or not len(rows):
         return
-    rollout = getattr(trainer.rollout_func, "__wrapped__", None)
+    rollout = inspect.unwrap(trainer.rollout_func) if trainer.rollout_func else None
     in_messages = isinstance(rollout, AgentRollout) and rollout.protocol.turns_are_messages
     prompt = rows[0]["prompt"]
     if isinstance(prompt, str) and (trainer.tools or in_messages):
@@ -208,20 +209,26 @@ def _check_prompts(trainer: Any, name: str, rows: Any) -> None:
 
 
 def check_ahead(trainer: Any) -> None:
-    """Raise ValueError if the trainer cannot sample ahead of training."""
+    """Raise ValueError if a trainer with `async_staleness` cannot sample ahead of training."""
     args = trainer.args
-    if not args.async_staleness:
-        return
     asked = f"`async_staleness` is {args.async_staleness}, but "
-    if not isinstance(getattr(trainer.rollout_func, "__wrapped__", None), AgentRollout):
+    rollout = inspect.unwrap(trainer.rollout_func) if trainer.rollout_func else None
+    if not isinstance(rollout, AgentRollout):
         raise ValueError(
             f"{asked}there are no `tools`, and `rollout_func` is no `AgentRollout` or `SearchRollout`: "
             "nothing else is sampled ahead."
+        )
+    if type(rollout).__call__ is not AgentRollout.__call__:
+        raise ValueError(
+            f"{asked}`{type(rollout).__name__}` overrides `__call__`, which nothing calls ahead of training: override "
+            "`collect`."
         )
     if not isinstance(trainer.train_dataset, Dataset):
         raise ValueError(f"{asked}`train_dataset` must be a `datasets.Dataset`: others do not show what comes next.")
     if "prompt" not in trainer.train_dataset.column_names:
         raise ValueError(f"{asked}`train_dataset` has no column `prompt`: its environments must not make them all.")
+    if images := {"image", "images"} & set(trainer.train_dataset.column_names):
+        raise ValueError(f"{asked}`train_dataset` has {images.pop()!r}, and the rollout is for text.")
     rows = int(args.generation_batch_size) // trainer.accelerator.num_processes
     if args.async_order == "completed" and rows % int(args.num_generations):
         raise ValueError(
@@ -233,15 +240,15 @@ def check_ahead(trainer: Any) -> None:
             f"{asked}`vllm_mode` is {trainer.vllm_mode!r}, which samples or trains: use 'server' on another GPU."
         )
     if not trainer.use_vllm:
-        _check_copies(trainer, asked)
+        _check_copies(trainer, rollout, asked)
 
 
-def _check_copies(trainer: Any, asked: str) -> None:
+def _check_copies(trainer: Any, rollout: AgentRollout, asked: str) -> None:
     """Raise ValueError if copies of the policy cannot sample in this process."""
     instead = "set `use_vllm=True` and `vllm_mode='server'`"
     if trainer._dist.is_fsdp or trainer._dist.is_zero3:
         raise ValueError(f"{asked}sharded parameters are not copied: {instead}.")
-    if trainer.rollout_func.__wrapped__.engine.rollout_engine == "lockstep":
+    if rollout.engine.rollout_engine == "lockstep":
         raise ValueError(f"{asked}`rollout_engine` is 'lockstep', and copies of the policy sample in 'slots'.")
     if trainer.args.cast_lm_head_to_fp32:
         raise ValueError(f"{asked}`cast_lm_head_to_fp32` is True, which a copy of the policy loses: {instead}.")

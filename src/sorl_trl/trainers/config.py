@@ -222,9 +222,14 @@ class TurnLevelConfig(GRPOConfig):
             )
 
     @property
+    def cycle_steps(self) -> int:
+        """How many micro-batches of a process are trained on between two rollouts."""
+        return int(self.num_iterations) * int(self.steps_per_generation or 1)
+
+    @property
     def updates_per_rollout(self) -> float:
         """How many optimizer steps train on one rollout."""
-        return int(self.num_iterations) * int(self.steps_per_generation or 1) / int(self.gradient_accumulation_steps)
+        return self.cycle_steps / int(self.gradient_accumulation_steps)
 
     @property
     def compares_with_sampler(self) -> bool:
@@ -237,8 +242,7 @@ class TurnLevelConfig(GRPOConfig):
 
         This is TRL's criterion for skipping the old log-probabilities.
         """
-        micro_batches = int(self.num_iterations) * int(self.steps_per_generation or 1)
-        return self.async_staleness == 0 and int(self.gradient_accumulation_steps) % micro_batches == 0
+        return self.async_staleness == 0 and int(self.gradient_accumulation_steps) % self.cycle_steps == 0
 
 
 @dataclass

@@ -23,7 +23,6 @@ from sorl_trl.trainers.critic.model import (
     FollowPolicy,
     detached_critic,
     is_critic_name,
-    send_policy_alone,
 )
 from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, clip_apart, hold_policy_back
 from sorl_trl.trainers.forward import Forward, Pass
@@ -87,8 +86,6 @@ class SOPPOTrainer(TurnLevelTrainer):
             disable_noise(self.model)
         if self.is_fsdp_enabled:
             check_fsdp(self.critic, self.accelerator.state.fsdp_plugin.activation_checkpointing)
-        if self.use_vllm:
-            send_policy_alone(self.vllm_generation)
         if self.args.sync_ref_model:
             self.remove_callback(SyncRefModelCallback)
             self.add_callback(FollowPolicy(self.ref_model, self.accelerator))

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
+from sorl_trl.rollout import RolloutLimits
+from sorl_trl.trainers.agents.chat import RolloutSetup
 from sorl_trl.trainers.agents.vllm import EngineUnavailable
-from sorl_trl.trainers.ahead import failures, rollouts
+from sorl_trl.trainers.ahead import policies, rollouts
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 
 GROUPS, ROWS, PROMPTS = 2, 2, 6
@@ -20,16 +22,28 @@ GROUPS, ROWS, PROMPTS = 2, 2, 6
 
 
 class Run:
-    """A trainer without a policy: it takes one batch after the other, and their rollouts take as long as is said."""
+    """A trainer without a policy: it takes one batch after the other, and their rollouts take as long as is said.
 
-    def __init__(self, batches: int, staleness: int, by_completion: bool, latencies: list[float], first: int = 0):
+    It is its rollout as well.
+    """
+
+    protocol = SimpleNamespace(stop_strings=())
+    engine = None
+
+    def __init__(
+        self,
+        batches: int,
+        staleness: int,
+        by_completion: bool,
+        latencies: list[float],
+        first: int = 0,
+        state: dict[str, Any] | None = None,
+    ):
         self.latencies, self.begun, self.now = latencies, list[tuple[Any, int]](), first
         dataset = [{"prompt": number} for number in range(PROMPTS)]
         trainer = SimpleNamespace(
-            args=SimpleNamespace(
-                generation_batch_size=GROUPS * ROWS, steps_per_generation=1, gradient_accumulation_steps=1
-            ),
-            num_iterations=1,
+            args=SimpleNamespace(generation_batch_size=GROUPS * ROWS, cycle_steps=1, gradient_accumulation_steps=1),
+            model=SimpleNamespace(training=True),
             num_generations=ROWS,
             state=SimpleNamespace(global_step=first, max_steps=batches),
             accelerator=SimpleNamespace(num_processes=1, process_index=0, wait_for_everyone=lambda: None),
@@ -37,16 +51,20 @@ class Run:
             _train_sampler=self.sampler(),
             _step=0,
             use_vllm=False,
-            processing_class=object(),
-            eos_token_ids=[1],
-            _tokenize_prompts=lambda prompts: ([[0]], None, None),
             _log_metric=lambda name, value: self.logged.setdefault(name, []).append(value),
         )
         self.logged: dict[str, list[float]] = {}
-        rollout: Any = self.sample
+        rollout: Any = self
         self.ahead = RolloutsAhead(trainer, rollout, staleness, by_completion)
-        self.ahead.seek(first)
-        self.trainer, self.batches = trainer, batches
+        self.trainer, self.batches, self.state = trainer, batches, state
+        self.left: dict[str, Any] = {}
+        """The state at the end."""
+
+    def setup(self, trainer: Any) -> RolloutSetup:
+        return RolloutSetup(None, None, {}, [1], RolloutLimits())
+
+    def fork(self) -> Run:
+        return self
 
     def sampler(self) -> RepeatSampler:
         return RepeatSampler(list(range(PROMPTS)), ROWS, GROUPS, 4, shuffle=True, seed=3)
@@ -61,11 +79,11 @@ class Run:
             found += [indices[i : i + size] for i in range(0, len(indices), size)]
         return found[: self.batches]
 
-    def sample(self, prompts: list[int], view: Any) -> dict[str, Any]:
+    def collect(self, setup: Any, prompts: list[int], *_: Any) -> tuple[dict[str, Any], dict[str, float]]:
         self.begun.append((tuple(prompts), self.now))
         self.wait(prompts)
         turn = SimpleNamespace(versions=None)
-        return {"completion_ids": list(prompts), "trajectory": [SimpleNamespace(turns=[turn])] * len(prompts)}
+        return {"completion_ids": list(prompts), "trajectory": [SimpleNamespace(turns=[turn])] * len(prompts)}, {}
 
     def wait(self, prompts: list[int]) -> None:
         time.sleep(self.latencies[len(self.begun) % len(self.latencies)])
@@ -73,28 +91,29 @@ class Run:
     def train(self, until: int | None = None) -> list[list[int]]:
         taken = []
         expected = self.expected()
-        for batch in range(self.now, self.batches if until is None else until):
-            self.now = batch
-            rows = self.ahead.take([{"prompt": prompt} for prompt in expected[batch]])
-            assert self.ahead.output["completion_ids"] == [row["prompt"] for row in rows]
-            taken.append([row["prompt"] for row in rows])
+        with self.ahead.running():
+            if self.state is not None:
+                self.ahead.load_state_dict(self.state)
+            self.ahead.begin_at(self.now)
+            for batch in range(self.now, self.batches if until is None else until):
+                self.now = batch
+                output = self.ahead(expected[batch], self.trainer)
+                taken.append([row["prompt"] for row in output["rows"]])
+                assert output["completion_ids"] == taken[-1]
+            self.left = self.ahead.state_dict()
         return taken
 
 
 class Engine:
     """It samples nothing."""
 
-    def poll(self) -> None: ...
     def wake(self) -> None: ...
 
 
 @pytest.fixture(autouse=True)
 def _no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = SimpleNamespace(begin=lambda version: None, engine=lambda end, options: Engine(), close=lambda: None)
+    policy = SimpleNamespace(renew=lambda *_: None, engine=lambda end, options: Engine(), close=lambda: None)
     monkeypatch.setattr(rollouts, "PolicyCopies", lambda trainer: policy)
-    monkeypatch.setattr(RolloutsAhead, "__call__", None, raising=False)
-    monkeypatch.setattr(Run.sample, "protocol", SimpleNamespace(stop_strings=()), raising=False)
-    monkeypatch.setattr(Run.sample, "engine", None, raising=False)
 
 
 LATENCIES = st.lists(st.sampled_from([0.0, 0.0, 0.001, 0.003, 0.02]), min_size=1, max_size=7)
@@ -107,7 +126,6 @@ def test_everything_is_trained_on_once_and_never_too_late(
 ) -> None:
     run = Run(7, staleness, by_completion, latencies)
     taken, expected = run.train(), run.expected()
-    run.ahead.close()
     assert max(run.logged["async/age_max"]) <= staleness * (1 + 2 * by_completion)
     assert sorted(prompt for batch in taken for prompt in batch) == sorted(p for batch in expected for p in batch)
     assert by_completion or taken == expected
@@ -120,12 +138,8 @@ def test_everything_is_trained_on_once_and_never_too_late(
 def test_a_resumed_run_goes_on_with_what_was_passed_by(staleness: int, latencies: list[float], stopped: int) -> None:
     first = Run(7, staleness, True, latencies)
     taken = first.train(until=stopped)
-    state = first.ahead.state()
-    first.ahead.close()
-    rest = Run(7, staleness, True, latencies[::-1], first=stopped)
-    rest.ahead.load(state)
+    rest = Run(7, staleness, True, latencies[::-1], first=stopped, state=first.left)
     taken += rest.train()
-    rest.ahead.close()
     assert sorted(prompt for batch in taken for prompt in batch) == sorted(p for b in rest.expected() for p in b)
     assert max(rest.logged["async/age_max"]) <= 3 * staleness
 
@@ -145,9 +159,9 @@ def test_a_straggler_is_passed_by_for_as_many_batches_as_allowed() -> None:
 
 def test_another_batch_than_the_sampler_has_shown_is_an_error() -> None:
     run = Run(4, 1, False, [0.0])
-    with pytest.raises(RuntimeError, match="changes or skips rows"):
-        run.ahead.take([{"prompt": 99}] * 4)
-    run.ahead.close()
+    with run.ahead.running(), pytest.raises(RuntimeError, match="changes or skips rows"):
+        run.ahead.begin_at(0)
+        run.ahead([99] * 4, run.trainer)
 
 
 def test_a_mistake_of_another_process_is_not_taken_for_an_engine_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,8 +170,8 @@ def test_a_mistake_of_another_process_is_not_taken_for_an_engine_that_is_gone(mo
     def fail() -> None:
         raise EngineUnavailable("connection refused")
 
-    monkeypatch.setattr(failures, "gather_object", lambda mine: [*mine, (False, "no such tool")])
+    monkeypatch.setattr(policies, "gather_object", lambda mine: [*mine, (False, "no such tool")])
     with pytest.raises(EngineUnavailable, match=r"^connection refused$"):
-        failures.together(None, fail)
+        policies.together(None, fail)
     with pytest.raises(RuntimeError, match="another process failed: no such tool"):
-        failures.together(None, lambda: None)
+        policies.together(None, lambda: None)

@@ -110,9 +110,19 @@ def test_ranks_that_share_parameters_generate_in_step(
         assert not in_step or engine.polls_together
 
 
-def test_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_refused(tmp_path: Path) -> None:
     """TRL would train on images that the policy never saw."""
     trainer = build_agent(tmp_path)
-    monkeypatch.setattr(trainer, "_tokenize_prompts", lambda prompts: ([[1]], [object()], {}))
+    text, image = {"type": "text", "text": "where"}, {"type": "image", "image": object()}
+    prompts = [[{"role": "user", "content": content}] for content in ("where", [text, image])]
     with pytest.raises(ValueError, match="`SearchRollout` is for text"):
-        SearchRollout(NoSearch(), limits=LIMITS)(["where"], trainer)
+        SearchRollout(NoSearch(), limits=LIMITS)(prompts, trainer)
+
+
+@pytest.mark.parametrize("prompts", [["where rome", "where"], [[{"role": "user", "content": "where"}]] * 2])
+def test_prompts_are_encoded_as_trl_encodes_them(tmp_path: Path, prompts: Any) -> None:
+    trainer = build_agent(tmp_path, chat_template_kwargs={"before": "oslo"})
+    trainer.processing_class.chat_template = "{{ before }} {% for m in messages %}{{ m.content }} {% endfor %}"
+    encoded = trainer.rollout_func.__wrapped__.setup(trainer).encode(prompts)
+    assert encoded == trainer._tokenize_prompts(prompts)[0]
+    assert trainer.processing_class.decode(encoded[0]).startswith("oslo") == (prompts[0] != "where rome")

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from sorl_trl.rollout import TurnEnd
 from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, connection, vllm_engine
-from sorl_trl.trainers.agents.vllm.client import WeightClient
+from sorl_trl.trainers.agents.vllm import client as clients
+from sorl_trl.trainers.agents.vllm.client import PolicyGeneration, WeightClient
 from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.ahead.policies import ServerPolicy
 from tests.engines import take_turns
@@ -214,3 +216,18 @@ def test_a_failed_update_takes_part_in_the_gathers_of_the_others(monkeypatch: py
     with pytest.raises(EngineUnavailable, match="was restarted"):
         client.update_named_params([], parameters)
     assert gathered == ["a", "b", "c"]
+
+
+def test_a_trainer_of_this_package_sends_weights_through_our_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client:
+        def __init__(self, base_url: str, group_port: int, connection_timeout: float) -> None:
+            self.given = (base_url, group_port, connection_timeout)
+
+        def init_communicator(self, device: torch.device) -> None:
+            self.device = device
+
+    monkeypatch.setattr(clients, "WeightClient", Client)
+    options = {"mode": "server", "server_port": 8001, "group_port": 7, "server_timeout": 5.0}
+    generation = PolicyGeneration(torch.nn.Linear(1, 1), Accelerator(cpu=True), word_tokenizer(), **options)
+    assert generation.vllm_client.given == ("http://0.0.0.0:8001", 7, 5.0)
+    assert generation.vllm_client.device == torch.device("cpu")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl import GRPOTrainer
+from trl.chat_template_utils import get_training_chat_template, is_chat_template_prefix_preserving
 from trl.data_utils import is_conversational
 
 from sorl_trl.rollout import (
     Collector,
+    Engine,
     EngineOptions,
     Responder,
     RetryPolicy,
@@ -23,7 +26,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.rollout.greetings import Greeter
 from sorl_trl.search import SearchBackend
-from sorl_trl.trainers.agents.chat_tools import check_results, messages_of, showing
+from sorl_trl.trainers.agents.chat import RolloutSetup, check_results, holds_images, messages_of
 from sorl_trl.trainers.agents.policy_engine import policy_engine
 from sorl_trl.types import StopReason, Trajectory
 
@@ -95,36 +98,74 @@ class AgentRollout:
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         self.check(trainer.args, trainer.tools)  # TRL's trainers, unlike ours, have not called it yet
-        # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
-        protocol = self.protocol_for(trainer, is_conversational({"prompt": prompts[0]}))
-        collector = self._build_collector(trainer, protocol)
+        output: dict[str, Any] = {}
+        failure: BaseException | None = None
+        with policy_engine(trainer, self.protocol.stop_strings, self.engine) as (engine, any_active):
+            try:
+                output = self.sample(prompts, trainer, engine, any_active)
+            except BaseException as error:  # an exception would keep TRL's contexts from restoring anything
+                failure = error
+        if failure is not None:
+            raise failure
+        return output
+
+    def sample(
+        self, prompts: list[Any], trainer: GRPOTrainer, engine: Engine, any_active: Callable[[bool], bool] = bool
+    ) -> dict[str, Any]:
+        """Collect a trajectory for each prompt with an engine of the caller's, and log the trainer's metrics of it."""
         examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
-        greeter = Greeter(trainer._tokenizer, collector.protocol, collector.limits.max_observation_tokens)
+        output, metrics = self.collect(self.setup(trainer), prompts, examples, engine, any_active)
+        for name, value in metrics.items():
+            trainer._log_metric(name, value)
+        return output
+
+    def collect(
+        self,
+        setup: RolloutSetup,
+        prompts: Sequence[Any],
+        examples: Sequence[Mapping[str, Any]],
+        engine: Engine,
+        any_active: Callable[[bool], bool] = bool,
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """Collect a trajectory for each prompt. Returns what TRL expects of a `rollout_func`, and metrics by name.
+
+        Args:
+            setup: What `setup` reads of the trainer.
+            prompts: Texts or lists of messages, all of one kind.
+            examples: The row of the dataset for each prompt.
+            engine: Samples from the policy.
+            any_active: As for `Collector.collect`.
+
+        Raises ValueError for prompts with images.
+        """
+        if any(map(holds_images, prompts)):
+            name = type(self).__name__
+            raise ValueError(f"`{name}` is for text: the prompts hold images, which the policy would not see.")
+        collector = self.collector(setup, is_conversational({"prompt": prompts[0]}))
+        greeter = Greeter(setup.tokenizer, collector.protocol, setup.limits.max_observation_tokens)
         try:
-            greeted = greeter.add(prompts, collector.responder.greet(examples))
-            prompt_ids = self._encoded(greeted, trainer, collector.responder)
-            failure: BaseException | None = None
-            with policy_engine(trainer, collector.protocol.stop_strings, self.engine) as (engine, any_active):
-                try:
-                    trajectories = collector.collect(prompt_ids, engine, any_active, examples)
-                except BaseException as error:  # an exception would keep TRL's contexts from restoring anything
-                    failure = error
-            if failure is not None:
-                raise failure
+            greeted = greeter.add(prompts, self._responder.greet(examples))
+            prompt_ids = setup.encode(greeted, self._tools_shown())
+            trajectories = collector.collect(prompt_ids, engine, any_active, examples)
         finally:
-            collector.responder.close()
+            self._responder.close()
         statistics = rollout_statistics(trajectories) | collector.time
         statistics["neutralized_per_trajectory"] += greeter.neutralized / max(len(trajectories), 1)
-        for name, value in statistics.items():
-            trainer._log_metric(f"rollout/{name}", value)
-        for name, value in environment_statistics(trajectories, collector.responder).items():
-            trainer._log_metric(f"environment/{name}", value)
-        output = rollout_output(trajectories, trainer._tokenizer.eos_token_id, engine.window)
-        if environments := collector.responder.environments:
+        metrics = {f"rollout/{name}": value for name, value in statistics.items()}
+        for name, value in environment_statistics(trajectories, self._responder).items():
+            metrics[f"environment/{name}"] = value
+        output = rollout_output(trajectories, setup.tokenizer.eos_token_id, engine.window)
+        if environments := self._responder.environments:
             output["environments"] = [*environments]
         if self.shows_tools:
-            output[MESSAGES] = _as_messages(trajectories, collector, trainer._tokenizer)
-        return output
+            output[MESSAGES] = _as_messages(trajectories, collector, setup.tokenizer)
+        return output, metrics
+
+    def fork(self) -> AgentRollout:
+        """A copy for a rollout that may go on while others do."""
+        forked = copy.copy(self)
+        forked._responder = self._responder.fork()
+        return forked
 
     def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
         """Raise ValueError for arguments of a trainer that the rollout cannot honour."""
@@ -158,16 +199,15 @@ class AgentRollout:
             return RolloutLimits(sys.maxsize if calls is None else calls, most, most, most)
         return (self.limits or RolloutLimits()).within(most)
 
-    def _encoded(self, prompts: list[Any], trainer: GRPOTrainer, responder: Responder) -> list[list[int]]:
-        if self.shows_tools:
-            trainer = showing(trainer, responder)
-        prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
-        if images is not None:
-            name = type(self).__name__
-            raise ValueError(f"`{name}` is for text: the prompts hold images, which the policy would not see.")
-        return prompt_ids
+    def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
+        """What the rollout reads of a trainer. Tools are shown by the template with which TRL would train its own."""
+        shown_by, limits = trainer.chat_template, self.limits_under(trainer.args)
+        if self.shows_tools and not is_chat_template_prefix_preserving(trainer.processing_class):
+            shown_by = get_training_chat_template(trainer.processing_class)
+        options = trainer.chat_template_kwargs
+        return RolloutSetup(trainer.processing_class, shown_by, options, trainer.eos_token_ids, limits)
 
-    def protocol_for(self, trainer: GRPOTrainer, conversational: bool = True) -> TagProtocol:
+    def protocol_for(self, setup: RolloutSetup, conversational: bool = True) -> TagProtocol:
         """The protocol for a trainer. In a conversation, feedback after the policy's message is a chat message.
 
         Raises ValueError if the chat template shows tools, but their calls or results are not understood.
@@ -175,18 +215,22 @@ class AgentRollout:
         if not conversational:
             return self.protocol
         if not self.shows_tools:
-            return self.protocol.in_chat(trainer._tokenizer, trainer.chat_template_kwargs)
-        view = showing(trainer, self._responder)
-        options = {**trainer.chat_template_kwargs, "chat_template": view.chat_template}
-        protocol = self.protocol.in_chat(trainer._tokenizer, options)
-        protocol.check(trainer._tokenizer)
-        check_results(view, protocol)
+            return self.protocol.in_chat(setup.tokenizer, setup.chat_template_kwargs)
+        options = {**setup.chat_template_kwargs, "chat_template": setup.chat_template}
+        protocol = self.protocol.in_chat(setup.tokenizer, options)
+        protocol.check(setup.tokenizer)
+        check_results(setup, protocol)
         return protocol
 
-    def _build_collector(self, trainer: GRPOTrainer, protocol: TagProtocol) -> Collector:
-        responder = self._responder if getattr(trainer, "engine_ahead", None) is None else self._responder.fork()
-        limits = self.limits_under(trainer.args)
-        return Collector(trainer._tokenizer, responder, protocol, limits, rejoin_after=self.engine.rejoin_after)
+    def collector(self, setup: RolloutSetup, conversational: bool = True) -> Collector:
+        """What collects the trajectories. It is new each time, because one rollout may serve several trainers."""
+        protocol = self.protocol_for(setup, conversational)
+        again = self.engine.rejoin_after
+        return Collector(setup.tokenizer, self._responder, protocol, setup.limits, rejoin_after=again)
+
+    def _tools_shown(self) -> list[Sequence[Callable[..., Any]]] | None:
+        """The functions that the chat template shows in each prompt, once the responder knows the examples."""
+        return [self._responder.shown[kind] for kind in self._responder.kinds] if self.shows_tools else None
 
 
 class SearchRollout(AgentRollout):

@@ -21,12 +21,8 @@ def policy_engine(
     """The engine that samples from the trainer's policy, and a function that tells whether any rank is still active.
 
     If parameters stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`), or vLLM is
-    spread over ranks, every rank must poll equally often; otherwise ranks are independent. A rollout ahead of training
-    brings its engine as `trainer.engine_ahead`.
+    spread over ranks, every rank must poll equally often; otherwise ranks are independent.
     """
-    if (ahead := getattr(trainer, "engine_ahead", None)) is not None:
-        yield ahead, bool
-        return
     accelerator = trainer.accelerator
     end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
     if trainer.use_vllm:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.slots import SlotEngine
-from sorl_trl.trainers.agents.vllm.connection import VLLMServer
+from sorl_trl.trainers.agents.chat import RolloutSetup
+from sorl_trl.trainers.agents.vllm.connection import EngineUnavailable, VLLMServer
 from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, sampled_turns, server_url
+from sorl_trl.trainers.checkpoint import checkpoint_now
 
 TOLERANCE = 0.2
 """The largest mean difference of a probe, in nats. Rounding to bfloat16 causes less, and other weights more:
@@ -44,19 +47,37 @@ class ServerPolicy:
         self._trainer, self._vllm = trainer, trainer.vllm_generation
         self._server = VLLMServer(server_url(self._vllm))
         self._for_probes = VLLMServer(server_url(self._vllm))  # its requests do not queue behind those of rollouts
+        trainer._last_loaded_step = -1  # send the weights, whatever an earlier run has sent
 
-    def begin(self, version: int) -> None:
-        """Set the version of the weights from now on; each turn is stamped with the version it was sampled from."""
+    def renew(self, version: int, setup: RolloutSetup, prompts: list[Any]) -> None:
+        """Send the weights if they have changed, and check by a probe after one of the prompts that they are there.
+
+        Each turn from now on is stamped with the version that it was sampled from. All processes call it together.
+
+        Raises, on all processes, EngineUnavailable if the server is gone, and RuntimeError if it has other weights.
+        """
+        together(self._trainer, self._send)  # no process relies on weights that are still under way
+        probe: list[Any] = [None]
+
+        def ask() -> None:
+            if self._trainer.accelerator.is_main_process:
+                probe[0] = self.probe(setup.encode(prompts[:1])[0], version)
+
+        together(self._trainer, ask)
+        self.check(broadcast_object_list(probe)[0])
         self._server.version = version
 
-    def send(self) -> None:
-        """Send the weights. Raises EngineUnavailable if the server is gone, where TRL's client would wait."""
-        self._reach()
+    def _send(self) -> None:
+        trainer = self._trainer
+        if trainer.state.global_step == trainer._last_loaded_step:
+            return
+        self._reach()  # TRL's client would wait for a server that is gone
         try:
             self._vllm.sync_weights()
         except Exception:
             self._reach()
             raise
+        trainer._last_loaded_step = trainer.state.global_step
 
     def _reach(self) -> None:
         self._for_probes.ask("GET", "/weight_info")
@@ -138,7 +159,7 @@ class PolicyCopies:
         self._fresh: nn.Module | None = None
         """The copy with the present weights, once a rollout has needed it. Engines hold the older copies."""
 
-    def begin(self, version: int) -> None:
+    def renew(self, version: int, setup: RolloutSetup, prompts: list[Any]) -> None:
         """Forget the copy, because the policy has new weights."""
         self._fresh = None
 
@@ -155,9 +176,34 @@ class PolicyCopies:
         """Abort nothing: rollouts end with their next step."""
 
 
+Policy: TypeAlias = ServerPolicy | PolicyCopies
+
+
 def _copied(policy: nn.Module) -> nn.Module:
     model = copy.deepcopy(policy).eval().requires_grad_(False)
     for module in model.modules():
         # TRL's and accelerate's wrappers of `forward` would call the original model.
         module.__dict__.pop("forward", None)
     return model
+
+
+def together(trainer: Any, function: Callable[..., None], *args: Any) -> None:
+    """Call a function on all processes, and raise an error on all if any of them raises one.
+
+    If the only failure is that the engine is gone, a checkpoint is written before EngineUnavailable is raised. Call
+    this before any work of the next rollout.
+    """
+    error: Exception | None = None
+    try:
+        function(*args)
+    except Exception as raised:
+        error = raised
+    mine = None if error is None else (isinstance(error, EngineUnavailable), str(error) or repr(error))
+    said = [each for each in gather_object([mine]) if each is not None]
+    if said and all(is_gone for is_gone, _ in said):
+        folder = checkpoint_now(trainer) or "the last checkpoint, where there is one"
+        raise EngineUnavailable(f"{said[0][1]}. Resume from {folder}.") from error
+    if error is not None:
+        raise error
+    if said:
+        raise RuntimeError(f"another process failed: {said[0][1]}")

@@ -131,16 +131,6 @@ def detached_critic(model: nn.Module) -> Iterator[None]:
             causal_lm.add_module(CRITIC_ATTRIBUTE, critic)
 
 
-def send_policy_alone(engine: Any) -> None:
-    """Keep the critic's parameters from TRL's wrapper of vLLM, whose model lacks them.
-
-    The wrapper reads the parameters of the model in its own synchronization, so the method that iterates over them is
-    the only place to leave some out.
-    """
-    iterate = engine._iter_named_params
-    engine._iter_named_params = lambda: ((name, p) for name, p in iterate() if not is_critic_name(name))
-
-
 class FollowPolicy(SyncRefModelCallback):
     """A `SyncRefModelCallback` for a policy with a critic: it pairs parameters, and the reference has no critic."""
 

@@ -1,0 +1,157 @@
+"""How prompts become tokens, and tokens messages: as in TRL, also with tools that the chat template shows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
+from trl import GRPOTrainer
+from trl.chat_template_utils import (
+    add_response_schema,
+    parse_response,
+    supports_tool_calling,
+)
+from trl.data_utils import is_conversational, prepare_multimodal_messages
+
+from sorl_trl.rollout import ObservationEncoder, RolloutLimits, TagProtocol
+from sorl_trl.rollout.greetings import is_image
+from sorl_trl.rollout.protocol import message_end
+from sorl_trl.types import Observation, ToolResult, Trajectory
+
+_RESULTS = (ToolResult("first", "12 degrees"), ToolResult("second", "and rain\nin Oslo"))
+
+
+@dataclass(frozen=True)
+class RolloutSetup:
+    """What a rollout reads of its trainer, once: it may go on in a thread while the trainer trains."""
+
+    processing_class: Any
+    """The policy's tokenizer, or its processor."""
+    chat_template: str | None
+    """The template of messages; None for the one of `processing_class`."""
+    chat_template_kwargs: Mapping[str, Any]
+    eos_token_ids: Sequence[int]
+    """The tokens that end a turn."""
+    limits: RolloutLimits
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.processing_class.tokenizer if self._is_processor else self.processing_class
+
+    @property
+    def _is_processor(self) -> bool:
+        return isinstance(self.processing_class, ProcessorMixin)
+
+    def encode(
+        self, prompts: Sequence[Any], tools: Sequence[Sequence[Callable[..., Any]]] | None = None
+    ) -> list[list[int]]:
+        """The token ids of prompts without images, as `GRPOTrainer._tokenize_prompts` encodes them.
+
+        Args:
+            prompts: Texts, or lists of messages, after which the policy's own message begins.
+            tools: The functions that the chat template shows in each prompt.
+        """
+        if not is_conversational({"prompt": prompts[0]}):
+            return [*self.processing_class(text=[*prompts])["input_ids"]]
+        encoded = []
+        for prompt, shown in zip(prompts, tools or [()] * len(prompts), strict=True):
+            messages = self.processing_class.apply_chat_template(
+                conversation=[prepare_multimodal_messages(prompt) if self._is_processor else prompt],
+                tools=[*shown] or None,
+                chat_template=self.chat_template,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
+                **self.chat_template_kwargs,
+            )
+            encoded.append(messages["input_ids"][0])
+        return encoded
+
+
+def holds_images(prompt: Any) -> bool:
+    """Whether a prompt is a list of messages of which one shows an image."""
+    contents = [] if isinstance(prompt, str) else [message.get("content") for message in prompt]
+    return any(is_image(block) for content in contents if isinstance(content, list) for block in content)
+
+
+def know_calls(trainer: Any) -> None:
+    """Give the tokenizer a `response_template`, which parses calls, unless it has one.
+
+    Raises ValueError if the chat template shows no tools, or TRL does not know it.
+    """
+    if not supports_tool_calling(trainer.processing_class):
+        raise ValueError(
+            "a `ToolBox` has a `ChatProtocol`, but the chat template shows no tool calls: "
+            "`processing_class=chatml_tools(tokenizer)` gives a ChatML model another template, and a `ToolBox` "
+            "without `protocol=ChatProtocol()` needs none."
+        )
+    if getattr(trainer._tokenizer, "response_template", None) is None:
+        try:
+            add_response_schema(trainer.processing_class)
+        except ValueError as error:
+            raise ValueError(
+                "a `ToolBox` has a `ChatProtocol`, but `tokenizer.response_template` is None, and TRL knows none for "
+                "this chat template: set one, with which transformers parses calls, or give the `ToolBox` no "
+                "`protocol`."
+            ) from error
+
+
+def check_results(setup: RolloutSetup, protocol: TagProtocol) -> None:
+    """Raise ValueError if the chat template writes results of tools differently from the protocol."""
+    ours = [*ObservationEncoder(setup.tokenizer, protocol, sys.maxsize).information("", results=_RESULTS).token_ids]
+    # What TRL's method reads of its trainer. That of our own trainers would cut long results.
+    of_trainer = SimpleNamespace(
+        processing_class=setup.processing_class,
+        chat_template=setup.chat_template,
+        chat_template_kwargs=setup.chat_template_kwargs,
+        _tokenizer=setup.tokenizer,
+        _is_vlm=isinstance(setup.processing_class, ProcessorMixin),
+    )
+    theirs = [*GRPOTrainer._get_tool_suffix_ids(of_trainer, [*map(_result, _RESULTS)])]
+    if ours != theirs:
+        end = message_end(setup.tokenizer, setup.chat_template_kwargs)
+        if end not in (None, setup.tokenizer.eos_token) and ours[-len(theirs) :] == theirs:
+            raise ValueError(
+                f"the chat template ends messages with {end!r}, but `tokenizer.eos_token` is "
+                f"{setup.tokenizer.eos_token!r}, so that TRL leaves out what the template writes after the end of a "
+                f"message: set `tokenizer.eos_token = {end!r}`."
+            )
+        raise ValueError(
+            "the chat template writes results of tools as a `ToolBox` cannot, as JSON or with the tool's name: give "
+            "the trainer `tools=` without `async_staleness`, or the `ToolBox` a `TagProtocol`."
+        )
+
+
+def messages_of(
+    trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The completion for reward functions, as messages: what TRL would make of the trajectory with its own tools.
+
+    `tools` are the schemas of the tools that the prompt shows.
+    """
+    context, messages = [*trajectory.prompt_ids], list[dict[str, Any]]()
+    for segment in trajectory.segments:
+        if isinstance(segment, Observation):
+            messages += map(_result, segment.results)
+        else:
+            messages.append(_message(tokenizer, [*segment.token_ids], context, tools))
+        context += segment.token_ids
+    return messages
+
+
+def _result(result: ToolResult) -> dict[str, Any]:
+    content = result.text if result.returned is None else result.returned
+    return {"role": "tool", "name": result.tool, "content": content}
+
+
+def _message(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], context: list[int], tools: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    try:
+        return dict(parse_response(tokenizer, ids, prefix=context, tools=[*tools]))
+    except RecursionError:  # brackets nest too deeply; TRL returns the same for other unreadable messages
+        return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}

@@ -1,0 +1,291 @@
+"""What a checkpoint holds beside TRL's, so that a resumed run goes on exactly, and how it is loaded.
+
+TRL saves weights, optimizer and scheduler. This adds the generation cycle, which is one rollout and its updates, an
+order of prompts that follows the epoch, and the settings of the run; and it loads weights whose names in a file differ
+from those in memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+from safetensors import safe_open
+from torch.distributed.checkpoint.stateful import Stateful
+from transformers import PreTrainedModel, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
+from trl.trainer.utils import RepeatSampler
+
+from sorl_trl.command_line import UserMistake
+from sorl_trl.files import write_whole
+from sorl_trl.rollout import RolloutLimits
+from sorl_trl.shipped import package_version
+from sorl_trl.trainers.agents.agent_rollout import AgentRollout
+from sorl_trl.trainers.checks import say_once
+from sorl_trl.trainers.resume_point import damage, ranks_where
+from sorl_trl.trainers.rollout import ON_HOST
+
+_OF_CYCLE = (
+    "world_size",
+    "per_device_train_batch_size",
+    "steps_per_generation",
+    "num_iterations",
+    "gradient_accumulation_steps",
+)
+"""The fields of the configuration that determine the steps of a generation cycle."""
+SETTINGS_FILE = "run_settings.json"
+RESTORED = (
+    "learning_rate",
+    "critic_learning_rate",
+    "value_head_learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+)
+"""Options that are part of the state of optimizer and scheduler. A resumed run keeps the checkpoint's values."""
+OF_TRANSFORMERS = (
+    *("optim", "optim_args", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm"),
+    *("max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("seed", "data_seed", "bf16", "fp16"),
+)
+"""The options of transformers that are compared. Of TRL's and ours, all but `NOT_COMPARED` are."""
+ONE_STATE = {"adamw_torch", "adamw_torch_fused"}
+"""Optimizers that can read each other's state."""
+NOT_COMPARED = ("log_", "model_init_kwargs", "num_completions_to_print", "save_", "vllm_group", "vllm_server")
+
+
+class EpochRepeatSampler(RepeatSampler):
+    """`RepeatSampler` in which epoch e has the order of the e-th pass of an uninterrupted run.
+
+    TRL's sampler draws a new order in every pass, and a resumed run, which counts its passes anew, repeats the first.
+    """
+
+    epoch = 0
+    """The caller sets it before each pass."""
+
+    @classmethod
+    def like(cls, sampler: RepeatSampler) -> EpochRepeatSampler:
+        """A sampler with the settings of `sampler`."""
+        return cls(
+            data_source=sampler.data_source,
+            mini_repeat_count=sampler.mini_repeat_count,
+            batch_size=sampler.batch_size,
+            repeat_count=sampler.repeat_count,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        if self.shuffle:
+            self.generator.manual_seed(self.seed)
+            for _ in range(self.epoch):
+                torch.randperm(self.num_samples, generator=self.generator)
+        yield from super().__iter__()
+
+
+def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
+    """Write into a checkpoint this process's step within the cycle, and the trajectories still to be trained on.
+
+    TRL saves neither, and would generate new trajectories at once. `ahead` are the run's rollouts ahead, if it has
+    them.
+    """
+    is_unfinished = trainer._step % trainer.args.cycle_steps != 0
+    state = {
+        "step": trainer._step,
+        "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
+        "ahead": None if ahead is None else ahead.state_dict(),
+        **{name: getattr(trainer.args, name) for name in _OF_CYCLE},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(_file(trainer, folder), lambda file: torch.save(state, file))
+
+
+def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
+    """Restore the step within the cycle, the trajectories still to be trained on, and the state of rollouts ahead.
+
+    Three cases are not exact: an iterable dataset after its first pass, because transformers cannot tell how long a
+    pass is; and, with a warning, processes whose random state is not in the checkpoint, and a reference that
+    `sync_ref_model` has moved. Sums between two log entries are lost, as in transformers' own trainer.
+
+    Raises:
+        UserMistake: The checkpoint has trajectories still to be trained on, but was written by another number of
+            processes, with other batch settings, or with another order of rollouts ahead.
+    """
+    args, file = trainer.args, _file(trainer, folder)
+    if args.sync_ref_model:
+        say_once(
+            args,
+            "`sync_ref_model` moves the reference, which is in no checkpoint: the run goes on with the reference that "
+            "a new run starts from.",
+        )
+    rng_state = "rng_state.pth" if args.world_size == 1 else f"rng_state_{args.process_index}.pth"
+    if without := ranks_where(not (folder / rng_state).is_file()):
+        say_once(
+            args,
+            f"{folder} holds no random state for processes {without} (another number of processes wrote it, or it was "
+            "copied in part): they go on with other samples.",
+        )
+    if without := ranks_where(not file.is_file()):  # all ranks must collect in the same steps
+        say_once(
+            args,
+            f"{folder} does not say to processes {without} where in a generation cycle it was written "
+            "(`trl.GRPOTrainer` wrote it, or it was copied in part): the run goes on with new trajectories.",
+        )
+        return
+    # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    has_waiting = _load_ahead(ahead, state.get("ahead") or {})
+    changed = [name for name in _OF_CYCLE if state[name] != getattr(args, name)]
+    if changed and (has_waiting or state["buffered_inputs"] is not None):
+        raise UserMistake(
+            f"`{changed[0]}` is {getattr(args, changed[0])}, but was {state[changed[0]]} when {folder} was written, "
+            "with trajectories still to be trained on. Resume with the same, or start a new run."
+        )
+    if state["buffered_inputs"] is None:
+        trainer._step = 0  # the next step begins a cycle, whose settings may differ
+        return
+    trainer._step = state["step"]
+    trainer._buffered_inputs = send_to_device(state["buffered_inputs"], trainer.accelerator.device, skip_keys=ON_HOST)
+
+
+def _load_ahead(ahead: Stateful | None, state: dict[str, Any]) -> bool:
+    """Hand the state of rollouts ahead back. Returns whether any process has trained on them out of order."""
+    if not ranks_where(bool(state.get("late") or state.get("early"))):
+        return False
+    now = {} if ahead is None else ahead.state_dict()
+    if ahead is None or any(now[key] != state.get(key) for key in ("parts_of_batch", "grace")):
+        raise UserMistake(
+            "The checkpoint's run trained on rollouts in the order of completion: resume with the same `async_order`, "
+            "`async_staleness` and batch settings, or start a new run."
+        )
+    ahead.load_state_dict(state)
+    return True
+
+
+def _file(trainer: Any, folder: Path) -> Path:
+    return folder / f"generation_cycle_{trainer.args.process_index}.pt"
+
+
+def checkpoint_now(trainer: Any) -> Path | None:
+    """The folder of the last optimizer step's checkpoint, which is written if it is missing; None if none can be.
+
+    All processes call it together.
+    """
+    args, step = trainer.args, trainer.state.global_step
+    # If an optimizer step takes several rollouts, it may be half done, which no checkpoint can hold.
+    is_between = args.cycle_steps % args.gradient_accumulation_steps == 0
+    if not (step and is_between and args.save_strategy != SaveStrategy.NO and not args.save_only_model):
+        return None
+    folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+    if not ranks_where(damage(folder) is None):
+        trainer._save_checkpoint(trainer.model_wrapped, None)
+        trainer.callback_handler.on_save(args, trainer.state, trainer.control)
+        trainer.accelerator.wait_for_everyone()  # once one fails, the launcher ends all, even while they write
+    return folder
+
+
+def settings_of(trainer: Any) -> dict[str, Any]:
+    """The options of a trainer and of its rollout as JSON values, and the version of this package."""
+    args = trainer.args
+    general = {field.name for field in fields(TrainingArguments)} - {*RESTORED, *OF_TRANSFORMERS}
+    names = [field.name for field in fields(args) if field.name not in general]
+    found: dict[str, Any] = {name: getattr(args, name) for name in names if not name.startswith(NOT_COMPARED)}
+    found |= {"trainer": type(trainer).__name__, "method": trainer.method.describe()}
+    rollout = inspect.unwrap(trainer.rollout_func) if trainer.rollout_func else None
+    if isinstance(rollout, AgentRollout):
+        parts = {"limits": rollout.limits or RolloutLimits(), "engine": rollout.engine, "protocol": rollout.protocol}
+        found |= {f"{kind}.{name}": value for kind, part in parts.items() for name, value in asdict(part).items()}
+    found["sorl_trl"] = package_version()
+    as_json: dict[str, Any] = json.loads(json.dumps(found, default=str))
+    return as_json
+
+
+def save_settings(trainer: Any, checkpoint: Path) -> None:
+    """Write the trainer's settings into a checkpoint, whose folder is made if it is missing."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    write_whole(checkpoint / SETTINGS_FILE, (json.dumps(settings_of(trainer), indent=2) + "\n").encode())
+
+
+def take_up_settings(trainer: Any, checkpoint: Path) -> None:
+    """Log which settings differ from the checkpoint's, and set the options in `RESTORED` to the checkpoint's values.
+
+    A checkpoint without settings, such as one of TRL's, changes nothing.
+
+    Raises:
+        UserMistake: The state of the checkpoint's optimizer is another optimizer's, or holds a critic, unlike this
+            run's.
+    """
+    file = checkpoint / SETTINGS_FILE
+    if not file.is_file():
+        return
+    before, now = json.loads(file.read_bytes()), settings_of(trainer)
+    optim = before.get("optim", now["optim"])
+    if optim != now["optim"] and not {optim, now["optim"]} <= ONE_STATE:
+        raise UserMistake(
+            f"`optim` is {now['optim']!r}, but {checkpoint} holds the state of {optim!r}. Resume with the same, or "
+            "start a new run from the checkpoint's policy."
+        )
+    if "critic" in before and "critic" not in now:
+        raise UserMistake(
+            f"The trainer is a {now['trainer']}, but {checkpoint} is of a {before['trainer']}, whose optimizer "
+            "holds a critic. Resume with the same, or start a new run from the checkpoint's policy."
+        )
+    for name in RESTORED:
+        if name in before and name in now and before[name] != now[name]:
+            say_once(
+                trainer.args,
+                f"`{name}` is {now[name]} here, but the checkpoint's {before[name]} goes on: it is part of the state "
+                "of the optimizer. Another one takes a new run, which may start from the checkpoint's policy.",
+            )
+            setattr(trainer.args, name, before[name])
+    made_with = before.pop("sorl_trl", "an unknown version")
+    others = [name for name in before if name in now and before[name] != now[name] and name not in RESTORED]
+    if others:
+        listed = "; ".join(f"`{name}` was {before[name]!r}, is {now[name]!r}" for name in others)
+        say_once(trainer.args, f"This run differs from {checkpoint}, which sorl-trl {made_with} wrote: {listed}.")
+
+
+def load_weights(trainer: Any, checkpoint: str, load: Callable[[], None]) -> None:
+    """Load the weights of a checkpoint into the trainer's policy, with transformers' `load` if that gets them right.
+
+    Engines that shard parameters load their own checkpoints. PEFT would load an adapter of bfloat16 in float32, so
+    parameters keep their dtypes.
+    """
+    policy = trainer.model
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        load()
+    elif not load_renamed(policy, Path(checkpoint)):
+        before = {name: parameter.dtype for name, parameter in policy.named_parameters()}
+        load()
+        for name, parameter in policy.named_parameters():
+            parameter.data = parameter.data.to(before.get(name, parameter.dtype))
+
+
+def load_renamed(model: Any, checkpoint: Path) -> bool:
+    """Load the weights of `checkpoint` if some have names that `model` lacks, and return whether it did.
+
+    transformers saves mixtures of experts and many vision-language models under other names, and with other shapes,
+    than they have in memory. `from_pretrained` converts them; transformers' `Trainer` does not, and would go on with
+    the weights that the model began with.
+    """
+    if not isinstance(model, PreTrainedModel) or saved_names(checkpoint) <= {*model.state_dict()}:
+        return False
+    saved = type(model).from_pretrained(checkpoint, dtype=model.dtype)
+    model.load_state_dict(saved.state_dict())
+    return True
+
+
+def saved_names(checkpoint: Path) -> set[str]:
+    """The names of the weights in a checkpoint of safetensors files."""
+    names = set[str]()
+    for path in checkpoint.glob("model*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names |= {*file.keys()}
+    return names
