@@ -191,6 +191,7 @@ FIELDS = ("completion_ids", "completion_mask", "tool_mask", "context_ids", "turn
 
 
 def trainer_of(variant: str, folder: str, model: Any, rows: int, length: int, **options: Any) -> Any:
+    """A trainer of `model` on micro-batches of so many rows, whose batch is still to be set."""
     trainer_class, config_class, method, settings = VARIANTS[variant]
     fields = {
         "use_cpu": True,
@@ -312,11 +313,12 @@ def row_of_case(name: str, device: str, rounds: int) -> dict[str, Any]:
 def resident(name: str, variant: str) -> int:
     """The bytes that a step adds to the resident memory of a process, which this function starts."""
     words = [sys.executable, "-m", "benchmarks.overhead", "--peak", name, variant]
-    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[-1])
+    own = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is given back at once
+    return int(subprocess.run(words, env=own, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
 def peak(name: str, variant: str) -> int:
-    """What `resident` asks for, of this process: a step with gradients and the optimizer's state already there."""
+    """What `resident` asks for, of this process. The optimizer's state is already there; gradients are not."""
 
     def status(key: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
