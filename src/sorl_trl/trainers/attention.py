@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from sorl_trl.rollout.slots.support import IN_SEGMENTS
+from sorl_trl.rollout.slots.support import IN_SEGMENTS, rope_of_batch
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -134,6 +134,8 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config(decoder=True)
     if config is not model.config:
         return "it reads more than text"
+    if (kind := rope_of_batch(config)) is not None:
+        return f"its rotary positions ({kind}) depend on the longest row"
     if others := sorted(set(getattr(config, "layer_types", None) or ()) - _KINDS):
         return f"it has layers of other kinds ({', '.join(others)})"
     if model._is_stateful:

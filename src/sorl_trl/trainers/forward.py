@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
 from sorl_trl.rollout.slots.support import rope_of_batch
 from sorl_trl.trainers.attention import attend_in_segments, is_flash, why_not_packed
@@ -46,15 +47,23 @@ class Forward:
 
     `layouts` are those that all of them compute; if these are padded rows alone, `reason` says why. Construction asks
     the models' classes and configs, and makes them attend in segments; the first pass tries the layouts out.
+
+    Raises:
+        ValueError: One process has several GPUs.
     """
 
     def __init__(self, trainer: Any) -> None:
+        if trainer.args.n_gpu > 1:
+            raise ValueError(
+                f"One process has {trainer.args.n_gpu} GPUs, but trains on one: start a process for each with "
+                "`accelerate launch`, or set CUDA_VISIBLE_DEVICES to one of them."
+            )
         self._trainer = trainer
         policy = causal_lm_of(trainer.model)
         reference = trainer.accelerator.unwrap_model(trainer.ref_model) if trainer.ref_model is not None else None
         backbone = getattr(getattr(policy, CRITIC_ATTRIBUTE, None), "backbone", None)
         models = [each for each in (policy, reference, backbone) if each is not None]
-        self.reason = _why_policy_unfolds(trainer) or next(filter(None, map(_why_unfolded, models)), None)
+        self.reason = _why_unfolded(trainer, models)
         self.layouts: Sequence[str] = LAYOUTS[:1]
         self._is_tried = False
         if self.reason is None:
@@ -142,8 +151,11 @@ class Forward:
     def _difference(self) -> float:
         """The mean difference between a layout and unfolded texts, of which two begin alike; infinite if one fails."""
         model, causal_lm = self._trainer.model, causal_lm_of(self._trainer.model)
-        window = getattr(causal_lm.config.get_text_config(), "sliding_window", None) or 0
-        batch = _texts(window + 8 if window <= _LARGEST_WINDOW else 8, self._trainer)
+        config = causal_lm.config.get_text_config()
+        window = getattr(config, "sliding_window", None) or 0
+        batch = _texts(
+            8 + (window if window <= _LARGEST_WINDOW else 0), config.vocab_size, self._trainer.accelerator.device
+        )
         is_training, values = model.training, hasattr(causal_lm, CRITIC_ATTRIBUTE)
         model.eval()  # without dropout
         try:
@@ -154,51 +166,26 @@ class Forward:
             return float("inf")
         finally:
             model.train(is_training)
-        kept = batch["completion_mask"].bool()
         pairs = [pair for each in others for pair in ((each.logps, plain.logps), (each.values, plain.values))]
         known = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
-        return max(float((ours - theirs)[kept].abs().mean()) for ours, theirs in known)
+        return max(float((ours - theirs).abs().mean()) for ours, theirs in known)
 
 
-def _why_policy_unfolds(trainer: Any) -> str | None:
+def _why_unfolded(trainer: Any, models: Sequence[PreTrainedModel]) -> str | None:
     config = getattr(trainer.model, "active_peft_config", None)
     if config is not None and config.is_prompt_learning:
         return f"its adapter ({type(config).__name__}) puts virtual tokens in front of each row"
-    if trainer.args.n_gpu > 1:
-        return "one process trains on several GPUs"
-    return None
+    return next(filter(None, map(why_not_packed, models)), None)
 
 
-def _why_unfolded(model: Any) -> str | None:
-    if (kind := _rope_of_batch(model)) is not None:
-        return f"its rotary positions ({kind}) depend on the longest row"
-    return why_not_packed(model)
-
-
-def _rope_of_batch(model: Any) -> str | None:
-    return rope_of_batch(model.config.get_text_config(decoder=True))
-
-
-def _texts(length: int, trainer: Any) -> dict[str, Tensor]:
-    """Two rows of an odd prompt and `length` tokens; the first has two contexts, whose beginnings are the same."""
-    device, words = trainer.accelerator.device, causal_lm_of(trainer.model).config.get_text_config().vocab_size
-    half = length // 2
-    texts = (torch.arange(3 * (length + 5), device=device) * 37 + 11).view(3, -1) % words
-    first = torch.cat([texts[0, 5 : 5 + half], texts[0], texts[1, :half]])
-    second = texts[2, 5:]
-    completions = torch.zeros(2, len(first), dtype=torch.long, device=device)
-    mask, contexts = torch.zeros_like(completions), torch.zeros_like(completions)
-    for row, text in enumerate((first, second)):
-        completions[row, : len(text)], mask[row, : len(text)] = text, 1
-    contexts[0, half:] = 1
-    prompts = torch.stack([texts[0, :5], texts[2, :5]])
-    return {
-        "prompt_ids": prompts,
-        "prompt_mask": torch.ones_like(prompts),
-        "completion_ids": completions,
-        "completion_mask": mask,
-        "context_ids": contexts,
-    }
+def _texts(length: int, words: int, device: torch.device) -> dict[str, Tensor]:
+    """A row of three contexts with `length` tokens or more, of which two begin alike."""
+    one, two, three = (torch.arange(3 * length, device=device) * 37 + 11).view(3, -1) % words
+    parts = one[4:], torch.cat([one[:7], two]), three
+    ids = {"prompt_ids": one[None, :4], "completion_ids": torch.cat(parts)[None]}
+    masks = {name.replace("ids", "mask"): torch.ones_like(each) for name, each in ids.items()}
+    contexts = torch.cat([torch.full_like(part, context) for context, part in enumerate(parts)])
+    return {**ids, **masks, "context_ids": contexts[None]}
 
 
 class LaidOut:
@@ -238,7 +225,8 @@ class LaidOut:
         layouts, options = self._layouts, {"output_router_logits": False, **options} if self._has_router else options
         if is_masked := options.get("output_router_logits", False):
             layouts = layouts[:1]  # a router loss counts the tokens that a mask marks, which only padded rows have
-        width = input_ids.size(1) if _rope_of_batch(self._causal_lm) is not None else 0
+        config = self._causal_lm.config.get_text_config(decoder=True)
+        width = input_ids.size(1) if rope_of_batch(config) is not None else 0
         plan = plan_of(input_ids, attention_mask, scored, contexts, layouts, width)
         if plan.segments is not None:
             options |= {"position_ids": plan.position_ids, **plan.segments.arguments(self._causal_lm)}

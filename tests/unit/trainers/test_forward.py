@@ -278,6 +278,11 @@ def test_these_read_padded_rows(
     torch.testing.assert_close(said, {name: plain[name] for name in said}, rtol=1e-3, atol=1e-3)
 
 
+def test_several_gpus_of_one_process_are_refused() -> None:
+    with pytest.raises(ValueError, match="One process has 2 GPUs"):
+        forward_of(families.build(FAMILIES["llama"]), n_gpu=2)
+
+
 def tokens_read(model: Any, run: Callable[[], Any]) -> list[tuple[int, ...]]:
     """The shapes of the ids in the passes that `run` makes."""
     seen: list[tuple[int, ...]] = []
