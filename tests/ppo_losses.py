@@ -50,8 +50,8 @@ def units_of(turn_ids: Tensor, level: str) -> list[list[int]]:
 def state_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
     """(B, T) V of the state before each token: the head on the policy's last hidden states in the token's context."""
     values = torch.zeros_like(batch["completion_ids"], dtype=torch.float64)
-    for row, position, _, states in read_apart(trainer, batch):
-        states = states[-len(position) - 1 : -1].double()
+    for row, position, _, output in read_apart(trainer, batch):
+        states = output.hidden_states[-1][0, -len(position) - 1 : -1].double()
         if not trainer.args.critic_trunk_gradient:
             states = states.detach()
         scale = states.size(-1) ** 0.5 * states.norm(dim=-1)
