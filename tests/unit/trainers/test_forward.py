@@ -27,7 +27,7 @@ from sorl_trl.trainers.forward import Forward, LaidOut
 from sorl_trl.trainers.layouts import LAYOUTS, plan_of
 from tests import model_families as families
 from tests.agents import build_agent
-from tests.critics import policy_with
+from tests.critics import build_ppo, policy_with, rollout_batch, set_head
 from tests.model_families import GEMMA, GQA
 
 WINDOW = {"sliding_window": 6}
@@ -278,6 +278,23 @@ def test_these_read_padded_rows(
     torch.testing.assert_close(said, {name: plain[name] for name in said}, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.trains
+def test_every_model_of_a_trainer_attends_in_segments(tmp_path: Path, tokenizer: Any) -> None:
+    """Policy, reference and critic: one that did not would mix trajectories."""
+    trainer = build_ppo(tmp_path, tokenizer, critic="model", beta=0.1)
+    models = trainer.model, trainer.ref_model, trainer.critic.backbone
+    assert {each.config._attn_implementation for each in models} == {attention.IN_SEGMENTS}
+    set_head(trainer)
+    batch = rollout_batch(trainer)
+    assert trainer._forward.layouts == LAYOUTS
+    alone = [{name: each[row : row + 1] for name, each in batch.items() if name in BATCH} for row in range(4)]
+    with torch.no_grad():
+        values = torch.cat([trainer._forward(trainer.model, row, values=True).values for row in alone])
+    kept = batch["turn_ids"][:4] >= 0
+    torch.testing.assert_close(values[kept], batch["old_values"][:4][kept], **IN_SINGLE)
+    assert values[kept].std() > 0.01
+
+
 def test_several_gpus_of_one_process_are_refused() -> None:
     with pytest.raises(ValueError, match="One process has 2 GPUs"):
         forward_of(families.build(FAMILIES["llama"]), n_gpu=2)
@@ -359,6 +376,7 @@ def test_positions_that_depend_on_the_width_keep_it() -> None:
     torch.testing.assert_close(said["logps"], torch.where(SCORED, theirs, 0.0).double(), **IN_SINGLE)
 
 
+@pytest.mark.trains
 def test_prompt_tuning_is_scored_as_by_trl(tmp_path: Path) -> None:
     """Its virtual tokens stand before the prompt, so that hidden states have more columns than labels."""
     trainer = build_agent(tmp_path, peft_config=PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
