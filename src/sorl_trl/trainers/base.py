@@ -19,6 +19,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
+from trl.extras.profiling import profiling_decorator
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
     shuffle_sequence_dict,
@@ -184,6 +185,7 @@ class TurnLevelTrainer(GRPOTrainer):
         rollout.batch["turn_counts"] = turn_counts(rollout.batch["turn_ids"]).cpu()
         return rollout.batch
 
+    @profiling_decorator  # type: ignore[untyped-decorator]
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """The next micro-batch: of a new rollout when all updates on the last one are made, as in TRL."""
         if not self.model.training:
@@ -211,9 +213,9 @@ class TurnLevelTrainer(GRPOTrainer):
         if rows is not inputs:  # those of a rollout ahead, which may have overtaken others
             prompts = [row["prompt"] for row in rows]
         context_ids = columns.pop("context_ids", None)
-        sampled = sampled_rows(
-            prompt_ids, completion_ids, env_mask, columns.pop("turn_ids", None), context_ids, self._window
-        )
+        window = None if context_ids is None else positions_of(self.accelerator.unwrap_model(self.model))
+        turn_ids = columns.pop("turn_ids", None)
+        sampled = sampled_rows(prompt_ids, completion_ids, env_mask, turn_ids, context_ids, window)
         completions = columns.pop(MESSAGES, None) or self._shown(completions, sampled)
 
         # Old policy and reference policy
@@ -240,11 +242,6 @@ class TurnLevelTrainer(GRPOTrainer):
         if images is not None and self.log_multimodal:
             self._logs["images"].extend(gather_object(images))
         return Rollout(self.accelerator, rows, sampled, batch, scored, advantages, table, old_logps)
-
-    @property
-    def _window(self) -> int | None:
-        """How many tokens the policy can read at once; None for no limit."""
-        return positions_of(self.accelerator.unwrap_model(self.model))
 
     def _shown(self, completions: list[Any], sampled: Sequence[Sampled]) -> list[Any]:
         """The completions, of which those with several contexts show no token twice to reward functions."""

@@ -111,7 +111,7 @@ def check_rollout(output: RolloutOutput, num_prompts: int) -> None:
     if completion_ids is None:
         return  # TRL names the missing keys
     given = [key for key in ("prompt_ids", "completion_ids", *PER_TOKEN) if output.get(key) is not None]
-    for key in given:
+    for key in {*given, *(key for key, value in output.items() if isinstance(value, list))}:
         if len(output[key]) != num_prompts:
             raise ValueError(f"The rollout returned {len(output[key])} rows of `{key}` for {num_prompts} prompts.")
     for row, ids in enumerate(completion_ids):

@@ -26,6 +26,7 @@ def output(**overrides: Any) -> dict[str, Any]:
         ({"completion_ids": [[4, 5, 6]]}, "1 rows of `completion_ids` for 2 prompts"),
         ({"prompt_ids": [[4]]}, "1 rows of `prompt_ids` for 2 prompts"),
         ({"env_mask": [[1, 0, 1]]}, "1 rows of `env_mask` for 2 prompts"),
+        ({"seen": [3]}, "1 rows of `seen` for 2 prompts"),
         ({"env_mask": [[1, 0], [1]]}, "2 entries of `env_mask` in row 0, whose completion has 3 tokens"),
         ({"turn_ids": [[0, -1, 1], [0, 0]]}, "2 entries of `turn_ids` in row 1, whose completion has 1 tokens"),
         ({"logprobs": [[0.0, 0.0, 0.0], []]}, "0 entries of `logprobs` in row 1"),
