@@ -8,8 +8,6 @@ from typing import Any
 from torch import Tensor
 from trl import GRPOTrainer
 
-from sorl_trl.trainers.turns.batch import policy_pass
-
 
 class LateRollouts:
     """Has a trainer train on each rollout after it has collected `staleness` later ones.
@@ -39,7 +37,7 @@ class LateRollouts:
             self._prepare(generation_batch)
             for batch in trainer._buffered_inputs:
                 if "old_per_token_logps" not in batch:  # TRL needs none where a rollout makes one update
-                    batch["old_per_token_logps"] = policy_pass(trainer, batch)
+                    batch["old_per_token_logps"] = trainer._score(trainer.model, batch).logps
             self.waiting.append(trainer._buffered_inputs)
         trainer._buffered_inputs = self.waiting.popleft()
         return trainer._buffered_inputs[trainer._step % trainer.args.steps_per_generation]

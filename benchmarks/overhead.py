@@ -1,13 +1,19 @@
-"""What the turn-level loss costs: an optimizer step of SOGRPOTrainer over one of trl.GRPOTrainer.
+"""What training costs: an optimizer step of SOGRPOTrainer over one of trl.GRPOTrainer.
 
     python -m benchmarks.overhead
     python -m benchmarks.overhead --device cuda
 
-Both train copies of one small Llama on the same fixed multi-turn trajectories, whose old log-probabilities lie far
-enough off for a good part of tokens and turns to be clipped; then on trajectories half as long as the batch is wide,
-for TRL pads all micro-batches to the longest trajectory of their rollout. Steps are interleaved in one process, so
-that the machine's moods meet both; time is the processor's. On a GPU the policy is larger and trains in bfloat16, and
-time passes until the GPU is done. Writes `benchmarks/results/overhead.json` and `overhead.md`, or `overhead_cuda.…`.
+Of the loss: both train copies of one small Llama on the same fixed multi-turn trajectories, whose old
+log-probabilities lie far enough off for a good part of tokens and turns to be clipped; then on trajectories half as
+long as the batch is wide, for TRL pads all micro-batches to the longest trajectory of their rollout.
+
+Of the forward pass: trajectories of other shapes (`CASES`). TRL cannot train the turns of one of them, whose chat
+template strips earlier thoughts; there, it trains the same turns without stripping.
+
+Steps are interleaved in one process, so that the machine's moods meet both; time is the processor's. Peak memory is
+what a step adds to the resident memory of a process of its own. On a GPU the policies train in bfloat16, that of the
+loss is larger, time passes until the GPU is done, and memory is what the GPU has allocated. Writes
+`benchmarks/results/overhead.json` and `overhead.md`, or `overhead_cuda.…`.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -69,36 +76,144 @@ VARIANTS: dict[str, tuple[Any, Any, str | None, dict[str, Any]]] = {
 """Title to trainer, its config, the method that it is given and the fields that this method sets."""
 
 
+Parts = list[tuple[int, int, bool]]
+"""A trajectory after its prompt: the context, the number of tokens and whether they are a turn, of each part."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Trajectories of one shape, and the policy that is trained on them."""
+
+    policy: dict[str, Any]
+    prompts: list[int]
+    """Lengths. A context other than the first begins with the prompt, and goes on with what it repeats."""
+    rows: list[Parts]
+    plain: list[Parts] | None = None
+    """What TRL trains instead."""
+    same_prompt: bool = False
+
+
+SMALL = {"hidden_size": 256, "layers": 8, "vocabulary": 8192, "num_key_value_heads": 2, "intermediate_size": 688}
+SMOL = {"hidden_size": 576, "layers": 30, "vocabulary": 49152, "num_key_value_heads": 3, "intermediate_size": 1536}
+SMOL |= {"tie_word_embeddings": True}
+LENGTHS = [512, 120, 61, 232, 98, 215, 140, 77]
+"""Drawn once from a lognormal distribution (σ 0.6), of which the longest is the width."""
+
+
+def alternating(length: int, unit: int = 32) -> Parts:
+    """Turns and observations of `unit` tokens, in turn."""
+    parts = [(0, min(unit, length - at), at // unit % 2 == 0) for at in range(0, length, unit)]
+    return parts
+
+
+TURNS, THOUGHT, ACTION, SEEN, PROMPT = 8, 96, 16, 48, 128
+
+
+def stripped() -> Parts:
+    """Each turn in a context of its own, which repeats actions and observations, but no thoughts, of earlier ones."""
+    repeated = [PROMPT + turn * (ACTION + SEEN) for turn in range(TURNS)]
+    parts = [part for turn in range(TURNS) for part in ((turn, repeated[turn], False), (turn, THOUGHT + ACTION, True))]
+    return parts[1:]
+
+
+def kept() -> Parts:
+    """The same turns in one context."""
+    return [part for _ in range(TURNS) for part in ((0, THOUGHT + ACTION, True), (0, SEEN, False))][:-1]
+
+
+CASES: dict[str, Case] = {
+    "lognormal lengths": Case(SMALL, [64, 40, 51, 33, 60, 47, 38, 55], [alternating(each) for each in LENGTHS]),
+    "lengths as long": Case(SMALL, [64] * 4, [alternating(384)] * 4),
+    "one prompt, G = 8": Case(SMALL, [256] * 8, [[(0, 256, True)]] * 8, same_prompt=True),
+    "stripped thoughts": Case(SMALL, [PROMPT] * 2, [stripped()] * 2, plain=[kept()] * 2),
+    "SmolLM2-135M's shape": Case(SMOL, [32, 20, 27, 16], [alternating(each) for each in (192, 66, 107, 69)]),
+}
+
+
 def build(variant: str, folder: str, sizes: Sizes = SIZES["cpu"], filled: float = 1.0, **options: Any) -> Any:
     """A trainer on a batch that is always the same; `options` are further fields of its config.
 
     `filled` is which part of the batch's width its trajectories fill.
     """
+    model = build_model(sizes.hidden_size, sizes.layers, sizes.vocabulary)
+    trainer = trainer_of(variant, folder, model, sizes.batch, sizes.completion, **options)
+    batch = fixed_batch(trainer, sizes, filled)
+    trainer._prepare_inputs = lambda _: batch
+    return trainer
+
+
+def build_case(variant: str, folder: str, case: Case, **options: Any) -> Any:
+    """A trainer on the trajectories of a case, or on those that TRL trains instead."""
+    rows = case.plain if case.plain is not None and variant == "GRPO" else case.rows
+    batch = batch_of(case, rows)
+    model = build_model(**case.policy)
+    trainer = trainer_of(variant, folder, model, len(rows), batch["completion_ids"].size(1), **options)
+    device = trainer.accelerator.device
+    trainer._prepare_inputs = lambda _: {name: tensor.to(device) for name, tensor in batch.items()}
+    return trainer
+
+
+def batch_of(case: Case, rows: list[Parts]) -> dict[str, Any]:
+    """TRL's batch of trajectories, with prompts padded on the left."""
+    generator = torch.Generator().manual_seed(0)
+
+    def words(count: int) -> torch.Tensor:
+        return torch.randint(3, case.policy["vocabulary"], (count,), generator=generator)
+
+    width, length = max(case.prompts), max(sum(count for _, count, _ in parts) for parts in rows)
+    shapes = {"prompt_ids": width, "prompt_mask": width} | dict.fromkeys(FIELDS, length)
+    batch: dict[str, Any] = {
+        name: torch.zeros(len(rows), columns, dtype=torch.long) for name, columns in shapes.items()
+    }
+    batch["turn_ids"] -= 1
+    shared, repeated = words(width), words(length)
+    for row, (size, parts) in enumerate(zip(case.prompts, rows, strict=True)):
+        prompt = shared[:size] if case.same_prompt else words(size)
+        batch["prompt_ids"][row, width - size :], batch["prompt_mask"][row, width - size :] = prompt, 1
+        at = turn = 0
+        for context, count, is_turn in parts:
+            own = slice(at, at + count)
+            is_repeated = context > 0 and not is_turn
+            text = torch.cat([prompt, repeated])[:count] if is_repeated else words(count)
+            batch["completion_ids"][row, own], batch["completion_mask"][row, own] = text, 1
+            batch["context_ids"][row, own], batch["tool_mask"][row, own] = context, int(is_turn)
+            if is_turn:
+                batch["turn_ids"][row, own] = turn
+                turn += 1
+            at += count
+    batch["advantages"] = torch.randn(len(rows), generator=generator)
+    batch["num_items_in_batch"] = batch["tool_mask"].sum()
+    return batch
+
+
+FIELDS = ("completion_ids", "completion_mask", "tool_mask", "context_ids", "turn_ids")
+"""Of a batch, as wide as completions."""
+
+
+def trainer_of(variant: str, folder: str, model: Any, rows: int, length: int, **options: Any) -> Any:
+    """A trainer of `model` on micro-batches of so many rows, whose batch is still to be set."""
     trainer_class, config_class, method, settings = VARIANTS[variant]
     fields = {
         "use_cpu": True,
         "bf16": False,
         "gradient_checkpointing": False,
-        "per_device_train_batch_size": sizes.batch,
-        "num_generations": sizes.batch,
-        "max_completion_length": sizes.completion,
+        "per_device_train_batch_size": rows,
+        "num_generations": rows,
+        "max_completion_length": length,
         "report_to": "none",
     }
     config = config_class(folder, **{**fields, **settings, **options})
-    rows = Dataset.from_list([{"prompt": "3"}])
     trainer = trainer_class(
-        build_model(sizes.hidden_size, sizes.layers, sizes.vocabulary),
+        model,
         lambda prompts, **_: [0.0] * len(prompts),
         config,
-        rows,
-        processing_class=build_tokenizer(sizes.vocabulary),
+        Dataset.from_list([{"prompt": "3"}]),
+        processing_class=build_tokenizer(model.config.vocab_size),
         **({"method": method} if method else {}),
     )
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = 1
     trainer.accelerator.gradient_state._set_sync_gradients(True)
-    batch = fixed_batch(trainer, sizes, filled)
-    trainer._prepare_inputs = lambda _: batch
     return trainer
 
 
@@ -148,18 +263,74 @@ def step(trainer: Any) -> tuple[float, int]:
     return clock() - started, torch.cuda.max_memory_allocated() - before
 
 
-def interleaved_steps(device: str, rounds: int, filled: float = 1.0) -> dict[str, list[tuple[float, int]]]:
-    options = {"use_cpu": device == "cpu", "bf16": device == "cuda"}
-    with tempfile.TemporaryDirectory() as folder:
-        trainers = {variant: build(variant, folder, SIZES[device], filled, **options) for variant in VARIANTS}
-        for trainer in trainers.values():
-            step(trainer)
-        steps: dict[str, list[tuple[float, int]]] = {variant: [] for variant in VARIANTS}
-        for round_ in range(rounds):
-            order = list(VARIANTS) if round_ % 2 == 0 else list(reversed(VARIANTS))
-            for variant in order:
-                steps[variant].append(step(trainers[variant]))
+Steps = dict[str, list[tuple[float, int]]]
+PAIR = ("GRPO", "SO-GRPO")
+
+
+def options_of(device: str) -> dict[str, Any]:
+    return {"use_cpu": device == "cpu", "bf16": device == "cuda"}
+
+
+def interleaved(trainers: dict[str, Any], rounds: int) -> Steps:
+    for trainer in trainers.values():
+        step(trainer)
+    steps: Steps = {variant: [] for variant in trainers}
+    for round_ in range(rounds):
+        for variant in list(trainers) if round_ % 2 == 0 else reversed(list(trainers)):
+            steps[variant].append(step(trainers[variant]))
     return steps
+
+
+def steps_of_loss(device: str, rounds: int, filled: float) -> Steps:
+    with tempfile.TemporaryDirectory() as folder:
+        options = options_of(device)
+        trainers = {variant: build(variant, folder, SIZES[device], filled, **options) for variant in VARIANTS}
+        return interleaved(trainers, rounds)
+
+
+def row_of_case(name: str, device: str, rounds: int) -> dict[str, Any]:
+    """Ratios of a step of SO-GRPO to one of TRL's: time, memory, and the part of TRL's width that is no padding."""
+    case = CASES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        trainers = {variant: build_case(variant, folder, case, **options_of(device)) for variant in PAIR}
+        batch = trainers["GRPO"]._prepare_inputs(None)
+        masks = [batch[f"{part}_mask"].float() for part in ("prompt", "completion")]
+        steps = interleaved(trainers, rounds)
+        del trainers
+    ours, theirs = (
+        max(needed for _, needed in steps[variant]) if device == "cuda" else resident(name, variant)
+        for variant in reversed(PAIR)
+    )
+    return {
+        "fill": sum(mask.sum().item() for mask in masks) / sum(mask.numel() for mask in masks),
+        "time_ratio": ratios(steps, "SO-GRPO"),
+        "seconds": statistics.median(seconds for seconds, _ in steps["GRPO"]),
+        "memory_ratio": ours / theirs,
+        "memory_mb": theirs / 2**20,
+    }
+
+
+def resident(name: str, variant: str) -> int:
+    """The bytes that a step adds to the resident memory of a process, which this function starts."""
+    words = [sys.executable, "-m", "benchmarks.overhead", "--peak", name, variant]
+    own = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is given back at once
+    return int(subprocess.run(words, env=own, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def peak(name: str, variant: str) -> int:
+    """What `resident` asks for, of this process. The optimizer's state is already there; gradients are not."""
+
+    def status(key: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build_case(variant, folder, CASES[name], **options_of("cpu"))
+        step(trainer)
+        before = status("VmRSS:")
+        Path("/proc/self/clear_refs").write_text("5")  # the highest mark begins anew
+        step(trainer)
+        return status("VmHWM:") - before
 
 
 def ratios(steps: dict[str, list[tuple[float, int]]], variant: str) -> dict[str, float]:
@@ -174,11 +345,18 @@ def spread(values: list[float]) -> dict[str, float]:
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=at_least(2), default=30, help="interleaved steps of each trainer")
+    parser.add_argument(
+        "--case-rounds", type=at_least(2), default=3, help="the same for each case of the forward pass"
+    )
     parser.add_argument("--device", choices=SIZES, default="cpu", help="where to train (default: %(default)s)")
+    parser.add_argument("--peak", nargs=2, metavar=("CASE", "TRAINER"), help="print the memory of one step instead")
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
+    if arguments.peak:
+        print(peak(*arguments.peak))
+        return
     on_gpu = arguments.device == "cuda"
-    steps, halves = (interleaved_steps(arguments.device, arguments.rounds, filled) for filled in (1.0, 0.5))
+    steps, halves = (steps_of_loss(arguments.device, arguments.rounds, filled) for filled in (1.0, 0.5))
     rows = {
         variant: {
             "time_ratio": ratios(steps, variant),
@@ -188,33 +366,62 @@ def main(words: Sequence[str]) -> None:
         }
         for variant in VARIANTS
     }
+    del steps, halves
     device = torch.cuda.get_device_name() if on_gpu else "cpu"
     result = {
         "time_ratio": rows["SO-GRPO"]["time_ratio"]["median"],
         "rounds": arguments.rounds,
+        "case_rounds": arguments.case_rounds,
         "device": device,
         "variants": rows,
+        "cases": {name: row_of_case(name, arguments.device, arguments.case_rounds) for name in CASES},
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / ("overhead_cuda.json" if on_gpu else "overhead.json")
     path.write_text(json.dumps(result, indent=2) + "\n")
-    where = device if on_gpu else "one thread"
-    table = [
-        "# What the loss costs" + (" on a GPU" if on_gpu else ""),
+    text = report(result, on_gpu)
+    path.with_suffix(".md").write_text(text)
+    print(text)
+
+
+def report(result: dict[str, Any], on_gpu: bool) -> str:
+    where = result["device"] if on_gpu else "one thread"
+    lines = [
+        "# What training costs" + (" on a GPU" if on_gpu else ""),
         "",
-        f"Median over {arguments.rounds} interleaved steps, ratios step by step (quartiles); {where}.",
+        "## The loss",
+        "",
+        f"Median over {result['rounds']} interleaved steps, ratios step by step (quartiles); {where}.",
         "",
         "| trainer | step time over GRPO | in half of the width |" + (" memory of a step, GiB |" if on_gpu else ""),
         "|---|---|---|" + ("---|" if on_gpu else ""),
     ]
-    for variant, row in rows.items():
-        times = (row[name] for name in ("time_ratio", "time_ratio_half"))
-        shown = [f"{each['median']:.3f} ({each['q25']:.3f} to {each['q75']:.3f})" for each in times]
+    for variant, row in result["variants"].items():
+        shown = [_shown(row[name]) for name in ("time_ratio", "time_ratio_half")]
         shown += [f"{row['memory_gib']:.2f}"] if on_gpu else []
-        table.append(f"| {variant} | {' | '.join(shown)} |")
-    text = "\n".join(table) + "\n"
-    path.with_suffix(".md").write_text(text)
-    print(text)
+        lines.append(f"| {variant} | {' | '.join(shown)} |")
+    lines += [
+        "",
+        "## The forward pass",
+        "",
+        f"SO-GRPO over GRPO, median over {result['case_rounds']} interleaved steps; memory is the peak of a step.",
+        "",
+        "| trajectories | part of TRL's width that is no padding | TRL's step, s | step time | memory |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in result["cases"].items():
+        shown = [
+            f"{row['fill']:.2f}",
+            f"{row['seconds']:.2f}",
+            _shown(row["time_ratio"]),
+            f"{row['memory_ratio']:.2f}",
+        ]
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:.3f} ({ratio['q25']:.3f} to {ratio['q75']:.3f})"
 
 
 if __name__ == "__main__":

@@ -149,8 +149,8 @@ def seconds(case: str, model: str, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(case, model, Path(folder))
         trainer.rollout_func = timed(spent, "rollout", trainer.rollout_func)
-        by_grad = {True: (score := trainer._get_per_token_logps_and_entropies), False: timed(spent, "scoring", score)}
-        trainer._get_per_token_logps_and_entropies = lambda *a, **k: by_grad[torch.is_grad_enabled()](*a, **k)
+        by_grad = {True: (score := trainer._forward), False: timed(spent, "scoring", score)}
+        trainer._forward = lambda *a, **k: by_grad[torch.is_grad_enabled()](*a, **k)
         for round_ in range(rounds):
             batches = rollout_of(trainer, 2 * round_)
             for batch in batches:

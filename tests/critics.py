@@ -23,6 +23,7 @@ from sorl_trl.trainers.critic.model import (
     causal_lm_of,
     is_critic_name,
 )
+from sorl_trl.trainers.forward import LaidOut
 from tests.policies import build_policy
 from tests.training import saved_policy, settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
@@ -92,6 +93,14 @@ def policy_with(kind: str, lora: bool = False, **adapter: Any) -> tuple[Any, Cri
         critic = HeadCritic(random_head(), trunk_gradient=kind == "trunk")
     attach_critic(causal_lm_of(model), critic)
     return model, critic
+
+
+def with_values(model: Any, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(B, L - 1) log-probabilities of all tokens but the first, and values beside them; 0 at padding."""
+    mask = torch.ones_like(ids) if mask is None else mask
+    asked = LaidOut(model, model, ["unfolded"], mask, with_values=True)
+    output = asked(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True)
+    return output.log_probs[:, 1:], asked.values[0][:, 1:]
 
 
 def build_ppo(folder: Path, tokenizer: Any, *, lora: bool = False, **overrides: Any) -> SOPPOTrainer:

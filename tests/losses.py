@@ -5,6 +5,7 @@ In float64 no comparison of a ratio with the edge of a clip range hangs on round
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.methods import Method
-from sorl_trl.trainers.turns.batch import OLD_SINCE
+from sorl_trl.trainers.rollout import OLD_SINCE
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
@@ -56,12 +57,26 @@ def off_policy_batch(folder: Path, tokenizer: Any, method: Any = None, **fields:
 
 
 def token_logps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """(B, T) log-probabilities of the policy, by a pass of the test's own."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    width = batch["completion_ids"].shape[1]
-    logits = trainer.model(input_ids=ids, attention_mask=mask).logits[:, -width - 1 : -1].double()
-    return logits.log_softmax(-1).gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
+    """(B, T) log-probabilities of the policy's tokens, by passes of the test's own: one for each context."""
+    logps = torch.zeros_like(batch["completion_ids"], dtype=torch.float64)
+    for row, position, ids, output in read_apart(trainer, batch):
+        scores = output.logits[0, :-1].double().log_softmax(-1)
+        logps = logps.index_put((torch.tensor(row), position), scores.gather(1, ids[1:, None])[-len(position) :, 0])
+    return logps
+
+
+def read_apart(trainer: Any, batch: dict[str, Any]) -> Iterator[tuple[int, Any, Any, Any]]:
+    """For each context: its row, the positions of its tokens but for the first one's, all its tokens, and output."""
+    contexts = batch.get("context_ids", torch.zeros_like(batch["completion_ids"])).abs()
+    for row in range(len(contexts)):
+        kept = batch["completion_mask"][row].bool()
+        for context in contexts[row][kept].unique().tolist():
+            position = torch.nonzero(kept & (contexts[row] == context)).flatten()
+            ids = batch["completion_ids"][row, position]
+            if context == 0:
+                ids = torch.cat([batch["prompt_ids"][row][batch["prompt_mask"][row].bool()], ids])
+            output = trainer.model(input_ids=ids[None], output_hidden_states=True)
+            yield row, position if context == 0 else position[1:], ids, output
 
 
 def gradient(loss: torch.Tensor, trainer: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sorl_trl import SOPPOTrainer
 from tests.critics import BATCH_SIZE, build_ppo, set_head
-from tests.losses import EPSILON, gradient, token_logps
+from tests.losses import EPSILON, gradient, read_apart, token_logps
 from tests.trajectories import parity_reward
 
 DISCOUNTED = {"gamma": 0.9, "gae_lambda": 0.8}
@@ -48,16 +48,16 @@ def units_of(turn_ids: Tensor, level: str) -> list[list[int]]:
 
 
 def state_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
-    """(B, T) V of the state before each token: the head on the policy's last hidden states."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    width = batch["completion_ids"].shape[1]
-    states = trainer.model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1]
-    states = states[:, -width - 1 : -1].double()
-    if not trainer.args.critic_trunk_gradient:
-        states = states.detach()
-    scale = states.size(-1) ** 0.5 * states.norm(dim=-1)
-    return (states @ trainer.critic.head.weight.double().T).squeeze(-1) / scale + trainer.critic.head.bias.double()
+    """(B, T) V of the state before each token: the head on the policy's last hidden states in the token's context."""
+    values = torch.zeros_like(batch["completion_ids"], dtype=torch.float64)
+    for row, position, _, output in read_apart(trainer, batch):
+        states = output.hidden_states[-1][0, -len(position) - 1 : -1].double()
+        if not trainer.args.critic_trunk_gradient:
+            states = states.detach()
+        scale = states.size(-1) ** 0.5 * states.norm(dim=-1)
+        found = (states @ trainer.critic.head.weight.double().T).squeeze(-1) / scale
+        values = values.index_put((torch.tensor(row), position), found + trainer.critic.head.bias.double())
+    return values
 
 
 def aggregate(x: list[list[Tensor]], loss_type: str) -> Tensor:

@@ -58,6 +58,37 @@ class FixedRollout:
         return ids, turns
 
 
+class SeveralContexts(FixedRollout):
+    """Every second turn is sampled in a context that reads the last observation, and what it repeats, afresh.
+
+    The turns between them go on in the first context, which knows nothing of the others.
+    """
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        output = super().__call__(prompts, trainer)
+        columns: list[list[list[int]]] = [[], [], []]
+        for prompt, ids, turns in zip(*(output[n] for n in ("prompt_ids", "completion_ids", "turn_ids")), strict=True):
+            for column, row in zip(columns, _in_contexts(prompt, ids, turns), strict=True):
+                column.append(row)
+        ids, turns, contexts = columns
+        mask = [[int(turn >= 0) for turn in row] for row in turns]
+        return {**output, "completion_ids": ids, "turn_ids": turns, "context_ids": contexts, "env_mask": mask}
+
+
+def _in_contexts(prompt: list[int], ids: list[int], turns: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """A trajectory's tokens, turn ids and context ids."""
+    read: tuple[list[int], list[int], list[int]] = ([], [], [])
+    for token, turn in zip(ids, turns, strict=True):
+        context = max(turn, 0) if turn % 2 else 0
+        if context and context not in read[2]:
+            again = [*prompt, *ids[:2]]
+            for column, values in zip(read, (again, [-1] * len(again), [-context] * len(again)), strict=True):
+                column.extend(values)
+        for column, value in zip(read, (token, turn, context), strict=True):
+            column.append(value)
+    return read
+
+
 def parity_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     """Deterministic, and different within a group."""
     return [(sum(ids) % 7) / 7 for ids in completion_ids]

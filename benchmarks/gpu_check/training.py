@@ -63,6 +63,7 @@ def trains(name: str) -> Check:
         elsewhere = {str(p.device) for p in trainer.model.parameters() if p.device.type != context.device}
         assert not elsewhere, f"parameters are on {elsewhere}, not on {context.device}"
         trainer.train()
+        assert trainer._forward.reason is None, f"the policy reads padded rows: {trainer._forward.reason}"
         figures = training_figures(trainer.state.log_history)
         check_moved(before, trainable(trainer.model), critic=variant.critic is not None)
         return figures

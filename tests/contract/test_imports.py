@@ -38,7 +38,7 @@ def test_the_package_alone_loads_nothing_heavy() -> None:
 @pytest.mark.trains
 def test_lower_layers_do_not_load_trl() -> None:
     names = loaded_by("import sorl_trl.ops, sorl_trl.methods, sorl_trl.search, sorl_trl.qa")
-    assert "sorl_trl.methods.keep" in names
+    assert "sorl_trl.methods.loop" in names
     assert names.isdisjoint({"trl", "accelerate", "peft", "datasets", "sorl_trl.trainers"})
 
 

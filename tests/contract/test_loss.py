@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sorl_trl.methods import LLDS, METHODS, ClipPenalty, DoubleSided, Method, MiniRL, Unweighted
-from sorl_trl.trainers.turns.batch import OLD_SINCE, drop
+from sorl_trl.trainers.rollout import OLD_SINCE, drop
 from tests.losses import assert_same_loss, gradient, off_policy_batch, token_logps
+from tests.trajectories import SeveralContexts
 
 pytestmark = pytest.mark.trains
 POWER = {"none": 0.0, "sqrt_length": 0.5, "length": 1.0}
@@ -84,6 +85,54 @@ def test_every_mean_at_every_level(tmp_path: Path, tokenizer: Any, loss_type: st
     trainer, batch = off_policy_batch(tmp_path, tokenizer, **fields)
     assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
     assert 0 < trainer._metrics["train"]["clip_ratio/region_mean"][-1] < 1
+
+
+def own_objective(
+    trainer: Any, logps: Tensor, log_ratio: Tensor, t: int, turn_ids: Tensor, advantage: float
+) -> Tensor:
+    """What the surrogate of a loss type maximises for one token."""
+    args = trainer.args
+    ratio = log_ratio[unit_of(t, turn_ids, args.importance_sampling_level)].mean().exp()
+    if args.loss_type == "cispo":
+        return ratio.detach().clamp(max=args.epsilon_high) * advantage * logps[t]
+    if args.loss_type == "sapo":
+        temperature = args.sapo_temperature_pos if advantage > 0 else args.sapo_temperature_neg
+        return 4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantage
+    good = advantage >= 0
+    power, decay = (args.vespo_k_pos, args.vespo_lambda_pos) if good else (args.vespo_k_neg, args.vespo_lambda_neg)
+    of_sequence = log_ratio[turn_ids >= 0].detach().sum().exp()
+    return math.exp(decay) * of_sequence**power * (-decay * of_sequence).exp() * advantage * logps[t]
+
+
+@pytest.mark.parametrize("loss_type", ["turn", "dapo"])
+def test_each_context_is_read_alone(tmp_path: Path, tokenizer: Any, loss_type: str) -> None:
+    """Ratios, means and clip ranges are the trajectory's; log-probabilities those of each context by itself."""
+    fields = {"loss_type": loss_type, "rollout_func": SeveralContexts(), "beta": 0.1, **OFF}
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **fields)
+    assert batch["context_ids"].min() < 0 < batch["context_ids"].max()
+    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
+
+
+@pytest.mark.parametrize("loss_type", ["cispo", "sapo", "vespo", "luspo"])
+@pytest.mark.parametrize("level", ["turn", "sequence", "token"])
+def test_trls_other_losses_at_every_level(tmp_path: Path, tokenizer: Any, loss_type: str, level: str) -> None:
+    cap = {"epsilon_high": 1.05} if loss_type == "cispo" else {}
+    fields = {"loss_type": loss_type, "importance_sampling_level": level, **cap, **OFF}
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **fields)
+    logps = token_logps(trainer, batch)
+    log_ratio = logps - batch["old_per_token_logps"]
+    total = torch.zeros((), dtype=torch.float64)
+    for i, turn_ids in enumerate(batch["turn_ids"]):
+        advantage, tokens = batch["advantages"][i].item(), torch.nonzero(turn_ids >= 0).flatten().tolist()
+        for t in tokens:
+            if loss_type == "luspo":
+                objective = token_objective(trainer, log_ratio[i], t, turn_ids, advantage)
+            else:
+                objective = own_objective(trainer, logps[i], log_ratio[i], t, turn_ids, advantage)
+            total = total - objective / (len(tokens) if loss_type == "sapo" else 1)
+    over_tokens = loss_type in ("cispo", "vespo")
+    expected = total / (int((batch["turn_ids"] >= 0).sum()) if over_tokens else len(logps))
+    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), expected)
 
 
 @pytest.mark.parametrize(

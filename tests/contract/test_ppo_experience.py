@@ -229,6 +229,7 @@ def test_one_pass_of_the_policy_for_each_rollout(
         tmp_path, tokenizer, num_iterations=num_iterations, beta=beta, per_device_train_batch_size=4,
         gradient_accumulation_steps=4, steps_per_generation=4,
     )  # fmt: skip
+    rollout_batch(trainer)  # whose first pass tries out layouts
     calls: list[int] = []
     trainer.model.register_forward_pre_hook(lambda *_: calls.append(0))
     batch = rollout_batch(trainer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 
 from sorl_trl import SOPPOTrainer
 from sorl_trl.methods import Method
-from sorl_trl.trainers.critic.model import ValuesBesideLogps
-from sorl_trl.trainers.loss.bias_norm import bias_normalizer
+from sorl_trl.trainers.bias_norm import bias_normalizer
 from tests.critics import BATCH_SIZE, critic_parameters, rollout_batch
 from tests.losses import gradient
 from tests.ppo_losses import DISCOUNTED, assert_follows_the_formula, build, value_reference
+from tests.trajectories import SeveralContexts
 
 pytestmark = pytest.mark.trains
 
@@ -26,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SO-PPO": {},
     "SO-PPO arithmetic": {"turn_ratio": "arithmetic"},
     "SO-PPO at token level": {"advantage_level": "token"},
+    "SO-PPO with contexts": {"rollout_func": SeveralContexts()},
 }
 CLIP_RANGE = 0.2
 
@@ -100,10 +102,13 @@ def test_values_of_observations_and_padding_never_matter(
     off = batch["turn_ids"] < 0
     dirty = {**batch, **{key: torch.where(off, math.nan, batch[key]) for key in ("old_values", "returns")}}
     losses = [trainer._compute_loss(trainer.model, dirty)]
-    plain = ValuesBesideLogps.values
-    monkeypatch.setattr(
-        ValuesBesideLogps, "values", lambda self, length: torch.where(off, math.nan, plain(self, length))
-    )
+
+    def values_off(*args: Any, **options: Any) -> Any:
+        found = plain(*args, **options)
+        return replace(found, values=torch.where(off, math.nan, found.values))
+
+    plain = trainer._forward
+    monkeypatch.setattr(trainer, "_forward", values_off)
     losses.append(trainer._compute_loss(trainer.model, batch))
     for loss in losses:
         assert loss.item() == clean.item()

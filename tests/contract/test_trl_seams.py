@@ -23,12 +23,9 @@ from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 
 OURS = (SOGRPOTrainer, SOPPOTrainer, GroupRefillTrainer, SeeUPOTrainer)
 OVERRIDDEN = {
-    "trl:GRPOTrainer._calculate_rewards": "4c66445bf52d726a",
     "trl:GRPOTrainer._clip_grad_norm": "9cfad6062fd3835b",
     "trl:GRPOTrainer._compute_loss": "f6b6366f4bb7515d",
-    "trl:GRPOTrainer._generate": "5f57e70d7e3a9f03",
     "trl:GRPOTrainer._generate_and_score_completions": "d668c0acfdb311b8",
-    "trl:GRPOTrainer._get_per_token_logps_and_entropies": "796113cec15a741f",
     "trl:GRPOTrainer._get_tool_suffix_ids": "295189d56f67d327",
     "trl:GRPOTrainer._get_train_sampler": "9675fa694edb53aa",
     "trl:GRPOTrainer._load_best_model": "41d254e48fa633bb",
@@ -67,8 +64,14 @@ RELIED_ON = {
     "trl.trainer.utils:add_fused_lm_head": "e95cef3f560a3fbb",
     "trl.trainer.utils:shuffle_sequence_dict": "5d27e84cc54e95cd",
     "trl.trainer.utils:split_tensor_dict": "637cf2357191965d",
+    "trl:GRPOTrainer._calculate_rewards": "4c66445bf52d726a",
+    "trl:GRPOTrainer._generate": "5f57e70d7e3a9f03",
+    "trl:GRPOTrainer._get_per_token_logps_and_entropies": "796113cec15a741f",
     "trl:GRPOTrainer._log_metric": "3023e26467c6d90f",
     "trl:GRPOTrainer._tokenize_prompts": "83f93c43265e66e9",
+    "trl:GRPOTrainer.get_gamma_weights": "e918afe3c22a5e7f",
+    "trl:GRPOTrainer.get_high_entropy_mask": "a487c8645bc29317",
+    "trl:GRPOTrainer.get_off_policy_mask": "cbd80498a5204fbb",
 }
 """Bodies that we call, or rest on otherwise; docs/architecture.md says for what."""
 READ = OVERRIDDEN | RELIED_ON

@@ -241,7 +241,7 @@ def test_rounding_is_not_taken_for_movement(tmp_path: Path, old_policy: str) -> 
 
 
 def test_what_sampled_is_asked_by_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its log-probabilities are the old policy's: of passes there are those of the updates."""
+    """Its log-probabilities are the old policy's: after three that try layouts out, passes are the updates'."""
     passes, ask = [], GRPOTrainer._get_per_token_logps_and_entropies
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -250,7 +250,7 @@ def test_what_sampled_is_asked_by_no_pass(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", counted)
     build(tmp_path, max_steps=12).train()
-    assert passes == [True] * 12
+    assert passes == 3 * [False] + 12 * [True]
 
 
 class Stop(TrainerCallback):  # type: ignore[misc]

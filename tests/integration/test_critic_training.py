@@ -157,7 +157,7 @@ class TestSameModel:
         calls: list[bool] = []
         trainer.model.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
         trainer.train()
-        assert calls.count(False) == BATCH_SIZE // 4  # the old policy, 4 trajectories at a time
+        assert calls.count(False) == 3 + BATCH_SIZE // 4  # layouts are tried out; the old policy, 4 rows at a time
         assert calls.count(True) == 2 * 2  # steps x micro-batches
 
     def test_the_critic_is_the_same_whatever_was_sampled_before(self, tmp_path: Path) -> None:

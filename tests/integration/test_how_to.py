@@ -57,6 +57,7 @@ def test_own_engine() -> None:
 def test_own_rollout() -> None:
     trainer = run_blocks(DOCS / "how_to" / "own_rollout.md")["trainer"]
     assert logged(trainer, "turns/per_trajectory") == 2
+    assert trainer._buffered_inputs[0]["context_ids"].min() == -1
 
 
 def test_tool_box(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,19 +235,18 @@ class TestInformationGain:
         trainer = build(tmp_path, tokenizer, METHODS["igpo"], reward_funcs=rewards, scale_rewards="none")
         seen: list[Any] = []
         apply = trainer._apply_method
-        trainer._apply_method = lambda output, rollout: (seen.append(rollout), apply(output, rollout))
+        trainer._apply_method = lambda rollout: (seen.append(rollout), apply(rollout))[1]
         rows = [{**row, "answer": ["w5 w6"]} for row in prompts(2) for _ in range(4)]
         trainer._generate_and_score_completions([dict(row) for row in rows])
-        made, answer = trainer._recorder.generated, tokenizer.encode("w7 w5 w6")
-        for row, (prompt, completion, turn_ids) in enumerate(
-            zip(made.prompt_ids, made.completion_ids, made.turn_ids, strict=True)
-        ):
-            starts = [turn_ids.index(turn) for turn in range(max(turn_ids) + 1)]
-            scores = [self.score(trainer, [*prompt, *completion[:start], *answer]) for start in starts]
-            found = seen[0].turn_rewards[row, : len(starts) - 1].tolist()
+        made, scored, answer = seen[0].sampled, seen[0].scored, tokenizer.encode("w7 w5 w6")
+        for row, each in enumerate(made):
+            starts = [each.turn_ids.index(turn) for turn in range(max(each.turn_ids) + 1)]
+            before = [[*each.prompt_ids, *each.completion_ids[:start]] for start in starts]
+            scores = [self.score(trainer, [*ids, *answer]) for ids in before]
+            found = scored.turn_rewards[row, : len(starts) - 1].tolist()
             expected = [2.0 * (after - before) for before, after in pairwise(scores)]
             assert found == pytest.approx(expected, abs=1e-5)
-            assert seen[0].has_turn_reward[row].tolist()[: len(starts)] == [True] * (len(starts) - 1) + [False]
+            assert scored.has_turn_reward[row].tolist()[: len(starts)] == [True] * (len(starts) - 1) + [False]
 
     def score(self, trainer: Any, ids: list[int]) -> float:
         """The mean log-probability of the last two tokens."""

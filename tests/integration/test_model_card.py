@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.experimental import SeeUPOTrainer
-from sorl_trl.methods import Method
+from sorl_trl.methods import METHODS, SETTINGS, Method
 from tests.training import saved_policy, settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
@@ -35,7 +35,7 @@ def card_of(trainer_class: Any, folder: Path, tokenizer: Any, method: Any = None
     ("trainer_class", "method", "config", "named", "papers"),
     [
         (SOGRPOTrainer, None, {}, "trained with SO-GRPO,", {SORL}),
-        (SOGRPOTrainer, "grpo", {}, "trained with GRPO with turn-level importance ratios,", {SORL}),
+        (SOGRPOTrainer, "grpo", {}, "trained with GRPO with turn-level importance ratios,", {SORL, GRPO}),
         (SOGRPOTrainer, None, TOKEN, "trained with GRPO with a gated KL penalty,", {SORL}),
         (SOGRPOTrainer, "grpo", TOKEN, "trained with GRPO,", {GRPO}),
         (SOPPOTrainer, None, {}, "trained with SO-PPO,", {SORL}),
@@ -60,3 +60,9 @@ def test_what_the_run_was(tmp_path: Path, tokenizer: Any) -> None:
     assert "`epsilon=0.15`" in card.text and "`importance_sampling_level='turn'`" in card.text
     assert "None" not in card.text
     assert {"trl", "so-grpo", "generated_from_trainer"} <= {*card.data.tags}, "the metadata is TRL's"
+    assert "named method" not in card.text
+
+
+def test_a_named_method_has_its_source(tmp_path: Path, tokenizer: Any) -> None:
+    text = card_of(SOGRPOTrainer, tmp_path, tokenizer, "loop", **SETTINGS["loop"]).text
+    assert f"`loop`: {METHODS['loop'].source} |" in text and "2502.01600" in METHODS["loop"].source

@@ -63,7 +63,7 @@ def test_the_factor_is_that_of_the_update_whose_kl_is_seen(held: Any) -> None:
 class Rounds(SOGRPOTrainer):
     """Its old log-probabilities are those of another kernel or batch shape."""
 
-    def _own_term(self, batch: MicroBatch) -> tuple[float, dict[str, Any]]:
+    def _own_term(self, batch: MicroBatch, scores: Any) -> tuple[float, dict[str, Any]]:
         object.__setattr__(batch, "log_ratio", batch.log_ratio + 1e-3)
         return 0.0, {}
 

@@ -14,7 +14,7 @@ from sorl_trl.cli.evaluation_run import load_agent, parse_arguments
 from sorl_trl.qa import Question, build_prompt_rows, encode_prompts
 from sorl_trl.rollout import RolloutArguments, RolloutLimits, Sanitizer
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, ValuesBesideLogps
+from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE
 from tests.model.helpers import FORGED
 from tests.tools import ANSWER, CALL, lookup
 from tests.training import settings
@@ -74,27 +74,31 @@ def test_padding_with_the_token_that_ends_messages(folder: str, tokenizer: Any, 
     assert logged["completions/mean_length"] == sum(policy_tokens) / 4
     assert logged["completions/max_terminated_length"] == policy_tokens[CORRECTED]
     torch.nn.init.normal_(getattr(trainer.model, CRITIC_ATTRIBUTE).head.weight)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    logps, values = scored(trainer, ids, mask, batch["completion_ids"].shape[1])
+    logps, values = scored(trainer, batch)
     for row in range(4):
-        size = len(expected["completion_ids"][row])
-        alone = torch.tensor([[*expected["prompt_ids"][row], *expected["completion_ids"][row]]])
-        own_logps, own_values = scored(trainer, alone, torch.ones_like(alone), size)
-        torch.testing.assert_close(logps[row, :size], own_logps[0], rtol=0, atol=1e-3)
-        torch.testing.assert_close(values[row, :size], own_values[0], rtol=1e-3, atol=1e-3)
-        assert own_values.std() > 0.01 or size == 1
+        mask = batch["completion_mask"][row].bool()
+        alone = {
+            f"prompt_{name}": batch[f"prompt_{name}"][row][batch["prompt_mask"][row].bool()][None] for name in NAMES
+        }
+        alone |= {f"completion_{name}": batch[f"completion_{name}"][row][mask][None] for name in NAMES}
+        own_logps, own_values = scored(trainer, alone)
+        torch.testing.assert_close(logps[row][mask], own_logps[0], rtol=0, atol=1e-3)
+        torch.testing.assert_close(values[row][mask], own_values[0], rtol=1e-3, atol=1e-3)
+        assert own_values.std() > 0.01 or len(own_values[0]) == 1
     trainer.train()
     assert trainer.state.log_history[0]["grad_norm"] > 0
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
 
 
-def scored(trainer: Any, ids: Any, mask: Any, size: int) -> tuple[Any, Any]:
-    """Log-probabilities and values of the last `size` tokens."""
-    policy = ValuesBesideLogps(trainer.model)
+NAMES = ("ids", "mask")
+
+
+def scored(trainer: Any, batch: Any) -> tuple[Any, Any]:
+    """Log-probabilities and values of all completion tokens."""
+    whole = {name: each for name, each in batch.items() if name.startswith(("prompt_", "completion_"))}
     with torch.no_grad():
-        logps, _, _ = trainer._get_per_token_logps_and_entropies(policy, ids, mask, size)
-    return logps, policy.values(size)
+        found = trainer._forward(trainer.model, whole, values=True)
+    return found.logps, found.values
 
 
 TEMPLATE = "Answer the question.\nQuestion: {question}"

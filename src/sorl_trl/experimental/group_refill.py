@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
@@ -20,8 +19,7 @@ from sorl_trl.methods import ScoredRollout, ZeroVariance
 from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.config import TurnLevelConfig
-from sorl_trl.trainers.turns.batch import token_count
-from sorl_trl.trainers.turns.recording import own_rows
+from sorl_trl.trainers.rollout import Rollout, own_rows, token_count
 
 _OF_TURNS = ("turn_rewards", "has_turn_reward", "states")
 """The fields of a rollout that have a column per turn."""
@@ -127,40 +125,28 @@ class GroupRefillTrainer(TurnLevelTrainer):
     def _prompts_per_batch(self) -> int:
         return int(self.args.generation_batch_size or 0) // int(self.num_generations)
 
-    def _scored(self, inputs: list[dict[str, Any]]) -> tuple[dict[str, Any], ScoredRollout]:
+    def _collect(self, inputs: list[dict[str, Any]]) -> Rollout:
         if not self.model.training:
-            return super()._scored(inputs)
+            return super()._collect(inputs)
         fresh = self._fresh_prompts(set(gather_object([_prompt_of(row) for row in inputs])))
-        output, rollout = super()._scored(inputs)
-        at_first = differs = self._differs(rollout)
+        rollout = super()._collect(inputs)
+        at_first = differs = self._differs(rollout.scored)
         rounds = 0
         while rounds < self.args.refill_rounds and not differs.all():
             others = next(fresh)
             if others is None:
                 break
             rounds += 1
-            shown = {name: list(column) for name, column in self._shown().items()}
-            other_output, other_rollout = super()._scored(self._of_process(others))
-            takes = ~differs & self._differs(other_rollout)
-            for name, column in self._shown().items():
-                both = zip(shown.get(name, column), list(column), takes.tolist(), strict=False)
-                column.extend([after if taken else before for before, after, taken in both])
-            own = own_rows(takes, len(inputs), self.accelerator)
-            output = merged_batch(output, other_output, own, self._tokenizer.pad_token_id)
-            rollout = merged_rollout(rollout, other_rollout, takes)
+            other = super()._collect(self._of_process(others))
+            takes = ~differs & self._differs(other.scored)
+            rollout = merged(rollout, other, takes, self._tokenizer.pad_token_id)
             differs = differs | takes
-        output["num_items_in_batch"] = token_count(output, self.accelerator)
+        rollout.batch["num_items_in_batch"] = token_count(rollout.batch, self.accelerator)
         metrics = self._metrics["train"]
         metrics["groups/refill_rounds"].append(float(rounds))
         metrics["groups/refilled"].append((differs & ~at_first).float().mean().item())
         metrics["groups/left"].append((~differs).float().mean().item())
-        return output, rollout
-
-    def _shown(self) -> dict[tuple[str, str], deque[Any]]:
-        """The columns of TRL's table of completions."""
-        own = {("own", name): self._logs[name] for name in ("prompt", "completion", "advantages")}
-        others = {(kind, name): column for kind in ("rewards", "extra") for name, column in self._logs[kind].items()}
-        return {**own, **others}
+        return rollout
 
     def _fresh_prompts(self, asked: set[str]) -> Iterator[list[dict[str, Any]] | None]:
         """For each round, rows whose prompts are not in `asked` nor in an earlier round; None when too few are left.
@@ -177,7 +163,30 @@ class GroupRefillTrainer(TurnLevelTrainer):
         """Repeat each row `num_generations` times, and return this process's share."""
         repeated = [dict(row) for row in rows for _ in range(self.num_generations)]
         share = len(repeated) // self.accelerator.num_processes
-        return own_rows(repeated, share, self.accelerator)
+        own: list[dict[str, Any]] = own_rows(repeated, share, self.accelerator)
+        return own
+
+
+def merged(first: Rollout, second: Rollout, takes: Tensor, pad_token_id: int) -> Rollout:
+    """A rollout of N trajectories: those of `second` where `takes` (N,) is True, and of `first` elsewhere."""
+    of_all, own = takes.tolist(), first.own(takes)
+    columns = {
+        name: _chosen(column, second.columns.get(name, [None] * len(column)), of_all)
+        for name, column in {**{name: [None] * len(of_all) for name in second.columns}, **first.columns}.items()
+    }
+    return Rollout(
+        first.accelerator,
+        _chosen(first.rows, second.rows, own.tolist()),
+        _chosen(first.sampled, second.sampled, own.tolist()),
+        merged_batch(first.batch, second.batch, own, pad_token_id),
+        merged_rollout(first.scored, second.scored, takes),
+        torch.where(takes, second.advantages, first.advantages),
+        columns,
+    )
+
+
+def _chosen(first: list[Any], second: list[Any], takes: list[bool]) -> list[Any]:
+    return [b if taken else a for a, b, taken in zip(first, second, takes, strict=True)]
 
 
 def merged_batch(
@@ -193,7 +202,7 @@ def merged_batch(
     for name, value in first.items():
         other = second[name]
         if isinstance(value, list):
-            merged[name] = [b if taken else a for a, b, taken in zip(value, other, takes.tolist(), strict=True)]
+            merged[name] = _chosen(value, other, takes.tolist())
         elif value.dim() == 0:
             merged[name] = value
         else:

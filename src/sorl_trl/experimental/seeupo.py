@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from sorl_trl.experimental.seeupo_ops import backward_turn_advantages, next_multiplier
-from sorl_trl.methods import LLDS, EngineTurnMask, Method, MicroBatch, ScoredRollout
-from sorl_trl.ops import bounded_log_ratio, turn_broadcast
+from sorl_trl.methods import LLDS, EngineTurnMask, Method, MicroBatch
+from sorl_trl.ops import bounded_log_ratio, masked_mean, turn_broadcast
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.config import TurnLevelConfig
-from sorl_trl.trainers.turns.batch import OLD_SINCE, ROW_SCALE, policy_pass, row_scale
-from sorl_trl.trainers.turns.recording import own_rows, show_advantages
+from sorl_trl.trainers.forward import Pass
+from sorl_trl.trainers.rollout import OLD_SINCE, ROW_SCALE, Rollout, row_scale
 
 MULTIPLIER = "turn_multiplier"
 """Field of a batch: (B,), M of each trajectory, the product of the ratios of its turns that were updated."""
@@ -161,15 +161,15 @@ class SeeUPOTrainer(TurnLevelTrainer):
     # The rollout
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _set_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
+    def _set_advantages(self, rollout: Rollout) -> Tensor:
+        batch, scored = rollout.batch, rollout.scored
         if self.model.training:
-            self._check_turns(rollout.turns.num_turns)
-        advantages = backward_turn_advantages(rollout.rewards.sum(1), rollout.turn_mask)
-        show_advantages(self, advantages, rollout.turn_mask)
-        rows = output["completion_ids"]
-        output["advantages"] = turn_broadcast(own_rows(advantages, len(rows), self.accelerator), output["turn_ids"])
-        output[MULTIPLIER] = torch.ones(len(rows), device=rows.device)
-        output[TURN] = torch.tensor(self.num_iterations)
+            self._check_turns(scored.turns.num_turns)
+        advantages = backward_turn_advantages(scored.rewards.sum(1), scored.turn_mask)
+        batch["advantages"] = turn_broadcast(rollout.own(advantages), batch["turn_ids"])
+        batch[MULTIPLIER] = torch.ones(len(batch["turn_ids"]), device=advantages.device)
+        batch[TURN] = torch.tensor(self.num_iterations)
+        return masked_mean(advantages, scored.turn_mask, dim=1)
 
     # ---------------------------------------------------------------------------------------------------------------
     # One turn after the other
@@ -203,7 +203,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
 
     def _close_turn(self, inputs: dict[str, Any]) -> None:
         """After a turn's updates, one pass gives its new log-probabilities, and the next turn's old ones."""
-        logps = policy_pass(self, inputs)
+        logps = self._score(self.model, inputs).logps
         log_ratio = bounded_log_ratio(logps - inputs["old_per_token_logps"])
         of_turn = inputs["turn_ids"] == int(inputs[TURN])
         inputs[MULTIPLIER] = next_multiplier(inputs[MULTIPLIER], log_ratio, of_turn)
@@ -216,7 +216,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
             self.model.zero_grad(set_to_none=True)  # the optimizer skips parameters without a gradient
         return loss
 
-    def _own_term(self, batch: MicroBatch) -> tuple[float, dict[str, Any]]:
+    def _own_term(self, batch: MicroBatch, scores: Pass) -> tuple[float, dict[str, Any]]:
         """Add no term, only metrics: which turn is trained, and the multipliers."""
         if not batch.is_training:
             return 0.0, {}

@@ -1,96 +1,58 @@
-"""Methods, which consist of five pieces each: the pieces of this package, and the named methods made of them."""
+"""Methods, a file each with its pieces, its config fields and its source; and the tables that are made of them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
-from sorl_trl.methods.credit import GiGPO, GroupMean, LeaveOneOut, Separate
+from sorl_trl.methods.baselines import GRPO, PPO, REINFORCE
 from sorl_trl.methods.data import ClipRange, MicroBatch, Objective, ScoredRollout
-from sorl_trl.methods.keep import EngineTurnMask, EngineVeto, NotVoid, TopK, TopP, ZeroVariance
-from sorl_trl.methods.method import Method
-from sorl_trl.methods.surrogate import DPPO, DoubleSided, MiniRL, PPOMin
-from sorl_trl.methods.terms import LLDS, ClipPenalty
-from sorl_trl.methods.weight import TurnRatio, Unweighted
+from sorl_trl.methods.dppo import DPPO, PRIME_RL
+from sorl_trl.methods.dr_mas import DR_MAS, AgentWise
+from sorl_trl.methods.engine import EngineTurnMask, EngineVeto, TurnRatio, Unweighted
+from sorl_trl.methods.gigpo import GIGPO, GiGPO
+from sorl_trl.methods.group_filters import DAPO, RAGEN2, STARPO_S, TopK, TopP, ZeroVariance
+from sorl_trl.methods.gspo import GSPO, SEQUENCE, SEQUENCE_PPO
+from sorl_trl.methods.igpo import IGPO, Separate
+from sorl_trl.methods.llds import GUARDED_GRPO, LLDS
+from sorl_trl.methods.loop import LOOP, LeaveOneOut
+from sorl_trl.methods.method import PIECE_FIELDS, GroupMean, Method, PPOMin, recipe_name
+from sorl_trl.methods.minirl import MINIRL, MiniRL
+from sorl_trl.methods.sao import SAO, DoubleSided
+from sorl_trl.methods.simpletir import SIMPLETIR, NotVoid
+from sorl_trl.methods.sorl import (
+    S_PPO,
+    SO_GRPO,
+    SO_GRPO_NOTE,
+    SO_PPO,
+    SO_PPO_NOTE,
+    ST_GRPO,
+    ST_PPO,
+    TURN_PPO,
+    ClipPenalty,
+)
 
-PIECES: dict[str, dict[str, type]] = {
-    "credit": {"group_mean": GroupMean, "leave_one_out": LeaveOneOut, "gigpo": GiGPO, "separate": Separate},
-    "keep": {
-        "zero_variance": ZeroVariance,
-        "top_k": TopK,
-        "top_p": TopP,
-        "not_void": NotVoid,
-        "engine_veto": EngineVeto,
-        "engine_turn_mask": EngineTurnMask,
-    },
-    "weight": {"turn_ratio": TurnRatio, "unweighted": Unweighted},
-    "surrogate": {"ppo_min": PPOMin, "double_sided": DoubleSided, "minirl": MiniRL, "dppo": DPPO},
-    "terms": {"clip_penalty": ClipPenalty, "llds": LLDS},
-}
-"""The pieces that a recipe can name, by field of `Method`."""
+_METHODS = (
+    *(SO_GRPO, SO_PPO, SO_GRPO_NOTE, SO_PPO_NOTE, SEQUENCE, SEQUENCE_PPO),
+    *(GRPO, GSPO, ST_GRPO, PPO, TURN_PPO, S_PPO, ST_PPO, LOOP, REINFORCE, MINIRL),
+    *(STARPO_S, RAGEN2, DAPO, SAO, SIMPLETIR, GIGPO, IGPO, GUARDED_GRPO, PRIME_RL, DR_MAS),
+)
+_OF_NO_METHOD = Method(keep=(EngineVeto(), EngineTurnMask()), weight=TurnRatio())
+_PIECES = [found for method in (*_METHODS, _OF_NO_METHOD) for found in method.pieces()]
 
-_NAMED = {  # all other methods consist of the default pieces
-    "so_grpo": Method(terms=(ClipPenalty(),)),
-    "so_ppo": Method(terms=(ClipPenalty(),)),
-    "so_grpo_note": Method(terms=(ClipPenalty(coef=3.0, epsilon=None),)),
-    "so_ppo_note": Method(terms=(ClipPenalty(coef=3.0, epsilon=None),)),
-    "loop": Method(credit=LeaveOneOut()),
-    "minirl": Method(surrogate=MiniRL(), weight=Unweighted()),
-    "starpo_s": Method(keep=(TopK(0.25),)),
-    "ragen2": Method(keep=(TopP(0.9),)),
-    "dapo": Method(keep=(ZeroVariance(),)),
-    "double_sided": Method(surrogate=DoubleSided()),
-    "void": Method(keep=(NotVoid(),)),
-    "gigpo": Method(credit=GiGPO()),
-    "igpo": Method(credit=Separate()),
-    "llds": Method(terms=(LLDS(),)),
-    "dppo": Method(surrogate=DPPO(), weight=Unweighted()),
-}
-_TOKEN = {"importance_sampling_level": "token", "loss_type": "grpo", "epsilon": 0.2, "target_kl": 0.0}
-_NOTE = {"turn_ratio": "arithmetic", "epsilon": 0.2, "target_kl": 0.0}
-_ST = {"loss_type": "grpo", "epsilon": 0.2, "bias_norm": True, "target_kl": 0.0}
-_SEQUENCE = {
-    "importance_sampling_level": "sequence",
-    "clip_range_scaling": "length",
-    "epsilon": 0.2,
-    "loss_type": "grpo",
-}
-_PPO = {"advantage_level": "token"}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "so_grpo": {},
-    "so_ppo": {},
-    "so_grpo_note": _NOTE,
-    "so_ppo_note": _NOTE,
-    "sequence": _SEQUENCE,
-    "sequence_ppo": _SEQUENCE,
-    "grpo": _TOKEN,
-    "gspo": _TOKEN | {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
-    "st_grpo": _ST,
-    "ppo": _TOKEN | _PPO | {"loss_type": "bnpo"},
-    "turn_ppo": _ST | _PPO | {"bias_norm": False},
-    "s_ppo": _ST | _PPO | {"importance_sampling_level": "token"},
-    "st_ppo": _ST | _PPO,
-    "loop": _TOKEN | {"epsilon": 1 - 1 / 1.1, "epsilon_high": 0.1, "scale_rewards": "none"},
-    "reinforce": _TOKEN | {"scale_rewards": "batch", "loss_type": "dapo"},
-    "minirl": _TOKEN | {"epsilon_high": 0.27, "loss_type": "dr_grpo", "scale_rewards": "none"},
-    "starpo_s": _TOKEN | _PPO | {"epsilon_high": 0.28, "loss_type": "dapo"},
-    "ragen2": _TOKEN,
-    "dapo": _TOKEN | {"epsilon_high": 0.28, "loss_type": "dapo"},
-    "double_sided": _TOKEN,
-    "void": _TOKEN,
-    "gigpo": _TOKEN | {"gamma": 0.95},
-    "igpo": _TOKEN,
-    "llds": _TOKEN,
-    "dppo": _TOKEN | {"loss_type": "dapo"},
-}
+METHODS: dict[str, Method] = {method.name: method for method in _METHODS}
+"""The named methods, in the order in which help lists them. Those with `advantage_level` need `SOPPOTrainer`."""
+SETTINGS: dict[str, dict[str, Any]] = {name: method.settings for name, method in METHODS.items()}
 """The config fields that the source of each named method sets: `SOGRPOConfig(**SETTINGS["loop"])`.
 
-`sorl train --method NAME` uses them for fields that neither the recipe nor the command line sets. Methods with
-`advantage_level` need `SOPPOTrainer`."""
-METHODS = {name: replace(_NAMED.get(name, Method()), name=name) for name in SETTINGS}
-"""The pieces of every named method. `SETTINGS` has the config fields that go with them."""
+`sorl train --method NAME` uses them for fields that neither the recipe nor the command line sets."""
+PIECES: dict[str, dict[str, type]] = {
+    field: {recipe_name(type(piece)): type(piece) for place, piece in _PIECES if place == field}
+    for field in PIECE_FIELDS
+}
+"""The pieces that a recipe can name, by field of `Method`."""
 
 
 def method_from(value: Any) -> Method:
@@ -146,9 +108,12 @@ def _piece(field: str, given: Any) -> Any:
 
 
 __all__ = [
+    "DPPO",
     "LLDS",
     "METHODS",
+    "PIECES",
     "SETTINGS",
+    "AgentWise",
     "ClipPenalty",
     "ClipRange",
     "DoubleSided",

@@ -1,22 +1,24 @@
-"""A method, which consists of five pieces: pure functions of a rollout or of a micro-batch."""
+"""A method, which consists of five pieces: pure functions of a rollout or of a micro-batch; and its default pieces."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from sorl_trl.methods.credit import GroupMean
 from sorl_trl.methods.data import Metrics, MicroBatch, Objective, ScoredRollout
-from sorl_trl.methods.surrogate import PPOMin
-from sorl_trl.ops import TurnLayout
+from sorl_trl.ops import TurnLayout, clipped_surrogate, group_turn_advantages, is_clipped, turn_std
+from sorl_trl.ops.advantages import STD_FLOOR
 
 Credit: TypeAlias = Callable[[ScoredRollout], Tensor | None]
 """Returns (N, K) advantages of turns, or None for TRL's own."""
 Keep: TypeAlias = Callable[[ScoredRollout], Tensor]
-"""Returns a bool mask of the trajectories, (N,), or tokens, (N, T), that stay in the loss and its denominator."""
+"""Returns a bool mask of the trajectories, (N,), or tokens, (N, T), that stay in the loss and its denominator.
+
+The rewards of what leaves stay in the group's baseline, in the reward metrics and in evaluations."""
 Weight: TypeAlias = Callable[[Tensor, TurnLayout], Tensor]
 """Returns (B, T) weights that correct the engine's mismatch, from d = log π_old − log μ (B, T) and the turns."""
 Surrogate: TypeAlias = Callable[[MicroBatch], Objective]
@@ -26,11 +28,37 @@ Term: TypeAlias = Callable[[MicroBatch], tuple[Tensor, Metrics]]
 
 
 @dataclass(frozen=True)
+class GroupMean:
+    """GRPO's credit (arXiv 2402.03300), per turn: its return, compared with the group's turns of the same index.
+
+    With only outcome rewards and γ = 1, these are GRPO's advantages, so TRL's own are used.
+    """
+
+    def __call__(self, rollout: ScoredRollout) -> Tensor | None:
+        """(N, K) advantages, or None for TRL's own."""
+        if rollout.gamma == 1.0 and not rollout.has_turn_reward.any():
+            return None
+        return group_mean_advantages(rollout)
+
+
+@dataclass(frozen=True)
+class PPOMin:
+    """PPO's min(w Â, clip(w, 1 − ε_low, 1 + ε_high) Â) (arXiv 1707.06347), with TRL's `delta` if that is set."""
+
+    def __call__(self, batch: MicroBatch) -> Objective:
+        """The objective of each token with the ratio of its unit."""
+        ratio = batch.ratio
+        value = clipped_surrogate(ratio, batch.advantages, *batch.clip_range)
+        return Objective(value, is_clipped(ratio.detach(), batch.advantages, *batch.clip_range))
+
+
+@dataclass(frozen=True)
 class Method:
     """How rewards become advantages, and advantages become a loss.
 
     A piece is any function with the right arguments. Those of this package are frozen dataclasses, whose fields are
     the piece's settings: `Method(terms=(ClipPenalty(coef=1.0),))`. Raises ValueError for pieces of the wrong type.
+    Methods are equal if their pieces are.
     """
 
     credit: Credit = field(default_factory=GroupMean)
@@ -45,6 +73,10 @@ class Method:
     """Their values are added to the loss."""
     name: str = field(default="", compare=False)
     """The name that trackers show, from `METHODS` or yours."""
+    settings: dict[str, Any] = field(default_factory=dict, compare=False)
+    """The config fields that the source sets. A trainer does not apply them: they go into its config."""
+    source: str = field(default="", compare=False)
+    """The paper, and how we know it, for the model card."""
 
     def __post_init__(self) -> None:
         for name in ("keep", "terms"):
@@ -58,10 +90,10 @@ class Method:
     def pieces(self) -> list[tuple[str, Any]]:
         """Every piece that is set, with the name of its field."""
         found = []
-        for each in fields(self)[:-1]:
-            value = getattr(self, each.name)
+        for name in PIECE_FIELDS:
+            value = getattr(self, name)
             several = value if isinstance(value, tuple) else () if value is None else (value,)
-            found += [(each.name, piece) for piece in several]
+            found += [(name, piece) for piece in several]
         return found
 
     def describe(self) -> str:
@@ -69,6 +101,33 @@ class Method:
         return ", ".join(f"{name}: {piece_name(piece)}" for name, piece in self.pieces())
 
 
+PIECE_FIELDS = tuple(each.name for each in fields(Method) if each.compare)
+"""The fields of `Method` that hold pieces."""
+
+
 def piece_name(piece: Any) -> str:
     """How a piece is shown: a dataclass with its fields, a function by its name."""
     return getattr(piece, "__name__", None) or repr(piece)
+
+
+def recipe_name(piece: type) -> str:
+    """What recipes call a piece: the words of its class in lower case, such as `top_k`, `ppo_min` and `minirl`.
+
+    A word begins with a capital before a lower-case letter or at the end. Other capitals continue the word before.
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z]([a-z]|$))|(?<=[A-Z])(?=[A-Z][a-z])", "_", piece.__name__).lower()
+
+
+def group_mean_advantages(rollout: ScoredRollout) -> Tensor:
+    """`group_turn_advantages` of a rollout, scaled as its `scale` says: (N, K)."""
+    scale = rollout.scale == "group"
+    advantages = group_turn_advantages(rollout.returns, rollout.turn_mask, rollout.num_generations, scale)
+    return over_batch(advantages, rollout)
+
+
+def over_batch(advantages: Tensor, rollout: ScoredRollout) -> Tensor:
+    """The advantages, divided by the spread of the batch's returns if `scale` is "batch": (N, K)."""
+    if rollout.scale != "batch":
+        return advantages
+    returns = rollout.returns
+    return advantages / (turn_std(returns, rollout.turn_mask, len(returns)) + STD_FLOOR)

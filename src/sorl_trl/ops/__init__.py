@@ -51,6 +51,7 @@ from .importance import (
 )
 from .losses import (
     aggregate_turns,
+    cispo_surrogate,
     clipped_surrogate,
     double_sided_surrogate,
     good_trajectories,
@@ -58,8 +59,10 @@ from .losses import (
     is_value_clipped,
     likelihood_falls,
     minirl_surrogate,
+    sapo_surrogate,
     turn_weights,
     value_loss,
+    vespo_surrogate,
 )
 from .masking import (
     TurnLayout,
@@ -91,6 +94,7 @@ __all__ = [
     "TurnLayout",
     "aggregate_turns",
     "bounded_log_ratio",
+    "cispo_surrogate",
     "clip_fraction",
     "clip_penalty",
     "clipped_surrogate",
@@ -117,6 +121,7 @@ __all__ = [
     "masked_mean",
     "minirl_surrogate",
     "range_of_turns",
+    "sapo_surrogate",
     "scaled_bound",
     "scaled_clip_range",
     "separate_turn_advantages",
@@ -138,6 +143,7 @@ __all__ = [
     "turn_weights",
     "validate_turn_ids",
     "value_loss",
+    "vespo_surrogate",
     "weight_sums",
     "whiten",
     "with_own_gradients",

@@ -103,6 +103,46 @@ def minirl_surrogate(log_ratio: Tensor, weights: Tensor, advantages: Tensor, sto
     return torch.where(stopped, 0.0, capped) * (log_ratio - log_ratio.detach()).exp()
 
 
+def cispo_surrogate(ratio: Tensor, advantages: Tensor, logps: Tensor, cap: float) -> Tensor:
+    """Compute CISPO's objective of each token, to be maximised: sg[min(w_t, cap)] Â_t log π_θ (arXiv 2506.13585).
+
+    A ratio above the cap weighs less, but no token loses its gradient. In TRL, `epsilon_high` is the cap.
+
+    Args:
+        ratio: (B, T), w_t, whose gradient is not used.
+        advantages: (B, T), or any shape that broadcasts to it.
+        logps: (B, T), log π_θ, with gradient.
+        cap: The largest weight.
+
+    Elementwise, (B, T).
+    """
+    return at_least_float32(ratio).detach().clamp(max=cap) * at_least_float32(advantages) * logps
+
+
+def sapo_surrogate(ratio: Tensor, advantages: Tensor, temperature_pos: float, temperature_neg: float) -> Tensor:
+    """Compute SAPO's objective of each token, to be maximised: (4/τ) σ(τ (w_t − 1)) Â_t (arXiv 2511.20347).
+
+    A sigmoid takes the place of the clip; its slope at w = 1 is 1. τ is `temperature_pos` where Â > 0, else
+    `temperature_neg`. Elementwise, (B, T): `advantages` broadcasts to `ratio`.
+    """
+    ratio, advantages = at_least_float32(ratio), at_least_float32(advantages)
+    temperature = torch.where(advantages > 0, temperature_pos, temperature_neg).to(ratio.dtype)
+    return torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * advantages
+
+
+def vespo_surrogate(weight: Tensor, advantages: Tensor, logps: Tensor) -> Tensor:
+    """Compute VESPO's objective of each token, to be maximised: sg[φ(w)] Â log π_θ.
+
+    φ(w) = e^λ w^k e^{−λ w} weighs the sequence by its ratio w; TRL's `get_gamma_weights` computes it.
+
+    Args:
+        weight: (B, 1) or (B, T), φ of each trajectory's ratio.
+        advantages: (B, 1) or (B, T).
+        logps: (B, T), log π_θ, with gradient.
+    """
+    return weight.detach() * at_least_float32(advantages) * logps
+
+
 def aggregate_turns(x: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
     """Average as the SO-PPO objective does, mean_i (1/n_i) Σ_k mean_{t∈k} x_t: (B, T) to ().
 

@@ -16,7 +16,7 @@ from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields
 from sorl_trl.command_line import Parser, given_words, mistakes, parse_dataclasses, read_config, take_config
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
-from sorl_trl.methods import METHODS, SETTINGS, method_from
+from sorl_trl.methods import METHODS, method_from
 from sorl_trl.recipe.first_look import COMMAND, check_questions
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.rollout.environments.bfcl import names_tasks
@@ -76,7 +76,7 @@ class TrainerArguments:
     @property
     def settings(self) -> dict[str, Any]:
         """The options that the source of the named method sets."""
-        return SETTINGS.get(self.method, {}) if isinstance(self.method, str) else {}
+        return {} if self.method is None else method_from(self.method).settings
 
 
 @dataclass

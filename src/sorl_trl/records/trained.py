@@ -63,6 +63,8 @@ class TrainedTrajectory:
     """The environment's reward for each turn; likewise."""
     roles: tuple[str, ...] = ()
     """Who spoke in each observation, a "tool" or the "user"; likewise."""
+    context_ids: tuple[int, ...] = ()
+    """The context of each token, negative where a context repeats another; empty if the rollout has one context."""
 
 
 _ARROW = {
@@ -117,5 +119,6 @@ def _shards(run: str | os.PathLike[str]) -> list[tuple[int, Path]]:
 
 
 def _trained(row: dict[str, Any]) -> TrainedTrajectory:
-    columns: dict[str, Any] = {name: tuple(value) if name in _LISTS else value for name, value in row.items()}
+    # A file of an earlier version lacks a list.
+    columns: dict[str, Any] = {name: tuple(value or ()) if name in _LISTS else value for name, value in row.items()}
     return TrainedTrajectory(**columns)

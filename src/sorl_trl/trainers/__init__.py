@@ -5,10 +5,10 @@ from sorl_trl.trainers.agents.chatml import chatml_tools
 from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
 from sorl_trl.trainers.config import SOGRPOConfig
 from sorl_trl.trainers.critic.value_model import ValueModel, load_critic
+from sorl_trl.trainers.information_gain import InformationGain
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 from sorl_trl.trainers.so_ppo_trainer import SOPPOTrainer
-from sorl_trl.trainers.turns.information_gain import InformationGain
 
 __all__ = [
     "AgentRollout",

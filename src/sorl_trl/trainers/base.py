@@ -8,27 +8,37 @@ reader finds every seam to TRL in one class; what the methods do is in the modul
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
+from trl.extras.profiling import profiling_decorator
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import (
+    shuffle_sequence_dict,
+    split_pixel_values_by_grid,
+    unsplit_pixel_values_by_grid,
+    use_adapter,
+)
 
 from sorl_trl.files import full_disk_is_said
-from sorl_trl.methods import Method, MicroBatch, ScoredRollout, TurnRatio, method_from
-from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
+from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
+from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
+from sorl_trl.rollout.generation import positions_of
 from sorl_trl.trainers.agents.agent_rollout import MESSAGES, AgentRollout
 from sorl_trl.trainers.agents.chat import know_calls
 from sorl_trl.trainers.agents.chatml import check_template
 from sorl_trl.trainers.agents.native_tools import HarmlessTools, tools_as_rollout
 from sorl_trl.trainers.agents.vllm.client import used_by_trl
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
-from sorl_trl.trainers.ahead.training import sampled_logps, set_old_policy
+from sorl_trl.trainers.bias_norm import bias_normalizer
 from sorl_trl.trainers.checkpoint import (
     EpochRepeatSampler,
     load_cycle,
@@ -50,35 +60,39 @@ from sorl_trl.trainers.checks import (
     disable_noise,
     say_once,
 )
-from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
-from sorl_trl.trainers.loss.bias_norm import bias_normalizer
-from sorl_trl.trainers.loss.kl_schedule import KLSchedule
-from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
-from sorl_trl.trainers.loss.no_padding import CompletionsAlone, NoPadding, width_matters
-from sorl_trl.trainers.loss.policy_loss import is_trls, micro_batch, policy_loss
+from sorl_trl.trainers.config import TurnLevelConfig
+from sorl_trl.trainers.forward import Forward, Pass
+from sorl_trl.trainers.information_gain import InformationGain
+from sorl_trl.trainers.kl_control import KLControl
+from sorl_trl.trainers.loss import micro_batch, policy_loss
+from sorl_trl.trainers.metrics import MetricLog, MetricSums
 from sorl_trl.trainers.model_card import credited, rewrite_card
-from sorl_trl.trainers.resume_point import resume_point
-from sorl_trl.trainers.turns.batch import (
+from sorl_trl.trainers.prompts import image_inputs, prompts_of
+from sorl_trl.trainers.resume_point import ranks_where, resume_point
+from sorl_trl.trainers.rewards import SAMPLED, rewarding_turns
+from sorl_trl.trainers.rollout import (
     GENERATED_AT,
     GOOD_TOKENS,
     OLD_SINCE,
+    Rollout,
     advantages_of,
-    drop,
-    loss_mask_of,
+    corrects_sampling,
+    engine_weights,
+    kept_masks,
+    log_pending_metrics,
+    log_table,
+    micro_batches,
+    mismatch_of,
+    outcome_advantages,
+    scorable,
+    scored_rollout,
+    table_columns,
+    tensors,
+    trl_corrects_sampling,
     turns_of,
 )
-from sorl_trl.trainers.turns.information_gain import InformationGain
-from sorl_trl.trainers.turns.recording import (
-    RolloutRecorder,
-    corrects_sampling,
-    kept_masks,
-    mismatch_of,
-    own_rows,
-    show_advantages,
-    trl_scores_old_policy,
-)
-from sorl_trl.trainers.turns.spans import checked_rollout, turn_ids_of
-from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
+from sorl_trl.trainers.sampled import Sampled, checked_rollout, sampled_rows
+from sorl_trl.trainers.trajectory_dump import TrajectoryDump
 
 
 class TurnLevelTrainer(GRPOTrainer):
@@ -94,9 +108,8 @@ class TurnLevelTrainer(GRPOTrainer):
     """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
     _train_sampler: EpochRepeatSampler | None = None
     _ahead: RolloutsAhead | None = None
-    _policy_logps: Tensor
-    _sampled_logps: Tensor | None = None
-    """What TRL's pass for the old policy would compute, if it is already known."""
+    _buffered_inputs: Any
+    _has_critic: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -121,7 +134,6 @@ class TurnLevelTrainer(GRPOTrainer):
         if isinstance(rollout := given.get("rollout_func"), AgentRollout):
             rollout.check(args, given.get("tools"), given.get("environment_factory"))
         self._tools = HarmlessTools(self)
-        self._recorder = RolloutRecorder(self)
         with used_by_trl():
             super().__init__(**given)
         if args.disable_dropout:
@@ -143,39 +155,178 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.compares_with_sampler:
             self.vllm_importance_sampling_correction = False  # ratios already contain what it would correct
         check_reward_names(self.method, self.reward_func_names)
+        self._forward = Forward(self)
         self._set_up_rewards()
         self._name, self._paper = credited(self)
         self._bias_normalizer = bias_normalizer(self)
         self._metric_log = MetricLog(self)
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
-        self._kl_schedule = KLSchedule(
-            args.target_kl, lambda factor: self._metrics["train"]["lr_factor"].append(factor)
-        )
-        self.add_callback(self._kl_schedule)
+        self._kl_control = KLControl(args.target_kl, lambda factor: self._metrics["train"]["lr_factor"].append(factor))
+        self.add_callback(self._kl_control)
 
     def _set_up_rewards(self) -> None:
         for function in self.reward_funcs:
             if isinstance(function, InformationGain):
                 function.attach(self)
         named = enumerate(zip(self.reward_funcs, self.reward_func_names, strict=True))
-        self.reward_funcs = [self._recorder.rewards.recording(func, index, name) for index, (func, name) in named]
+        self.reward_funcs = [rewarding_turns(function, index, name) for index, (function, name) in named]
 
     # ---------------------------------------------------------------------------------------------------------------
-    # The rollout: turns, rewards, advantages
+    # The rollout
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        self._tools.clean_prompts(prompts)
-        result = super()._generate(prompts)
-        prompt_ids, completion_ids, env_mask, _, _, extra_fields, *_ = result
-        turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.pop("turn_ids", None))
-        self._recorder.note_turns(turn_ids, prompt_ids, completion_ids)
-        if self.model.training and self.args.compares_with_sampler and trl_scores_old_policy(self):
-            self._sampled_logps = sampled_logps(self, result[4])
-        if MESSAGES in extra_fields:
-            result = (*result[:3], extra_fields.pop(MESSAGES), *result[4:])
-        return result
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """One rollout, from rows of the dataset to the tensors that training reads."""
+        rollout = self._collect(inputs)
+        advantages = self._apply_method(rollout)
+        log_table(self, rollout, advantages)
+        self._dump.prepare(rollout)
+        rollout.batch["turn_counts"] = turn_counts(rollout.batch["turn_ids"]).cpu()
+        return rollout.batch
+
+    @profiling_decorator  # type: ignore[untyped-decorator]
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """The next micro-batch: of a new rollout when all updates on the last one are made, as in TRL."""
+        if not self.model.training:
+            return self._generate_and_score_completions(generation_batch)
+        count = int(self.args.steps_per_generation)
+        if self._step % self.args.cycle_steps == 0 or self._buffered_inputs is None:
+            batch = self._generate_and_score_completions(generation_batch)
+            shuffled = shuffle_sequence_dict(split_pixel_values_by_grid(batch))
+            of_step, processes = min(self.args.gradient_accumulation_steps, count), self.accelerator.num_processes
+            split = micro_batches(shuffled, count, of_step, "tree" in self._forward.layouts, processes)
+            self._buffered_inputs = [unsplit_pixel_values_by_grid(each) for each in split]
+        return self._buffered_inputs[self._step % count]
+
+    def _collect(self, inputs: list[dict[str, Any]]) -> Rollout:
+        """Generate, score and reward a trajectory for each of this process's rows of the dataset."""
+        # Generate. TRL calls `rollout_func`, its tool loop or its engine, and logs lengths.
+        prompts, images = prompts_of(self, inputs)
+        self.rollout_examples = [dict(row) for row in inputs]
+        if self._ahead is not None and self.model.training:
+            self._ahead.renew(prompts)
+        prompt_ids, completion_ids, env_mask, completions, logprobs, columns, shown, by_tools = self._generate(prompts)
+        images = images if shown is None else shown
+        sampled_at = columns.pop("sampled_at_step", self.state.global_step)
+        rows = columns.pop("rows", inputs)
+        if rows is not inputs:  # those of a rollout ahead, which may have overtaken others
+            prompts = [row["prompt"] for row in rows]
+        context_ids = columns.pop("context_ids", None)
+        window = None if context_ids is None else positions_of(self.accelerator.unwrap_model(self.model))
+        turn_ids = columns.pop("turn_ids", None)
+        sampled = sampled_rows(prompt_ids, completion_ids, env_mask, turn_ids, context_ids, window)
+        completions = columns.pop(MESSAGES, None) or self._shown(completions, sampled)
+
+        # Old policy and reference policy
+        batch = tensors(self, sampled, env_mask, logprobs, context_ids is not None)
+        batch |= image_inputs(self, prompts, images, by_tools, batch)
+        batch[GENERATED_AT] = torch.tensor(sampled_at)
+        batch[OLD_SINCE] = torch.tensor(sampled_at if self.args.compares_with_sampler else self.state.global_step)
+        old_logps = self._score_old_policy(batch)
+        if self.beta != 0.0:
+            batch["ref_per_token_logps"] = self._score_reference(batch)
+        if trl_corrects_sampling(self):
+            batch["importance_sampling_ratio"] = engine_weights(self, batch)
+
+        # Rewards, which functions may give to turns
+        for i, row in enumerate(rows):
+            of_row = {name: values for name, values in columns.items() if not isinstance(values, list)}
+            row |= of_row | {name: values[i] for name, values in columns.items() if name not in of_row}
+        asked = [{**row, SAMPLED: own} for row, own in zip(rows, sampled, strict=True)]
+        rewards = scorable(self, sampled, self._calculate_rewards(asked, prompts, completions, completion_ids))
+        scored = scored_rollout(self, rows, sampled, batch, rewards)
+        advantages = outcome_advantages(self, scored)
+        table = table_columns(self, prompts, completions, rewards)
+        log_pending_metrics(self)
+        if images is not None and self.log_multimodal:
+            self._logs["images"].extend(gather_object(images))
+        return Rollout(self.accelerator, rows, sampled, batch, scored, advantages, table, old_logps)
+
+    def _shown(self, completions: list[Any], sampled: Sequence[Sampled]) -> list[Any]:
+        """The completions, of which those with several contexts show no token twice to reward functions."""
+        for i, row in enumerate(sampled):
+            if any(context < 0 for context in row.context_ids):
+                text = self._tokenizer.decode(row.shown(0, len(row.completion_ids)), skip_special_tokens=True)
+                is_text = isinstance(completions[i], str)
+                completions[i] = text if is_text else [{"role": "assistant", "content": text}]
+        return completions
+
+    def _score_old_policy(self, batch: dict[str, Any]) -> Tensor | None:
+        """Put the log-probabilities that ratios compare with into a batch, and return the policy's, if it is run.
+
+        Without them, ratios compare the policy with itself, as in TRL. The policy is not run if ratios compare with
+        what sampled ahead and all of its log-probabilities are known.
+        """
+        is_ahead = self.args.async_staleness > 0 and self.model.training
+        is_sampler = is_ahead and self.args.compares_with_sampler
+        is_reused = self.args.gradient_accumulation_steps % self.args.cycle_steps != 0
+        is_compared = is_ahead or is_reused or trl_corrects_sampling(self)
+        sampling: Any = batch.get("sampling_per_token_logps")
+        is_known = is_sampler and not ranks_where(bool(sampling.isnan().any()))
+        logps = None
+        if self._has_critic or (is_compared and not is_known):
+            scores = self._score(self.model, batch, values=self._has_critic)
+            logps = scores.logps
+            if scores.values is not None:
+                batch["old_values"] = scores.values
+        if is_compared:
+            old: Any = sampling if is_known else logps
+            batch["old_per_token_logps"] = torch.where(sampling.isnan(), old, sampling) if is_sampler else old
+        return logps
+
+    def _score_reference(self, batch: dict[str, Any]) -> Tensor:
+        """(B, T) log-probabilities of the reference: a model of its own, or the policy without its adapter."""
+        if self.ref_model is not None:
+            return self._score(self.ref_model, batch).logps
+        policy = self.accelerator.unwrap_model(self.model)
+        with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
+            return self._score(self.model, batch).logps
+
+    @torch.no_grad()
+    def _score(self, model: Any, batch: Mapping[str, Any], values: bool = False) -> Pass:
+        """A pass without gradient, in chunks of a device's batch size. All processes call it together."""
+        args = self.args
+        rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
+        with disable_gradient_checkpointing(self.model, args.gradient_checkpointing_kwargs):
+            return self._forward(model, batch, values=values, rows=rows)
+
+    def _apply_method(self, rollout: Rollout) -> Tensor:
+        """Drop what is not kept, and put advantages and weights into the batch; returns (N,) advantages to show."""
+        batch = rollout.batch
+        kept = kept_masks(self, rollout) if self.model.training else []
+        for mask in (each for each in kept if each.dim() == 1):
+            rollout.drop(mask)
+        advantages = self._set_advantages(rollout)
+        for mask in (each for each in kept if each.dim() == 2):
+            rollout.drop(mask)
+        weight = self.method.weight or (TurnRatio(high=2.0) if self.args.async_staleness else None)
+        if weight is not None and corrects_sampling(self):
+            turns = turns_of(batch)
+            weights = weight(mismatch_of(batch, turns.turn_ids), turns)
+            batch["importance_sampling_ratio"] = weights.to(batch["old_per_token_logps"].dtype)
+        good = good_trajectories(advantages_of(batch), batch["turn_ids"] >= 0)
+        tokens = ((batch["turn_ids"] >= 0) & good.unsqueeze(1)).sum()
+        batch[GOOD_TOKENS] = self.accelerator.gather(tokens).sum()
+        return advantages
+
+    def _set_advantages(self, rollout: Rollout) -> Tensor:
+        """Put the method's advantages into the batch, or else TRL's; returns (N,) advantages to show."""
+        advantages = self.method.credit(rollout.scored)
+        if advantages is None:
+            rollout.batch["advantages"] = rollout.own(rollout.advantages)
+            return rollout.advantages
+        if self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but credit per turn needs "
+                "'sum_then_normalize'."
+            )
+        rollout.batch["advantages"] = turn_broadcast(rollout.own(advantages), rollout.batch["turn_ids"])
+        return masked_mean(advantages, rollout.scored.turn_mask, dim=1)
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # TRL's tool loop
+    # ---------------------------------------------------------------------------------------------------------------
 
     def _tool_call_loop(
         self, prompts: Any, prompt_ids: Any, completion_ids: Any, completions: Any, *others: Any
@@ -186,116 +337,27 @@ class TurnLevelTrainer(GRPOTrainer):
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         return self._tools.suffix_ids(tool_messages, super()._get_tool_suffix_ids)
 
-    def _calculate_rewards(self, *args: Any) -> Tensor:
-        return self._recorder.note_rewards(super()._calculate_rewards(*args))
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output, rollout = self._scored(inputs)
-        self._apply_method(output, rollout)
-        output["turn_counts"] = turn_counts(output["turn_ids"]).cpu()
-        return output
-
-    def _scored(self, inputs: list[dict[str, Any]]) -> tuple[dict[str, Any], ScoredRollout]:
-        """TRL's batch of this process's rows of the dataset, with their turns, and the rollout of all processes."""
-        sampled_at = self.state.global_step
-        if self._ahead is not None and self.model.training:
-            inputs, sampled_at = self._ahead.take(inputs)
-        self._tools.note_prompts(inputs)
-        self.rollout_examples = [dict(row) for row in inputs]
-        output = super()._generate_and_score_completions(inputs)
-        if self.args.async_staleness and self.model.training:
-            set_old_policy(self, output)
-        output["turn_ids"] = self._turn_ids(output)
-        output[GENERATED_AT] = torch.tensor(sampled_at)
-        output[OLD_SINCE] = torch.tensor(sampled_at if self.args.compares_with_sampler else self.state.global_step)
-        rollout = self._recorder.scored(output, inputs)
-        totals = own_rows(rollout.totals(), len(inputs), self.accelerator)
-        lengths = [len(row) for row in self._recorder.generated.turn_ids]
-        self._dump.prepare(output, inputs, lengths, totals)
-        return output, rollout
-
-    def _turn_ids(self, output: dict[str, Any]) -> Tensor:
-        """(B, T) the turn of each token that the loss keeps, in the width that TRL padded to."""
-        loss_mask = loss_mask_of(output)
-        turn_ids = loss_mask.new_full(loss_mask.shape, -1)
-        generated = self._recorder.turns.turn_ids
-        turn_ids[:, : generated.shape[1]] = generated
-        return torch.where(loss_mask.bool(), turn_ids, -1)
-
-    def _apply_method(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
-        """Put advantages and weights into TRL's batch of this process's rows, and drop what is not kept."""
-        kept = kept_masks(self, rollout, output) if self.model.training else []
-        for mask in (each for each in kept if each.dim() == 1):
-            drop(output, mask, self.accelerator)
-        self._set_advantages(output, rollout)
-        for mask in (each for each in kept if each.dim() == 2):
-            drop(output, mask, self.accelerator)
-        weight = self.method.weight or (TurnRatio(high=2.0) if self.args.async_staleness else None)
-        if weight is not None and corrects_sampling(self):
-            turns = turns_of(output)
-            weights = weight(mismatch_of(output, turns.turn_ids), turns)
-            output["importance_sampling_ratio"] = weights.to(output["old_per_token_logps"].dtype)
-        good = good_trajectories(advantages_of(output), output["turn_ids"] >= 0)
-        tokens = ((output["turn_ids"] >= 0) & good.unsqueeze(1)).sum()
-        output[GOOD_TOKENS] = self.accelerator.gather(tokens).sum()
-
-    def _set_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
-        """Put the method's advantages into the batch, unless they are TRL's own."""
-        advantages = self.method.credit(rollout)
-        if advantages is None:
-            return
-        if self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but credit per turn needs "
-                "'sum_then_normalize'."
-            )
-        show_advantages(self, advantages, rollout.turn_mask)
-        own = own_rows(advantages, len(output["turn_ids"]), self.accelerator)
-        output["advantages"] = turn_broadcast(own, output["turn_ids"])
-
     # ---------------------------------------------------------------------------------------------------------------
     # The loss
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, ids: Tensor, mask: Tensor, length: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Any, Any]:
-        known, self._sampled_logps = self._sampled_logps, None
-        if known is not None and model is self.model:
-            return known, None, None
-        prompt = ids.size(1) - length
-        if ids.device.type == "cpu":
-            policy = self.accelerator.unwrap_model(self.ref_model) if model is self.ref_model else self.model
-            model = CompletionsAlone(model, policy, prompt)
-        if not width_matters(self.model):
-            model = NoPadding(model, prompt)
-        result = super()._get_per_token_logps_and_entropies(model, ids, mask, length, *args, **kwargs)
-        self._policy_logps = result[0]
-        return result
-
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """The loss of `policy_loss`, or TRL's own if that was requested, followed by terms, metrics and observers."""
-        metrics: dict[str, Any] = {}
-        if is_trls(self, inputs):
-            loss, objective = super()._compute_loss(model, inputs), None
-            batch = micro_batch(self, self._policy_logps, inputs)
-        else:
-            loss, batch, objective, metrics = policy_loss(self, model, inputs)
-        for term in (*self.method.terms, self._own_term):
-            value, of_term = term(batch)
+        """One pass, one loss, then terms, metrics and what observes them."""
+        scores = self._forward(model, inputs, entropies=True, router=self.aux_loss_enabled, values=self._has_critic)
+        batch = micro_batch(self, scores.logps, inputs)
+        loss, objective, metrics = policy_loss(self, batch, scores)
+        terms = [*(term(batch) for term in self.method.terms), self._own_term(batch, scores)]
+        for value, of_term in terms:
             loss = loss + value / self._micro_batches()
             metrics |= of_term
         reduced = self._metric_log.observe(batch, objective, metrics)
-        needs_objective = self._bias_normalizer is not None or self.args.save_trajectories_steps
-        if objective is None and needs_objective and self.args.loss_type not in TRLS_LOSS_TYPES:
-            objective = self.method.surrogate(batch)
         self._dump.observe(batch, objective)
-        if self._bias_normalizer is not None and objective is not None:
+        if self._bias_normalizer is not None:
             self._bias_normalizer.observe(self, batch, objective)
-        self._kl_schedule.observe(batch, reduced)
+        self._kl_control.observe(batch, reduced)
         return loss
 
-    def _own_term(self, batch: MicroBatch) -> tuple[Tensor | float, dict[str, Any]]:
+    def _own_term(self, batch: MicroBatch, scores: Pass) -> tuple[Tensor | float, dict[str, Any]]:
         """The term that a subclass adds to the loss: a mean over the micro-batch's trajectories, and metrics."""
         return 0.0, {}
 

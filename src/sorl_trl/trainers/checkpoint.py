@@ -29,7 +29,7 @@ from sorl_trl.shipped import package_version
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.checks import say_once
 from sorl_trl.trainers.resume_point import damage, ranks_where
-from sorl_trl.trainers.turns.batch import ON_HOST
+from sorl_trl.trainers.rollout import ON_HOST
 
 _OF_CYCLE = (
     "world_size",

@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig
 
 from sorl_trl.learning_rate import check_scheduler
 from sorl_trl.methods import (
-    SETTINGS,
     EngineTurnMask,
     EngineVeto,
     LeaveOneOut,
@@ -28,11 +27,11 @@ from sorl_trl.ops.importance import LONGEST
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.slots import NotServed, check_served
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
-from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
+from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
 
 logger = logging.getLogger(__name__)
 
-ROUNDING = 3e-3
+ROUNDED_LOG_RATIO = 3e-3
 """By how much bfloat16 can move a sequence's mean log-ratio, rounded up from two measurements, 5.5e-4 and 2.8e-3."""
 
 
@@ -43,7 +42,7 @@ def say_once(args: TurnLevelConfig, message: str) -> None:
 
 
 def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
-    """Raise TypeError for another trainer's config. If TRL computes the loss, change the level 'turn' to 'token'."""
+    """Raise TypeError for another trainer's config. Warn of what other options change."""
     if not isinstance(args, wanted):
         package = "sorl_trl.experimental" if "experimental" in wanted.__module__ else wanted.__module__.split(".")[0]
         raise TypeError(
@@ -51,9 +50,6 @@ def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
             f"{wanted.__name__}` and keep the arguments."
         )
     said = []
-    if args.loss_type in TRLS_LOSS_TYPES and args.importance_sampling_level == "turn":
-        args.importance_sampling_level = "token"
-        said.append("`importance_sampling_level` is 'token', because this loss knows no turns")
     if args.loss_type == "cispo" and args.epsilon_high is None:
         said.append(f"ratios are capped at `epsilon`, {args.epsilon:g}, because `epsilon_high` is not set")
     if said:
@@ -69,14 +65,14 @@ def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
 def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -> None:
     """Raise ValueError for a method that does not fit the config; warn if its name does not bring its settings."""
     if by_name:
-        _check_settings(method.name, args)
+        _check_settings(method, args)
     filters = [piece for piece in method.keep if isinstance(piece, ZeroVariance | TopK | TopP)]
     if filters and args.num_generations == 1:
         raise ValueError(f"`num_generations` is 1, but must be at least 2: {filters[0]!r} drops groups that agree.")
-    if method.keep and args.loss_type in ("bnpo", "sapo", "luspo"):
+    if method.keep and args.loss_type == "bnpo":
         raise ValueError(
-            f"`loss_type` is {args.loss_type!r}, whose mean over a micro-batch cannot leave out what `keep` drops: "
-            "use 'turn', 'grpo', 'dr_grpo' or 'dapo'."
+            "`loss_type` is 'bnpo', whose mean over the tokens of a micro-batch cannot leave out what `keep` drops: "
+            "use 'dapo', the mean over those of the whole rollout, or another."
         )
     if isinstance(method.credit, LeaveOneOut) and args.scale_rewards != "none":
         raise ValueError(
@@ -92,10 +88,10 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
             "it is for `use_vllm` with `vllm_importance_sampling_correction`, and for rollouts ahead with "
             "`async_old_policy='proximal'`."
         )
-    if method.surrogate != Method().surrogate and args.loss_type in TRLS_LOSS_TYPES:
+    if method.surrogate != Method().surrogate and args.loss_type in SOFT_LOSS_TYPES:
         raise ValueError(
             f"`loss_type` is {args.loss_type!r}, which has a surrogate of its own beside the method's: use 'turn', "
-            "'grpo', 'dr_grpo', 'dapo' or 'bnpo'."
+            "'grpo', 'dr_grpo', 'dapo', 'bnpo' or 'luspo'."
         )
 
 
@@ -107,22 +103,22 @@ def check_reward_names(method: Method, names: list[str]) -> None:
             raise ValueError(f"{piece!r} has `reward` {asked!r}, but must name a reward function: one of {names}.")
 
 
-def _check_settings(method: str, args: TurnLevelConfig) -> None:
+def _check_settings(method: Method, args: TurnLevelConfig) -> None:
     """Warn of fields that a named method sets and that were left at the config's defaults."""
-    config, published = type(args).__name__, SETTINGS.get(method, {})
+    config, published = type(args).__name__, method.settings
     defaults = {each.name: each.default for each in fields(args)}
     if unknown := [name for name in published if name not in defaults]:
         raise ValueError(
-            f"`method` is {method!r}, whose settings have `{unknown[0]}`, but {config} has no such field: it is for "
-            "`SOPPOTrainer`."
+            f"`method` is {method.name!r}, whose settings have `{unknown[0]}`, but {config} has no such field: it is "
+            "for `SOPPOTrainer`."
         )
     left = {name: value for name, value in published.items() if getattr(args, name) == defaults[name] != value}
     if left:
         listed = ", ".join(f"`{name}` is {defaults[name]!r}, not {value!r}" for name, value in left.items())
         say_once(
             args,
-            f"`method` is {method!r}, but its settings are left out: {listed}. Write "
-            f'`{config}(..., **SETTINGS["{method}"])`, with `from sorl_trl.methods import SETTINGS`.',
+            f"`method` is {method.name!r}, but its settings are left out: {listed}. Write "
+            f'`{config}(..., **SETTINGS["{method.name}"])`, with `from sorl_trl.methods import SETTINGS`.',
         )
 
 
@@ -141,7 +137,7 @@ def check_precision(trainer: Any) -> None:
     args = trainer.args
     longest = {"sqrt_length": LONGEST**0.5, "length": LONGEST}.get(args.clip_range_scaling, 1)
     sides = {"epsilon": args.epsilon, "epsilon_high": args.epsilon_high}
-    given = {name: side for name, side in sides.items() if side is not None and side / longest < ROUNDING}
+    given = {name: side for name, side in sides.items() if side is not None and side / longest < ROUNDED_LOG_RATIO}
     is_rounded = args.bf16 or trainer.model.dtype == torch.bfloat16
     if given and is_rounded and args.importance_sampling_level != "token" and not args.is_on_policy:
         name, side = next(iter(given.items()))
@@ -149,8 +145,8 @@ def check_precision(trainer: Any) -> None:
         say_once(
             args,
             f"`{name}` is {side:g}{scaled}, but in bfloat16 rounding alone can move the mean log-ratio of a "
-            f"{args.importance_sampling_level} by {ROUNDING:g}, and with it what is clipped: train in float32 "
-            "(`bf16=False`, and weights in float32), or widen the range.",
+            f"{args.importance_sampling_level} by {ROUNDED_LOG_RATIO:g}, and with it what is clipped: train in "
+            "float32 (`bf16=False`, and weights in float32), or widen the range.",
         )
 
 

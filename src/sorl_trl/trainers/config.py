@@ -21,8 +21,8 @@ from sorl_trl.checks import (
 )
 from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS
 
-TRLS_LOSS_TYPES = ("cispo", "sapo", "luspo", "vespo")
-"""The loss types whose loss TRL computes."""
+SOFT_LOSS_TYPES = ("cispo", "sapo", "vespo")
+"""The loss types whose surrogate clips no gradient away."""
 OF_TRL: Mapping[str, Allowed] = {
     "learning_rate": NOT_NEGATIVE,
     "beta": NOT_NEGATIVE,
@@ -83,13 +83,13 @@ class TurnLevelConfig(GRPOConfig):
             "GSPO-token."
         },
     )
-    loss_type: Annotated[str, OneOf(("turn", "grpo", "dr_grpo", "dapo", "bnpo", *TRLS_LOSS_TYPES))] = field(
+    loss_type: Annotated[str, OneOf(("turn", "grpo", "dr_grpo", "dapo", "bnpo", "luspo", *SOFT_LOSS_TYPES))] = field(
         default="turn",
         metadata={
             "help": "How token losses are averaged. 'turn' (default) averages over the tokens of each turn, then over "
             "the turns of each trajectory, then over trajectories (the SO-PPO objective). 'grpo', 'dr_grpo', 'dapo', "
-            "'bnpo', 'cispo', 'sapo', 'luspo' and 'vespo' are TRL's; the last four ignore turns, so an "
-            "`importance_sampling_level` of 'turn' becomes 'token'."
+            "'bnpo', 'luspo', 'cispo', 'sapo' and 'vespo' are TRL's, with ratios of any level; the last three have a "
+            "surrogate of their own, which clips no gradient away."
         },
     )
     epsilon: float = field(
@@ -188,8 +188,8 @@ class TurnLevelConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         check_fields(self, inherited=OF_TRL)
-        if self.loss_type in TRLS_LOSS_TYPES:
-            self._check_trls_loss()
+        if self.loss_type in SOFT_LOSS_TYPES:
+            self._check_soft_loss()
         if self.clip_range_scaling == "length" and self.turn_ratio == "arithmetic":
             raise ValueError(
                 "`clip_range_scaling` is 'length', but that needs geometric means: with `turn_ratio='arithmetic'`, "
@@ -212,15 +212,14 @@ class TurnLevelConfig(GRPOConfig):
                     "`async_old_policy='proximal'`."
                 )
 
-    def _check_trls_loss(self) -> None:
-        of_type = f"`loss_type` is {self.loss_type!r}, which TRL computes"
+    def _check_soft_loss(self) -> None:
+        of_type = f"`loss_type` is {self.loss_type!r}, which clips no gradient away"
         if self.clip_range_scaling != "none":
-            raise ValueError(f"{of_type} with its own clip range: set `clip_range_scaling='none'`.")
-        is_weighted = self.use_vllm and self.vllm_importance_sampling_correction
-        if self.async_staleness and self.async_old_policy == "proximal" and not is_weighted:
-            raise ValueError(f"{of_type} without the weights of `async_old_policy='proximal'`: use 'behaviour'.")
+            raise ValueError(f"{of_type}, but `clip_range_scaling` scales the range of a clip: set it to 'none'.")
         if self.bias_norm:
-            raise ValueError(f"{of_type}, but `bias_norm` needs a loss of this package: set `bias_norm` to False.")
+            raise ValueError(
+                f"{of_type}, but `bias_norm` divides by the norm of what clipping removes: set it to False."
+            )
 
     @property
     def cycle_steps(self) -> int:

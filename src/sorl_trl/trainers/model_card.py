@@ -51,8 +51,9 @@ def credited(trainer: Any) -> tuple[str, dict[str, str]]:
 def rewrite_card(trainer: Any, readme: Path) -> None:
     """Begin TRL's card with a table of what was run, in place of a sentence whose base model may be `None`."""
     card = ModelCard.load(readme)
+    method, is_ours = trainer.method, type(trainer)._paper is SORL_PAPER  # a subclass with a paper is its own method
     idle = "credit" if hasattr(trainer, "critic") else None  # a critic takes its place
-    pieces = [f"{name}: {piece_name(piece)}" for name, piece in trainer.method.pieces() if name != idle]
+    pieces = [f"{name}: {piece_name(piece)}" for name, piece in method.pieces() if name != idle]
     settings = {name: getattr(trainer.args, name, None) for name in SHOWN}
     info = trainer.train_dataset.info
     rows = {
@@ -60,6 +61,7 @@ def rewrite_card(trainer: Any, readme: Path) -> None:
         "data set": card.data.datasets or (info.dataset_name if info.dataset_name != info.builder_name else ""),
         "trainer": f"`{type(trainer).__name__}` of sorl-trl {package_version()}",
         "rewards": ", ".join(trainer.reward_func_names),
+        "named method": f"`{method.name}`: {method.source}" if method.source and is_ours else "",
         "method": f"`{_WITHOUT_A_VALUE.sub('', ', '.join(pieces))}`",
         "settings": ", ".join(f"`{name}={value!r}`" for name, value in settings.items() if value is not None),
     }

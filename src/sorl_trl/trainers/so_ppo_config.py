@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from sorl_trl.checks import COUNT, NOT_NEGATIVE, SHARE, SWITCH, Number, OneOf, check_fields
-from sorl_trl.trainers.config import OF_TRL, TRLS_LOSS_TYPES, TurnLevelConfig
+from sorl_trl.trainers.config import OF_TRL, TurnLevelConfig
 
 
 @dataclass
@@ -137,8 +137,6 @@ class SOPPOConfig(TurnLevelConfig):
             )
         if self.kl_in_reward and self.beta == 0.0:
             raise ValueError("`kl_in_reward` is set, but `beta`, the coefficient of that KL, is 0.0: set `beta`.")
-        if self.kl_in_reward and self.loss_type in TRLS_LOSS_TYPES:
-            raise ValueError(f"`kl_in_reward` is set, but `loss_type={self.loss_type!r}` adds the KL to the loss.")
         if self.critic_trunk_gradient and (self.critic in ("adapter", "model") or self.bias_norm):
             raise ValueError(
                 "`critic_trunk_gradient` is set, but needs `critic='head'` without `bias_norm`: only there can the "

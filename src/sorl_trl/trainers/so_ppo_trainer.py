@@ -10,7 +10,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from trl.trainer.callbacks import SyncRefModelCallback
 
-from sorl_trl.methods import Method, MicroBatch, ScoredRollout
+from sorl_trl.methods import Method, MicroBatch
 from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_layout, turn_starts, value_loss, whiten
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.checks import check_trained, disable_noise
@@ -21,18 +21,15 @@ from sorl_trl.trainers.critic.experience import critic_metrics, token_experience
 from sorl_trl.trainers.critic.model import (
     Critic,
     FollowPolicy,
-    ValuesBesideLogps,
     detached_critic,
     is_critic_name,
 )
 from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, clip_apart, hold_policy_back
+from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.model_card import SORL_PAPER
+from sorl_trl.trainers.rollout import Rollout
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
-from sorl_trl.trainers.turns.batch import drop, policy_pass
-from sorl_trl.trainers.turns.recording import gather_rows, own_rows, show_advantages, trl_scores_old_policy
 
-_PASS = "policy_pass"
-"""Field of a micro-batch in its loss: the wrapped policy, which holds the values of its forward pass."""
 _MEAN_PER_TRAJECTORY = ("grpo", "sapo", "luspo")
 """TRL's loss types that average the tokens of each trajectory first."""
 
@@ -69,7 +66,7 @@ class SOPPOTrainer(TurnLevelTrainer):
     _paper = SORL_PAPER
     args: SOPPOConfig
     critic: Critic
-    _old_policy: ValuesBesideLogps | None = None
+    _has_critic: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -84,6 +81,7 @@ class SOPPOTrainer(TurnLevelTrainer):
             )
         check_trained(self.model)
         self.critic = setup_critic(self.model, self.args, len(self._tokenizer))
+        self._forward = Forward(self)  # again, with the critic's model
         if self.args.disable_dropout:
             disable_noise(self.model)
         if self.is_fsdp_enabled:
@@ -93,46 +91,22 @@ class SOPPOTrainer(TurnLevelTrainer):
             self.add_callback(FollowPolicy(self.ref_model, self.accelerator))
 
     # ---------------------------------------------------------------------------------------------------------------
-    # Values: from the policy's own forward passes
-    # ---------------------------------------------------------------------------------------------------------------
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._old_policy = ValuesBesideLogps(self.model)
-        output = super()._generate_and_score_completions(inputs)
-        output["value_units"] = self.accelerator.gather(self._value_units(output["turn_ids"]).sum()).sum()
-        return output
-
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]:
-        # TRL's first pass over new trajectories, if it makes one, runs the policy that generated them.
-        is_first = self._old_policy is not None and not self._old_policy.was_called
-        if is_first and model is self.model and trl_scores_old_policy(self):
-            model = self._old_policy
-        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-
-    def _of_old_policy(self, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """(B, T) log-probabilities and values of the policy that generated `output`.
-
-        If TRL made no pass for them, because every batch is used for one update, this makes it.
-        """
-        assert self._old_policy is not None
-        length = output["completion_ids"].size(1)
-        scored = self._old_policy.was_called
-        logps = output["old_per_token_logps"] if scored else policy_pass(self, output, self._old_policy)
-        return logps, self._old_policy.values(length)
-
-    # ---------------------------------------------------------------------------------------------------------------
     # Advantages
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _set_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
-        old_logps, old_values = self._of_old_policy(output)
+    def _apply_method(self, rollout: Rollout) -> Tensor:
+        shown = super()._apply_method(rollout)
+        units = self._value_units(rollout.batch["turn_ids"]).sum()
+        rollout.batch["value_units"] = self.accelerator.gather(units).sum()
+        return shown
+
+    def _set_advantages(self, rollout: Rollout) -> Tensor:
+        batch, scored, old_values = rollout.batch, rollout.scored, rollout.batch["old_values"]
         self.critic.unfreeze()  # the reference pass of a PEFT model has frozen it
-        drop(output, own_rows(rollout.scored, len(output["turn_ids"]), self.accelerator), self.accelerator)
-        token_rewards = gather_rows(self.accelerator, self._token_rewards(output, old_logps))
-        turn_ids = gather_rows(self.accelerator, output["turn_ids"], padding=-1)
-        values = gather_rows(self.accelerator, old_values)
-        # The trajectory with the most turns may have been dropped.
-        rewards = rollout.rewards[:, : int(turn_ids.max()) + 1]
+        rollout.drop(rollout.own(scored.scored))
+        token_rewards = rollout.gather(self._token_rewards(rollout))
+        turn_ids, values = rollout.gather(batch["turn_ids"], padding=-1), rollout.gather(old_values)
+        rewards = scored.rewards[:, : int(turn_ids.max()) + 1]  # the trajectory with the most turns may be dropped
         build = turn_experience if self.args.advantage_level == "turn" else token_experience
         experience = build(rewards, token_rewards, values, turn_ids, self.args.gamma, self.args.gae_lambda)
         for name, value in critic_metrics(experience).items():
@@ -140,18 +114,19 @@ class SOPPOTrainer(TurnLevelTrainer):
         advantages, kept = experience.advantages, experience.unit_turns >= 0
         if self.args.whiten_advantages:
             advantages = whiten(advantages, kept)
-        show_advantages(self, advantages, kept)
         for name, units in (("advantages", advantages), ("returns", experience.returns)):
-            own = own_rows(experience.on_tokens(units, turn_ids), len(old_values), self.accelerator)
-            output[name] = own[:, : old_values.size(1)]  # other processes may have longer trajectories
-        output["old_values"] = old_values
+            own = rollout.own(experience.on_tokens(units, turn_ids))
+            batch[name] = own[:, : old_values.size(1)]  # other processes may have longer trajectories
+        return masked_mean(advantages, kept, dim=1)
 
-    def _token_rewards(self, output: dict[str, Any], old_logps: Tensor) -> Tensor:
+    def _token_rewards(self, rollout: Rollout) -> Tensor:
         """(B, T) the rewards of tokens, which are -beta times the reference KL with `kl_in_reward` and 0 without."""
+        batch, old_logps = rollout.batch, rollout.old_logps
+        assert old_logps is not None  # the critic's values come from the same pass
         if not self.args.kl_in_reward:
             return torch.zeros_like(old_logps)
-        kept = output["turn_ids"] >= 0
-        kl = torch.where(kept, old_logps - output["ref_per_token_logps"], 0.0)
+        kept = batch["turn_ids"] >= 0
+        kl = torch.where(kept, old_logps - batch["ref_per_token_logps"], 0.0)
         self._log("reward_kl", kl, kept)
         return -self.beta * kl
 
@@ -159,19 +134,16 @@ class SOPPOTrainer(TurnLevelTrainer):
     # The value loss
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        policy = ValuesBesideLogps(model)
-        return super()._compute_loss(policy, {**inputs, _PASS: policy})
-
     @property
     def _reference_beta(self) -> float:
         return 0.0 if self.args.kl_in_reward else super()._reference_beta
 
-    def _own_term(self, batch: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
+    def _own_term(self, batch: MicroBatch, scores: Pass) -> tuple[Tensor, dict[str, Any]]:
         """The clipped value loss of the micro-batch."""
         inputs, clip_range = batch.inputs, self.args.value_clip_range
         kept = self._value_units(batch.turns.turn_ids)
-        given = inputs[_PASS].values(kept.size(1)), inputs["old_values"], inputs["returns"]
+        assert scores.values is not None
+        given = scores.values, inputs["old_values"], inputs["returns"]
         # The loss must not depend on the values at observations and padding.
         values, old_values, returns = (torch.where(kept, each, 0.0) for each in given)
         loss = self._mean_over_units(value_loss(values, old_values, returns, clip_range), kept, batch)

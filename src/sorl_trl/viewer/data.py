@@ -59,7 +59,8 @@ class Entry:
     prompt: str
     segments: Sequence[Mapping[str, Any]]
     """A "turn" has `action`, `token_count`, either `text` or `tokens`, and perhaps `reward`; an "observation" `text`,
-    `token_count`, `passages`, `truncated`, `neutralized`, and `role` if the rollout recorded it."""
+    `token_count`, `passages`, `truncated`, `neutralized`, and `role` if the rollout recorded it. The first segment of
+    another context than before has its number as `context`; `repeated` observations were read before."""
 
 
 @dataclass(frozen=True)
@@ -173,22 +174,27 @@ def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _trained_segments(each: TrainedTrajectory) -> Iterator[dict[str, Any]]:
     """A dump identifies turns only by their ids. What they did is known only if the rollout recorded it."""
-    start, last = 0, ENVIRONMENT
+    start, last, before = 0, ENVIRONMENT, 0
     is_told = len(each.actions) == len(set(each.turn_ids) - {ENVIRONMENT})
-    for turn_id, tokens_of_turn in groupby(each.turn_ids):
-        stop = start + len(list(tokens_of_turn))
+    contexts = each.context_ids or (0,) * len(each.turn_ids)
+    for (turn_id, context), of_segment in groupby(zip(each.turn_ids, contexts, strict=True)):
+        stop = start + len(list(of_segment))
+        begins, before = {} if abs(context) == before else {"context": abs(context)}, abs(context)
         span, start = slice(start, stop), stop
         text = "".join(each.tokens[span])
         if turn_id == ENVIRONMENT:
             role = each.roles[last] if is_told and 0 <= last < len(each.roles) else None
-            marks = {"passages": [], "truncated": False, "neutralized": 0, "role": role}
+            marks: dict[str, Any] = {"passages": [], "truncated": False, "neutralized": 0, "role": role, **begins}
+            if context < 0:
+                marks |= {"role": None, "repeated": True}
             yield {"kind": "observation", "text": text, "token_count": len(each.tokens[span]), **marks}
         else:
             turn: dict[str, Any] = {"action": None}
             if is_told:
                 turn = {"action": each.actions[turn_id], **_reward(each.turn_rewards[turn_id])}
-            yield {"kind": "turn", **turn, "token_count": len(each.tokens[span]), "tokens": _tokens(each, span)}
-        last = turn_id
+            size = {"token_count": len(each.tokens[span]), **begins}
+            yield {"kind": "turn", **turn, **size, "tokens": _tokens(each, span)}
+        last = last if context < 0 else turn_id
 
 
 def _reward(reward: float | None) -> dict[str, Any]:

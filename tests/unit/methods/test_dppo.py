@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl.methods import ClipRange, MicroBatch
-from sorl_trl.methods.surrogate import DPPO
+from sorl_trl.methods import DPPO, ClipRange, MicroBatch
 from sorl_trl.ops import turn_layout
 
 RANGE = ClipRange(0.2, 0.2)

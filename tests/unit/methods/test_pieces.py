@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from sorl_trl.methods import (
+    DPPO,
+    LLDS,
     METHODS,
     ClipPenalty,
     ClipRange,
+    DoubleSided,
     EngineTurnMask,
     EngineVeto,
     GiGPO,
@@ -19,12 +22,15 @@ from sorl_trl.methods import (
     LeaveOneOut,
     Method,
     MicroBatch,
+    MiniRL,
     NotVoid,
     PPOMin,
     ScoredRollout,
     Separate,
     TopK,
     TopP,
+    TurnRatio,
+    Unweighted,
     ZeroVariance,
     method_from,
 )
@@ -170,6 +176,28 @@ class TestParsing:
         assert method_from(str(mapping).replace("'", '"')) == expected
         assert method_from(expected) is expected
         assert method_from("loop") is METHODS["loop"]
+
+    def test_every_piece_has_its_name(self) -> None:
+        """By the names that recipes have, each piece with its default arguments."""
+        mapping = {
+            "keep": ["zero_variance", "top_k", "top_p", "not_void", "engine_veto", "engine_turn_mask"],
+            "terms": ["clip_penalty", "llds"],
+        }
+        expected = Method(
+            keep=(ZeroVariance(), TopK(), TopP(), NotVoid(), EngineVeto(), EngineTurnMask()),
+            terms=(ClipPenalty(), LLDS()),
+        )
+        assert method_from(mapping) == expected
+        single = [
+            *[{"credit": name} for name in ("group_mean", "leave_one_out", "gigpo", "separate")],
+            *[{"weight": name} for name in ("turn_ratio", "unweighted")],
+            *[{"surrogate": name} for name in ("ppo_min", "double_sided", "minirl", "dppo")],
+        ]
+        assert [method_from(each) for each in single] == [
+            *[Method(credit=piece) for piece in (GroupMean(), LeaveOneOut(), GiGPO(), Separate())],
+            *[Method(weight=piece) for piece in (TurnRatio(), Unweighted())],
+            *[Method(surrogate=piece) for piece in (PPOMin(), DoubleSided(), MiniRL(), DPPO())],
+        ]
 
     @pytest.mark.parametrize(
         ("value", "message"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sorl_trl.ops import (
     aggregate_turns,
+    cispo_surrogate,
     clipped_surrogate,
     double_sided_surrogate,
     importance_ratio,
@@ -16,8 +17,10 @@ from sorl_trl.ops import (
     is_value_clipped,
     masked_mean,
     minirl_surrogate,
+    sapo_surrogate,
     turn_weights,
     value_loss,
+    vespo_surrogate,
 )
 
 from . import reference
@@ -133,6 +136,41 @@ class TestMinirlSurrogate:
 
     def test_half_precision_becomes_float32(self):
         assert minirl(normal(TURN_IDS).bfloat16(), normal(TURN_IDS, 1).half()).dtype == torch.float32
+
+
+class TestSoftSurrogates:
+    """CISPO, SAPO and VESPO, which stop no gradient."""
+
+    def test_cispo_by_hand(self) -> None:
+        """A ratio above the cap weighs as the cap, and the gradient is that of log π."""
+        logps = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+        ratio = torch.tensor([[3.0, 0.5]], requires_grad=True)
+        value = cispo_surrogate(ratio, torch.tensor([[2.0]]), logps, cap=1.5)
+        assert value.tolist() == [[-3.0, -2.0]]
+        value.sum().backward()
+        assert logps.grad is not None and logps.grad.tolist() == [[3.0, 1.0]]
+        assert ratio.grad is None
+
+    def test_sapo_is_the_ratio_to_first_order(self) -> None:
+        ratio = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
+        value = sapo_surrogate(ratio, torch.tensor([[2.0, -3.0]]), 1.0, 1.05)
+        assert value.tolist() == [[4.0, pytest.approx(-6 / 1.05)]]  # 2 Â / τ
+        value.sum().backward()
+        assert ratio.grad is not None and ratio.grad.tolist() == [[pytest.approx(2.0), pytest.approx(-3.0)]]
+
+    def test_sapo_has_a_temperature_for_each_sign(self) -> None:
+        far = torch.full((1, 2), 2.0, dtype=torch.float64)
+        good, bad = sapo_surrogate(far, torch.tensor([[1.0, -1.0]]), 1.0, 2.0)[0].tolist()
+        assert good == pytest.approx(4 / (1 + math.exp(-1)))
+        assert bad == pytest.approx(-2 / (1 + math.exp(-2)))
+
+    def test_vespo_weighs_the_likelihood(self) -> None:
+        logps, weight = torch.tensor([[-1.0, -2.0]], requires_grad=True), torch.tensor([[0.5]], requires_grad=True)
+        value = vespo_surrogate(weight, torch.tensor([[4.0]]), logps)
+        assert value.tolist() == [[-2.0, -4.0]]
+        value.sum().backward()
+        assert logps.grad is not None and logps.grad.tolist() == [[2.0, 2.0]]
+        assert weight.grad is None
 
 
 class TestWholeLoss:

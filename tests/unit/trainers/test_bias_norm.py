@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sorl_trl.methods import ClipRange, MicroBatch, Objective
 from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.loss.bias_norm import ClippingBiasNormalizer
+from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
 
 
 def one() -> Accelerator:

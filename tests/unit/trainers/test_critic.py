@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sorl_trl.trainers.critic.adapter import known_adapter
 from sorl_trl.trainers.critic.model import Critic, ValueHead
 from sorl_trl.trainers.critic.optimizer import clip_apart
-from tests.critics import critic_parameters, policy_with
+from tests.critics import critic_parameters, policy_with, with_values
 from tests.policies import build_policy
 
 KINDS = ["head", "trunk", "adapter", "model"]
@@ -26,10 +26,6 @@ def batch(rows: int = 3) -> dict[str, Tensor]:
     mask[-1, :2] = 0
     mask[1, -3:] = 0
     return {"input_ids": ids, "attention_mask": mask}
-
-
-def scored(model: Any, inputs: dict[str, Tensor]) -> Any:
-    return model(**inputs, labels=inputs["input_ids"], fused_lm_head=True, with_values=True)
 
 
 def expected_values(model: Any, critic: Critic, kind: str, inputs: dict[str, Tensor]) -> Tensor:
@@ -101,20 +97,20 @@ class TestValues:
     def test_value_beside_a_token_is_that_of_the_state_before_it(self, kind: str) -> None:
         model, critic = policy_with(kind)
         inputs = batch()
-        output = scored(model, inputs)
+        _, values = with_values(model, *inputs.values())
         expected = expected_values(model, critic, kind, inputs)
-        assert output.critic_values.shape == output.log_probs.shape == (3, LENGTH - 1)
-        torch.testing.assert_close(output.critic_values, expected[:, :-1], rtol=0, atol=1e-6)
+        kept = (inputs["attention_mask"][:, 1:] * inputs["attention_mask"][:, :-1]).bool()
+        torch.testing.assert_close(values[kept], expected[:, :-1][kept], rtol=0, atol=1e-6)
+        assert not values[~kept].any()
         assert expected.std() > 0.01
 
     def test_the_policy_says_what_it_says_without(self, kind: str) -> None:
         model, _ = policy_with(kind)
         inputs = batch()
-        with_values = scored(model, inputs)
-        without = model(**inputs, labels=inputs["input_ids"], fused_lm_head=True)
-        assert torch.equal(with_values.log_probs, without.log_probs)
-        assert torch.equal(with_values.entropy, without.entropy)
-        assert not hasattr(without, "critic_values")
+        logps, _ = with_values(model, *inputs.values())
+        without = model(**inputs, labels=inputs["input_ids"], fused_lm_head=True).log_probs
+        kept = (inputs["attention_mask"][:, 1:] * inputs["attention_mask"][:, :-1]).bool()
+        torch.testing.assert_close(logps[kept], without[kept])
         assert "logits" in model(**inputs)
 
 
@@ -123,7 +119,7 @@ def test_an_adapter_that_peft_has_frozen_is_trained_again() -> None:
     model, _ = policy_with("adapter")
     with model.disable_adapter():
         pass
-    scored(model, batch()).critic_values.sum().backward()
+    with_values(model, *batch().values())[1].sum().backward()
     assert all(p.grad is not None for p in critic_parameters(model).values())
 
 

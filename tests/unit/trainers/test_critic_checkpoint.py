@@ -15,7 +15,7 @@ from sorl_trl import load_critic
 from sorl_trl.trainers.critic.build import trained_dtype
 from sorl_trl.trainers.critic.checkpoint import CONFIG_FILE, check_critic_folder, restore_critic, save_critic
 from sorl_trl.trainers.critic.model import Critic, HeadCritic, ValueHead, attach_critic, causal_lm_of
-from tests.critics import ADAPTERS, FILES, critic_parameters, policy_with, random_head
+from tests.critics import ADAPTERS, FILES, critic_parameters, policy_with, random_head, with_values
 from tests.policies import build_policy
 
 KINDS = ["head", "adapter", "model"]
@@ -108,10 +108,8 @@ def test_an_adapter_on_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def values_inside(model: nn.Module, ids: Tensor) -> Tensor:
-    mask = torch.ones_like(ids)
     with torch.no_grad():
-        output = model(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True, with_values=True)
-    return output.critic_values
+        return with_values(model, ids)[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,8 +12,8 @@ from accelerate import Accelerator
 
 from sorl_trl.methods import ClipRange, MicroBatch
 from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.loss.metrics import MetricSums, add_clip_ratios, batch_metrics, reduce_all
-from sorl_trl.trainers.loss.policy_loss import scaled
+from sorl_trl.trainers.loss import scaled
+from sorl_trl.trainers.metrics import MetricSums, add_clip_ratios, batch_metrics, reduce_all
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
 LOG_RATIO = torch.tensor([[0.5, -0.1, math.nan, -0.4], [0.0, 9.0, math.inf, 0.0]], dtype=torch.float64)

@@ -1,65 +1,70 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from sorl_trl.trainers.turns.rewards import TurnRewards
-
-
-def expecting(counts: list[int]) -> TurnRewards:
-    recorder = TurnRewards()
-    recorder.begin([[*range(count)] for count in counts], counts)
-    return recorder
+from sorl_trl.trainers.rewards import SAMPLED, SplitRewards, rewarding_turns, split_rewards
+from sorl_trl.trainers.sampled import Sampled
 
 
-def record(returned: list[Any], counts: list[int]) -> tuple[TurnRewards, list[float | None]]:
-    recorder = expecting(counts)
-    return recorder, recorder.recording(lambda **_: returned, 0, "hits")()
+def trajectories(counts: Sequence[int]) -> list[Sampled]:
+    return [Sampled([5], [7] * max(count, 1), [*range(count)] or [-1], [0] * max(count, 1)) for count in counts]
+
+
+def record(returned: list[Any], counts: list[int]) -> tuple[list[Sampled], list[float | None]]:
+    sampled = trajectories(counts)
+    return sampled, rewarding_turns(lambda **_: returned, 0, "hits")(**{SAMPLED: sampled})
+
+
+def split(sampled: list[Sampled], rewards: Tensor, weights: Tensor) -> SplitRewards:
+    return split_rewards(sampled, rewards, weights, max(len(row.turns) for row in sampled))
 
 
 def test_trl_sees_the_sum_and_the_turns_are_kept() -> None:
-    recorder, totals = record([[1.0, 0.5], 0.25, None], [2, 3, 1])
+    sampled, totals = record([[1.0, 0.5], 0.25, None], [2, 3, 1])
     assert totals == [1.5, 0.25, None]
     per_func = torch.tensor([[1.5], [0.25], [math.nan]])
-    split = recorder.split(per_func, torch.tensor([2.0]))
-    assert split.turn_rewards.tolist() == [[2.0, 1.0, 0.0], [0.0] * 3, [0.0] * 3]
-    assert split.has_turn_reward.tolist() == [[True, True, False], [False] * 3, [False] * 3]
-    assert split.outcomes.tolist() == [0.0, 0.5, 0.0]
-    assert split.has_outcome.tolist() == [False, True, False]
+    parts = split(sampled, per_func, torch.tensor([2.0]))
+    assert parts.turn_rewards.tolist() == [[2.0, 1.0, 0.0], [0.0] * 3, [0.0] * 3]
+    assert parts.has_turn_reward.tolist() == [[True, True, False], [False] * 3, [False] * 3]
+    assert parts.outcomes.tolist() == [0.0, 0.5, 0.0]
+    assert parts.has_outcome.tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("none", [None, math.nan])
 def test_a_turn_may_have_none(none: float | None) -> None:
-    recorder, totals = record([[none, 0.5], [none, none]], [2, 2])
+    sampled, totals = record([[none, 0.5], [none, none]], [2, 2])
     assert totals == [0.5, None]
-    split = recorder.split(torch.tensor([[0.5], [math.nan]]), torch.ones(1))
-    assert split.has_turn_reward.tolist() == [[False, True], [False, False]]
+    parts = split(sampled, torch.tensor([[0.5], [math.nan]]), torch.ones(1))
+    assert parts.has_turn_reward.tolist() == [[False, True], [False, False]]
 
 
 @pytest.mark.parametrize("rewards", [[math.inf, 0.0], [math.inf, -math.inf], [-math.inf, math.nan], [1e300, -1e300]])
 def test_a_trajectory_with_an_infinite_turn_reward_has_no_others(rewards: list[float]) -> None:
-    recorder, totals = record([rewards, 0.25], [2, 2])
+    sampled, totals = record([rewards, 0.25], [2, 2])
     assert math.isinf(totals[0] or 0.0) and totals[1] == 0.25
-    split = recorder.split(torch.tensor([[math.nan], [0.25]]), torch.ones(1))
-    assert not split.turn_rewards.any() and not split.has_turn_reward.any()
+    parts = split(sampled, torch.tensor([[math.nan], [0.25]]), torch.ones(1))
+    assert not parts.turn_rewards.any() and not parts.has_turn_reward.any()
 
 
 def test_functions_are_summed_with_their_weights() -> None:
-    recorder = expecting([2])
-    recorder.recording(lambda **_: [[1.0, 2.0]], 0, "turns")()
-    recorder.recording(lambda **_: [10.0], 1, "outcome")()
-    split = recorder.split(torch.tensor([[3.0, 10.0]]), torch.tensor([1.0, 0.5]))
-    assert split.turn_rewards.tolist() == [[1.0, 2.0]]
-    assert split.outcomes.tolist() == [5.0]
+    sampled = trajectories([2])
+    rewarding_turns(lambda **_: [[1.0, 2.0]], 0, "turns")(**{SAMPLED: sampled})
+    rewarding_turns(lambda **_: [10.0], 1, "outcome")(**{SAMPLED: sampled})
+    parts = split(sampled, torch.tensor([[3.0, 10.0]]), torch.tensor([1.0, 0.5]))
+    assert parts.turn_rewards.tolist() == [[1.0, 2.0]]
+    assert parts.outcomes.tolist() == [5.0]
 
 
 def test_a_trajectory_without_a_turn_has_nowhere_to_put_a_reward() -> None:
-    recorder, totals = record([[], 1.0], [0, 0])
+    sampled, totals = record([[], 1.0], [0, 0])
     assert totals == [None, 1.0]
-    assert recorder.split(torch.tensor([[math.nan], [1.0]]), torch.ones(1)).turn_rewards.shape == (2, 0)
+    assert split(sampled, torch.tensor([[math.nan], [1.0]]), torch.ones(1)).turn_rewards.shape == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,14 @@ class TestTrainingEntry:
         masked = replace(TRAINED, actions=("calculate", "answer"), turn_rewards=(0.5, None), turn_ids=(-1,) * 7)
         assert [segment["kind"] for segment in training_entry(masked, "step-10/1").segments] == ["observation"]
 
+    def test_where_a_context_begins_and_what_it_repeats_are_shown(self) -> None:
+        several = replace(TRAINED, turn_ids=(0, 0, -1, -1, 1, 1, 2), context_ids=(0, 0, -1, 1, 1, 1, 0), actions=())
+        (turn, again, seen, other, back) = training_entry(several, "k").segments
+        assert (turn["kind"], "context" in turn, turn["token_count"]) == ("turn", False, 2)
+        assert (again["context"], again["repeated"], again["text"]) == (1, True, " </search>")
+        assert ("context" in seen, "repeated" in seen, seen["text"]) == (False, False, " [Ada]")
+        assert (other["kind"], "context" in other, back["context"]) == ("turn", False, 0)
+
     def test_a_trajectory_that_is_not_trained_on_has_no_turn(self) -> None:
         entry = training_entry(replace(TRAINED, turn_ids=(-1,) * 7), "k")
         assert [segment["text"] for segment in entry.segments] == ["".join(TRAINED.tokens)]

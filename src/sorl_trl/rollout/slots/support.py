@@ -15,7 +15,9 @@ from sorl_trl.rollout.slots.cache import SlotCache
 from sorl_trl.rollout.slots.forward import Forward
 from sorl_trl.rollout.slots.sampling import resolved
 
-_ATTENTION = ("eager", "sdpa")
+IN_SEGMENTS = "sorl_segments"
+"""The name of the attention that trainers set (`trainers/attention.py`); it is sdpa in a pass of the slots."""
+_ATTENTION = ("eager", "sdpa", IN_SEGMENTS)
 # Other kinds recompute frequencies from the longest row of a batch, which cached keys would not match.
 _ROTARY = ("default", "linear", "llama3", "yarn")
 _TAKEN = ("attention_mask", "past_key_values", "position_ids", "use_cache")

@@ -109,10 +109,11 @@ class HarmlessTools:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._own: list[Any] = []
-        """The content of each prompt's last message, before an environment has added to it."""
         self._completions: list[list[dict[str, Any]]] = []
-        """The messages of each trajectory, to which TRL's tool loop appends."""
+        """The messages of each trajectory, to which TRL's tool loop appends, and among which results are put in order.
+
+        `_tool_call_loop` sets it for `_get_tool_suffix_ids`, which TRL calls in it with the last results alone.
+        """
 
     @cached_property
     def _greeter(self) -> Greeter:
@@ -127,22 +128,9 @@ class HarmlessTools:
         # A result cut to this length is still too long for the completion, so TRL drops it, as it would the whole.
         return Greeter(self._trainer._tokenizer, max_tokens=self._trainer.max_completion_length)
 
-    def note_prompts(self, inputs: Sequence[Mapping[str, Any]]) -> None:
-        """Remember the prompts before environments are reset."""
-        if self._trainer.environment_factories is not None:
-            prompts = [row.get("prompt", "") for row in inputs]
-            self._own = [
-                _copied("" if isinstance(prompt, str) else prompt[-1].get("content") or "") for prompt in prompts
-            ]
-
-    def clean_prompts(self, prompts: list[Any]) -> None:
-        """Sanitize what `reset` has added, in the list that TRL passes to the reward functions afterwards."""
-        if self._trainer.environment_factories is None:
-            return
-        for i, (prompt, own) in enumerate(zip(prompts, self._own, strict=True)):
-            if not isinstance(prompt, str) and prompt[-1].get("content") is not None:
-                last = {**prompt[-1], "content": self._greeter.clean(own, prompt[-1]["content"])}
-                prompts[i] = [*prompt[:-1], last]
+    def greeting(self, own: Any, content: Any) -> Any:
+        """The content of a prompt's last message, whose beginning is the user's `own`, with the rest sanitized."""
+        return self._greeter.clean(own, content)
 
     def note_completions(self, completions: list[list[dict[str, Any]]]) -> None:
         """Remember the messages to which TRL's tool loop is about to append."""
@@ -241,8 +229,3 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 def _has_image(message: Mapping[str, Any]) -> bool:
     return isinstance(message["content"], list) and any(map(is_image, message["content"]))
-
-
-def _copied(content: Any) -> Any:
-    """Copy the blocks of a content, because an environment may change the ones that it gets."""
-    return [dict(block) for block in content] if isinstance(content, list) else content

@@ -152,31 +152,7 @@ class RolloutsAhead:
         """
         if self._policy is None or not trainer.model.training:
             return self.rollout(prompts, trainer)
-        if self._taken_before is not None:
-            taken, self._taken_before = self._taken_before, None
-            return taken
-        return self._next(self._policy, prompts)
-
-    _taken_before: dict[str, Any] | None = None
-
-    def take(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-        """The rows and the step of the rollout that the next call returns, for a caller that needs them before it."""
-        if self._policy is None:
-            return inputs, self._trainer.state.global_step
-        taken = self._next(self._policy, [row["prompt"] for row in inputs])
-        rows, step = taken.pop("rows"), taken.pop("sampled_at_step")
-        self._taken_before = taken
-        return rows, step
-
-    def from_a_copy(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """A rollout at once, from a copy of the policy as those ahead are sampled from: for a rehearsal."""
-        engine = PolicyCopies(trainer).engine(self._end(self.rollout.setup(trainer)), self.rollout.engine)
-        return self.rollout.sample(prompts, trainer, engine)
-
-    def _next(self, policy: Policy, prompts: list[Any]) -> dict[str, Any]:
-        together(self._trainer, self._raise_failures)  # before weights are sent, because a server may be gone
-        policy.renew(self._taken, self._setup, prompts)
-        together(self._trainer, self._begin_next, policy, prompts)
+        together(self._trainer, self._begin_next, self._policy, prompts)
         parts, waited = self._wait_for_parts()
         self._take(parts)
         self._log(parts, waited)
@@ -185,6 +161,20 @@ class RolloutsAhead:
         output = {key: [each for output in outputs for each in output[key]] for key in outputs[0]}
         sampled_at = min(gather_object([min(part.step for part in parts)]))
         return {**output, "rows": [row for part in parts for row in part.rows], "sampled_at_step": sampled_at}
+
+    def renew(self, prompts: list[Any]) -> None:
+        """Give the sampling policy the trainer's weights, before a rollout is asked for. All processes do it together.
+
+        Raises the error of a rollout under way, on all processes. Does nothing outside a run.
+        """
+        if self._policy is not None:
+            together(self._trainer, self._raise_failures)  # before weights are sent, because a server may be gone
+            self._policy.renew(self._taken, self._setup, prompts)
+
+    def from_a_copy(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """A rollout at once, from a copy of the policy as those ahead are sampled from: for a rehearsal."""
+        engine = PolicyCopies(trainer).engine(self._end(self.rollout.setup(trainer)), self.rollout.engine)
+        return self.rollout.sample(prompts, trainer, engine)
 
     def _begin_next(self, policy: Policy, prompts: list[Any]) -> None:
         """Begin batches up to `staleness` ahead, but none beyond the end of the run."""

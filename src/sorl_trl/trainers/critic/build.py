@@ -10,6 +10,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoModel
 
+from sorl_trl.rollout.slots.support import IN_SEGMENTS
 from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter
 from sorl_trl.trainers.critic.checkpoint import BACKBONE_FOLDER, CONFIG_FILE, critic_folder, restore_critic
 from sorl_trl.trainers.critic.model import (
@@ -98,7 +99,11 @@ def _build_model_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Mod
             "`critic='model'` starts from the policy's own checkpoint, but the policy was not loaded from one. Set "
             "`critic_model_name_or_path`."
         )
-    options = {"attn_implementation": policy.config._attn_implementation, "dtype": trained_dtype(model)}
+    attention = policy.config._attn_implementation
+    options = {
+        "attn_implementation": "sdpa" if attention == IN_SEGMENTS else attention,
+        "dtype": trained_dtype(model),
+    }
     if path == own and config.model_init_kwargs:
         options["revision"] = config.model_init_kwargs.get("revision")
     saved = _saved_critic(config)

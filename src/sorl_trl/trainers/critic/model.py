@@ -7,9 +7,7 @@ come, find what they expect. The policy alone neither computes nor saves any of 
 
 from __future__ import annotations
 
-import functools
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -93,17 +91,12 @@ class ModelCritic(Critic):
         self.backbone = backbone
 
     def forward(self, call: BackboneCall) -> Tensor:
-        output = self.backbone(
-            input_ids=call.kwargs.get("input_ids", call.args[0] if call.args else None),
-            attention_mask=call.kwargs.get("attention_mask"),
-            use_cache=False,
-        )
-        return self.head(output.last_hidden_state)
+        return self.head(self.backbone(*call.args, **call.kwargs).last_hidden_state)
 
 
 @dataclass
 class CausalLMOutputWithCritic(FusedCausalLMOutput):
-    """`FusedCausalLMOutput` with the critic's values, (B, L - 1), the last of which are aligned with `log_probs`.
+    """`FusedCausalLMOutput` with the critic's values, (1, M) beside `log_probs`.
 
     The value beside a token's log-probability is V of the state in which that token was chosen.
     """
@@ -112,32 +105,8 @@ class CausalLMOutputWithCritic(FusedCausalLMOutput):
 
 
 def attach_critic(causal_lm: PreTrainedModel, critic: Critic) -> None:
-    """Make `critic` a submodule of `causal_lm`, whose forward returns values with `with_values=True`.
-
-    Call it after `trl.trainer.utils.add_fused_lm_head`. Like that, it replaces the model's `forward`, because PEFT
-    calls `forward` directly, past the module's hooks, and engines want the values in the output.
-    """
-    bound: Any = causal_lm.forward
-    policy_forward = bound.__func__  # unbound, so that a copy of the model does not run this model's
-
-    @functools.wraps(policy_forward)  # `generate` validates its arguments against the signature
-    def forward(self: PreTrainedModel, *args: Any, with_values: bool = False, **kwargs: Any) -> Any:
-        if not with_values:
-            return policy_forward(self, *args, **kwargs)
-        critic: Critic = getattr(self, CRITIC_ATTRIBUTE)
-        critic.unfreeze()
-        calls: list[BackboneCall] = []
-        # The backbone is looked up on each call, since FSDP and PEFT replace it after attaching.
-        # The hook runs before all others, which may cut the output down to what the policy's head reads.
-        with self.base_model.register_forward_hook(
-            lambda *call: calls.append(BackboneCall(*call)), prepend=True, with_kwargs=True
-        ):
-            output = policy_forward(self, *args, **kwargs)
-        values = critic(calls[-1])
-        return CausalLMOutputWithCritic(**output, critic_values=values[:, :-1])
-
+    """Make `critic` a submodule of `causal_lm`, which a pass of the policy asks on request (`trainers/forward.py`)."""
     causal_lm.add_module(CRITIC_ATTRIBUTE, critic)
-    causal_lm.forward = types.MethodType(forward, causal_lm)
 
 
 def causal_lm_of(model: nn.Module) -> PreTrainedModel:
@@ -168,25 +137,3 @@ class FollowPolicy(SyncRefModelCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with detached_critic(self.accelerator.unwrap_model(kwargs["model"])):
             super().on_step_end(args, state, control, **kwargs)
-
-
-class ValuesBesideLogps:
-    """Wraps a model for `GRPOTrainer._get_per_token_logps_and_entropies`, which only calls it, to compute values."""
-
-    def __init__(self, model: Callable[..., Any]) -> None:
-        self._model = model
-        self._chunks: list[CausalLMOutputWithCritic] = []
-        """Outputs, not values, because the caller may still pad the values in them."""
-
-    def __call__(self, **kwargs: Any) -> Any:
-        output = self._model(**kwargs, with_values=True)
-        self._chunks.append(output)
-        return output
-
-    @property
-    def was_called(self) -> bool:
-        return bool(self._chunks)
-
-    def values(self, length: int) -> Tensor:
-        """(B, length): V of the state before each of the last `length` tokens."""
-        return torch.cat([cast(Tensor, chunk.critic_values)[:, -length:] for chunk in self._chunks])

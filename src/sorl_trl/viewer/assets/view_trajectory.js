@@ -36,6 +36,7 @@ function trajectoryView(entry, data) {
   const environment = environmentName(entry, data.kind);
   let turn = 0;
   for (const segment of entry.segments) {
+    if (segment.context !== undefined) view.append(make("p", "context", `Context ${segment.context}`));
     if (segment.kind === "turn") view.append(turnCard(segment, ++turn, pattern));
     else view.append(observationCard(segment, segment.role === "user" ? "User" : environment, pattern));
   }
@@ -156,6 +157,7 @@ function observationCard(segment, name, pattern) {
   const size = make("span", "", plural(segment.token_count, "token"));
   const header = make("header", "", make("h3", "", name), size, badges);
   const read = block("div", "body", marked(segment.text.trim(), pattern)); // a protocol puts blank lines around
+  if (segment.repeated) return make("section", "observation", fold("read", ["Read again, ", size], read));
   if (!segment.passages.length) return make("section", "observation", header, read);
   const passages = segment.passages.map((passage, i) => passageFold(passage, i + 1, pattern));
   return make("section", "observation", header, passages, fold("read", ["As the policy read it"], read));

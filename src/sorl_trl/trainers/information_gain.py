@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from trl.models.utils import disable_gradient_checkpointing
 
 from sorl_trl.checks import NOT_NEGATIVE
 from sorl_trl.ops import information_gains, masked_mean
 from sorl_trl.rollout import TagProtocol
 from sorl_trl.rollout.generation import positions_of
-from sorl_trl.trainers.turns.states import Generated, turn_spans
+from sorl_trl.trainers.sampled import Sampled
 
 TAG_PREFIX = "<answer> "
 """The text that a policy with a tag protocol writes before its answer."""
@@ -69,21 +70,25 @@ class InformationGain:
         tag = TAG_PREFIX if has_tags else ""
         self._prefix = tag if self.prefix is None else self.prefix
 
-    def __call__(self, **columns: Any) -> list[list[float | None]]:
-        """One gain per turn for each of B trajectories, None for a turn without. All processes call it together."""
+    def __call__(self, sampled: Sequence[Sampled], **columns: Any) -> list[list[float | None]]:
+        """One gain per turn for each of B trajectories, None for a turn without. All processes call it together.
+
+        `sampled` are the trajectories, which the trainer adds to the columns of the dataset.
+        """
         if self.column not in columns:
             raise ValueError(
                 f"`column` is {self.column!r}, but the data set has no such column: it has {sorted(columns)}. Leave "
                 "`remove_unused_columns` at False."
             )
-        generated, turns = self._trainer._recorder.generated, self._trainer._recorder.turns
-        asked = self._asked(generated, [self._answer(each) for each in columns[self.column]])
-        scores = torch.full(turns.turn_mask.shape, torch.nan, device=turns.turn_mask.device)
+        counts = torch.tensor([len(row.turns) for row in sampled], device=self._trainer.accelerator.device)
+        has_turn = torch.arange(max(1, *counts.tolist()), device=counts.device) < counts.unsqueeze(1)
+        asked = self._asked(sampled, [self._answer(each) for each in columns[self.column]])
+        scores = torch.full(has_turn.shape, torch.nan, device=counts.device)
         values = self._scores(asked)
         if asked:
             scores[[one.trajectory for one in asked], [one.turn for one in asked]] = values.to(scores)
-        gains, has_gain = information_gains(scores, turns.turn_mask)
-        rows = zip(gains.tolist(), has_gain.tolist(), turns.counts.tolist(), strict=True)
+        gains, has_gain = information_gains(scores, has_turn)
+        rows = zip(gains.tolist(), has_gain.tolist(), counts.tolist(), strict=True)
         return [
             [self.coef * gain if found else None for gain, found in zip(row[:count], has[:count], strict=True)]
             for row, has, count in rows
@@ -101,17 +106,15 @@ class InformationGain:
     def _encode(self, text: str) -> list[int]:
         return self._trainer._tokenizer.encode(text, add_special_tokens=False) if text else []
 
-    def _asked(self, generated: Generated, answers: Sequence[tuple[list[int], list[int]]]) -> list[_Scored]:
+    def _asked(self, sampled: Sequence[Sampled], answers: Sequence[tuple[list[int], list[int]]]) -> list[_Scored]:
         """What to score. It leaves out trajectories of one turn, which have no gain, and what exceeds the window."""
         window = positions_of(self._trainer.accelerator.unwrap_model(self._trainer.model))
         asked = []
-        columns = zip(generated.prompt_ids, generated.completion_ids, generated.turn_ids, answers, strict=True)
-        for row, (prompt, completion, turn_ids, (prefix, answer)) in enumerate(columns):
-            spans = turn_spans(turn_ids)
-            if len(spans) < 2 or not answer:
+        for row, (trajectory, (prefix, answer)) in enumerate(zip(sampled, answers, strict=True)):
+            if len(trajectory.turns) < 2 or not answer:
                 continue
-            for turn, (start, _) in enumerate(spans):
-                one = _Scored(row, turn, [*prompt, *completion[:start], *prefix], answer)
+            for turn, (start, _) in enumerate(trajectory.turns):
+                one = _Scored(row, turn, [*trajectory.read_before(start), *prefix], answer)
                 if window is None or len(one) <= window:
                     asked.append(one)
         return asked
@@ -134,15 +137,18 @@ class InformationGain:
         return scores
 
     def _pass(self, asked: Sequence[_Scored]) -> Tensor:
-        """(N,) from one pass of the policy, with contexts padded on the left and answers on the right."""
-        before, after = max(len(one.context) for one in asked), max(len(one.answer) for one in asked)
-        ids = torch.full((len(asked), before + after), self._trainer._tokenizer.pad_token_id or 0)
-        mask = torch.zeros_like(ids)
-        for row, one in enumerate(asked):
-            own = slice(before - len(one.context), before + len(one.answer))
-            ids[row, own] = torch.tensor([*map(int, one.context), *one.answer])
-            mask[row, own] = 1
-        device = self._trainer.accelerator.device
-        ids, mask = ids.to(device), mask.to(device)
-        logps, _, _ = self._trainer._get_per_token_logps_and_entropies(self._trainer.model, ids, mask, after)
-        return masked_mean(logps, mask[:, before:], dim=1)
+        """(N,) from one pass of the policy, with contexts as prompts and answers as completions."""
+        prompts = self._padded([[*map(int, one.context)] for one in asked], "left")
+        answers = self._padded([one.answer for one in asked], "right")
+        batch = {"prompt_ids": prompts[0], "prompt_mask": prompts[1]}
+        batch |= {"completion_ids": answers[0], "completion_mask": answers[1]}
+        return masked_mean(self._trainer._forward(self._trainer.model, batch).logps, answers[1], dim=1)
+
+    def _padded(self, rows: Sequence[Sequence[int]], side: str) -> tuple[Tensor, Tensor]:
+        """(N, L) the rows padded on a side, and their mask."""
+        ids = [torch.tensor(row, device=self._trainer.accelerator.device) for row in rows]
+        value = self._trainer._tokenizer.pad_token_id or 0
+        return (
+            pad_sequence(ids, batch_first=True, padding_value=value, padding_side=side),
+            pad_sequence([torch.ones_like(row) for row in ids], batch_first=True, padding_side=side),
+        )

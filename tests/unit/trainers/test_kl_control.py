@@ -16,8 +16,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from sorl_trl.learning_rate import scale_learning_rate
-from sorl_trl.trainers.loss.kl_schedule import KLSchedule, kl_controlled_factor
-from sorl_trl.trainers.loss.metrics import mean_of_numbers
+from sorl_trl.trainers.kl_control import KLControl, kl_controlled_factor
+from sorl_trl.trainers.metrics import mean_of_numbers
 
 TARGET = 0.1
 SCHEDULERS: dict[str, Any] = {
@@ -37,8 +37,8 @@ def policy_and_critic() -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], **group} for group in groups])
 
 
-def kl_schedule() -> KLSchedule:
-    return KLSchedule(TARGET, lambda factor: None)
+def kl_schedule() -> KLControl:
+    return KLControl(TARGET, lambda factor: None)
 
 
 class Run:
@@ -68,7 +68,7 @@ class Run:
         return [self.update(kl)[0] for kl in kls]
 
 
-def begin(schedule: KLSchedule, optimizer: Any, scheduler: Any) -> None:
+def begin(schedule: KLControl, optimizer: Any, scheduler: Any) -> None:
     nothing: Any = SimpleNamespace()
     schedule.on_train_begin(nothing, nothing, nothing, optimizer=optimizer, lr_scheduler=scheduler)
 
@@ -79,7 +79,7 @@ def test_without_a_target_a_resumed_run_is_as_scheduled(scheduler: str) -> None:
     for _ in range(3):
         run.update(1.0)
         plain.update()
-    begin(KLSchedule(0.0, lambda factor: None), run.optimizer, run.scheduler)
+    begin(KLControl(0.0, lambda factor: None), run.optimizer, run.scheduler)
     run.schedule = None
     for _ in range(3):
         assert run.update()[1] == pytest.approx(plain.update()[1])

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
-import torch
-
-from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.turns.recording import Generated
-from sorl_trl.trainers.turns.spans import padded
-from sorl_trl.trainers.turns.states import state_keys, turn_spans
+from sorl_trl.trainers.sampled import Sampled, state_keys
 
 
-def keys(*rows: tuple[list[int], list[int], list[int]]) -> list[list[int]]:
-    """Of trajectories of prompt, completion and turn ids."""
-    prompts, completions, turn_ids = (list(column) for column in zip(*rows, strict=True))
-    return state_keys(Generated(prompts, completions, turn_ids), turn_layout(padded(turn_ids, -1))).tolist()
+def trajectory(
+    prompt: list[int], completion: list[int], turns: list[int], contexts: list[int] | None = None
+) -> Sampled:
+    return Sampled(prompt, completion, turns, contexts or [0] * len(completion))
+
+
+def keys(*rows: tuple[list[int], ...]) -> list[list[int]]:
+    """Of trajectories of prompt, completion, turn ids and, where there are several, context ids."""
+    made = [trajectory(*row) for row in rows]
+    return state_keys(made, max(len(row.turns) for row in made)).tolist()
+
+
+def turn_spans(turns: list[int]) -> list[tuple[int, int]]:
+    return trajectory([5], [7] * len(turns), turns).turns
 
 
 def test_spans_of_turns() -> None:
@@ -60,7 +65,22 @@ EXPECTED = 5850268771259085613
 
 
 def test_without_a_turn() -> None:
-    turns = turn_layout(torch.full((2, 3), -1))
-    made = Generated([[5], [5]], [[1, 1, 1]] * 2, [[-1] * 3] * 2)
-    assert state_keys(made, turns).shape == (2, 0)
+    assert state_keys([trajectory([5], [1] * 3, [-1] * 3)] * 2, 0).shape == (2, 0)
     assert keys(([5], [20], [-1]), ([5], [7], [0]))[0] == [0]
+
+
+def test_what_a_context_repeats_is_no_observation() -> None:
+    """The same state, whether the history is read again, without a thought, or goes on."""
+    plain = ([5], [7, 20, 8], [0, -1, 1])
+    afresh = ([5], [7, 5, 20, 8], [0, -1, -1, 1], [0, -1, 1, 1])
+    (_, of_plain), (_, of_afresh) = keys(plain, afresh)
+    assert of_plain == of_afresh
+    again = ([5], [7, 5, 7, 8], [0, -1, -1, 1], [0, -1, -1, 1])  # nothing new: its state is all that it read
+    whole = ([5, 7], [8], [0])
+    assert keys(again)[0][1] == keys(whole)[0][0]
+
+
+def test_what_the_policy_read_before_a_turn() -> None:
+    """Contexts may alternate: a sub-agent is asked, then the first one goes on."""
+    row = trajectory([5, 6], [7, 30, 31, 8, 20, 9], [0, -1, -1, 1, -1, 2], [0, -1, 1, 1, 0, 0])
+    assert [row.read_before(start) for start, _ in row.turns] == [[5, 6], [30, 31], [5, 6, 7, 20]]

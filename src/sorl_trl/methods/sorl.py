@@ -1,24 +1,16 @@
-"""Terms, which are added to the loss beside the surrogate. Each is a mean over the trajectories of the micro-batch."""
+"""SORL (arXiv 2511.20718): SO-GRPO and SO-PPO of its version 2, and ST-PPO and its kin of version 1."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
-import torch
 from torch import Tensor
 
 from sorl_trl.checks import NOT_NEGATIVE, OneOf, check_fields
 from sorl_trl.methods.data import Metrics, MicroBatch
-from sorl_trl.ops import (
-    PENALTY_ESTIMATORS,
-    PENALTY_GATES,
-    clip_fraction,
-    gated_kl,
-    good_trajectories,
-    likelihood_falls,
-    turn_clip_fraction,
-)
+from sorl_trl.methods.method import Method
+from sorl_trl.ops import PENALTY_ESTIMATORS, PENALTY_GATES, clip_fraction, gated_kl, turn_clip_fraction
 
 
 @dataclass(frozen=True)
@@ -71,26 +63,37 @@ class ClipPenalty:
         return turn_clip_fraction(batch.log_ratio, batch.turns, low, high, batch.turn_ratio)
 
 
-@dataclass(frozen=True)
-class LLDS:
-    """LLDS's guard (arXiv 2512.04220) against drops in likelihood of good trajectories: coef (1/N) Σ_i Σ_k F_{i,k}.
+SO_GRPO = Method(
+    terms=(ClipPenalty(),),
+    name="so_grpo",
+    source="SORL, arXiv 2511.20718 v2, from its abstract and a summary; clip range and gate are ours",
+)
+SO_PPO = replace(SO_GRPO, name="so_ppo")
+SO_GRPO_NOTE = Method(
+    terms=(ClipPenalty(coef=3.0, epsilon=None),),
+    name="so_grpo_note",
+    settings={"turn_ratio": "arithmetic", "epsilon": 0.2, "target_kl": 0.0},
+    source="SORL, arXiv 2511.20718 v2, as specified in a summary; λ and the KL's estimator are ours",
+)
+SO_PPO_NOTE = replace(SO_GRPO_NOTE, name="so_ppo_note")
 
-    Before the first update on a rollout, and in evaluation, the policy is the old policy and the term is 0, because
-    two forward passes differ only by rounding.
-    """
-
-    coef: Annotated[float, NOT_NEGATIVE] = 0.2
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def __call__(self, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-        """The term, and the metrics `llds/loss` and `llds/open_turns`."""
-        may_fall = batch.has_moved and batch.good_tokens is not None
-        log_ratio = batch.log_ratio if may_fall else torch.zeros_like(batch.log_ratio)
-        good = good_trajectories(batch.advantages, batch.loss_mask)
-        falls, has_fallen = likelihood_falls(log_ratio, batch.turns, good)
-        tokens = 1 if batch.good_tokens is None else batch.good_tokens.clamp(min=1)
-        value = falls.sum() / (tokens * batch.share)
-        open_turns = (has_fallen.float(), batch.turns.turn_mask & good.unsqueeze(1))
-        return self.coef * value, {"llds/loss": value, "llds/open_turns": open_turns}
+ST_GRPO = Method(
+    name="st_grpo",
+    settings={"loss_type": "grpo", "epsilon": 0.2, "bias_norm": True, "target_kl": 0.0},
+    source="ours, after ST-PPO, arXiv 2511.20718 v1",
+)
+ST_PPO = Method(
+    name="st_ppo",
+    settings=ST_GRPO.settings | {"advantage_level": "token"},
+    source="ST-PPO, arXiv 2511.20718 v1, from its abstract and reviews",
+)
+TURN_PPO = Method(
+    name="turn_ppo",
+    settings=ST_PPO.settings | {"bias_norm": False},
+    source="Turn-PPO, arXiv 2511.20718 v1, from its abstract and reviews",
+)
+S_PPO = Method(
+    name="s_ppo",
+    settings=ST_PPO.settings | {"importance_sampling_level": "token"},
+    source="S-PPO, arXiv 2511.20718 v1, from its abstract and reviews",
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from sorl_trl.ops import (
     turn_reduce,
     weight_sums,
 )
+from sorl_trl.trainers.loss import SURROGATES, of_units
 from sorl_trl.types import StopReason
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ DETAILS = (
 """Metrics that only `log_turn_details` logs: a name, or the beginning of a family's names, up to "/" or "_"."""
 ON_POLICY_CONSTANTS = ("off_policy_age", "clip_penalty", "lr_factor")
 """Metrics that are constant if each rollout serves one update."""
-ROUNDING = 1e-3
+ROUNDED_KL = 1e-3
 """A KL to the old policy, in nats per token, that rounding stays below while the policy has not moved. Ours."""
 
 
@@ -109,19 +109,13 @@ class MetricSums:
 def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
     """The metrics of each micro-batch over all processes, in one collective and one wait for the device.
 
-    The last one also has the effective sample sizes of all of them together. If TRL computes the loss of one rollout
-    and this package that of the next, there is one collective for each. All processes must have the same metrics for
-    the same number of micro-batches.
+    The last one also has the effective sample sizes of all of them together. All processes and micro-batches must have
+    the same metrics.
     """
-    found: list[dict[str, float]] = []
-    weights: dict[str, Tensor] = {}
-    for names, of_kind in groupby(sums, lambda each: each.names):
-        alike = list(of_kind)
-        rows = accelerator.gather(torch.stack([each.row() for each in alike]).unsqueeze(0)).cpu()
-        found += [dict(zip(names, values, strict=True)) for values in alike[0]._reduced(rows).tolist()]
-        for name, of_name in alike[0]._weights_of(rows).items():
-            weights[name] = weights.get(name, 0.0) + of_name
-    found[-1] |= {name: effective_sample_size(each).item() for name, each in weights.items()}
+    first = sums[0]
+    rows = accelerator.gather(torch.stack([each.row() for each in sums]).unsqueeze(0)).cpu()
+    found = [dict(zip(first.names, values, strict=True)) for values in first._reduced(rows).tolist()]
+    found[-1] |= {name: effective_sample_size(each).item() for name, each in first._weights_of(rows).items()}
     return found
 
 
@@ -153,15 +147,13 @@ class MetricLog:
         for name in [name for name in metrics if name in left_out or name.startswith(families)]:
             del metrics[name]
 
-    def observe(
-        self, batch: MicroBatch, objective: Objective | None, others: Mapping[str, Any]
-    ) -> list[dict[str, float]]:
+    def observe(self, batch: MicroBatch, objective: Objective, others: Mapping[str, Any]) -> list[dict[str, float]]:
         """Observe a micro-batch. If the optimizer steps after it, log and return all metrics since the last step.
 
         `others` are metrics of the loss and its terms, in the form of `MetricSums.add`.
         """
         sums = batch_metrics(batch)
-        if objective is not None:  # else TRL computed the loss, and has logged its own clip ratios
+        if self._trainer.args.loss_type not in SURROGATES:  # which stop no gradient
             add_clip_ratios(sums, batch, objective.stopped)
         sums.add(others)
         self._waiting.append(sums)
@@ -185,7 +177,7 @@ class MetricLog:
         `metrics` are those of the micro-batches in which they are.
         """
         kl = mean_of_numbers([each["kl_to_old"] for each in metrics])
-        if self._has_warned or not kl > ROUNDING:  # true for NaN, too
+        if self._has_warned or not kl > ROUNDED_KL:  # true for NaN, too
             return
         self._has_warned, args = True, self._trainer.args
         cause = (
@@ -197,7 +189,7 @@ class MetricLog:
         if args.process_index == 0:
             logger.warning(
                 f"Two passes of the same policy differ: before any update on a rollout, the KL to the old policy is "
-                f"{kl:.1g} nats per token, and rounding stays below {ROUNDING:g}. The likely cause is {cause}. All "
+                f"{kl:.1g} nats per token, and rounding stays below {ROUNDED_KL:g}. The likely cause is {cause}. All "
                 "ratios have this noise, which clips turns and, through `target_kl`, lowers the learning rate."
             )
 
@@ -233,14 +225,17 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
 
 @torch.no_grad()
 def add_clip_ratios(sums: MetricSums, batch: MicroBatch, stopped: Tensor) -> None:
-    """TRL's `clip_ratio/…`: the share of tokens whose gradient is stopped, (B, T) bool, on either side of 1."""
-    kept, above = batch.loss_mask, batch.ratio.detach() > 1
+    """TRL's `clip_ratio/…`: the share of tokens whose gradient is stopped, (B, T) bool, on either side of 1.
+
+    At the sequence level it is, as in TRL, the share of trajectories.
+    """
+    above = batch.ratio.detach() > 1
     low, high = (stopped & ~above).float(), (stopped & above).float()
-    sums.add_mean("clip_ratio/low_mean", low, kept)
-    sums.add_mean("clip_ratio/high_mean", high, kept)
-    sums.add_mean("clip_ratio/region_mean", low + high, kept)
-    sums.add_min("clip_ratio/low_min", masked_mean(low, kept, dim=1), batch.turns.counts > 0)
-    sums.add_max("clip_ratio/high_max", masked_mean(high, kept, dim=1), batch.turns.counts > 0)
+    sums.add_mean("clip_ratio/low_mean", *of_units(low, batch))
+    sums.add_mean("clip_ratio/high_mean", *of_units(high, batch))
+    sums.add_mean("clip_ratio/region_mean", *of_units(low + high, batch))
+    sums.add_min("clip_ratio/low_min", masked_mean(low, batch.loss_mask, dim=1), batch.turns.counts > 0)
+    sums.add_max("clip_ratio/high_max", masked_mean(high, batch.loss_mask, dim=1), batch.turns.counts > 0)
 
 
 def _amin(values: Tensor) -> Tensor:

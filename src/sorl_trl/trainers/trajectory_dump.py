@@ -29,7 +29,7 @@ from sorl_trl.records.trained import (
 )
 from sorl_trl.rollout.tokens import decode, token_texts
 from sorl_trl.trainers.config import TurnLevelConfig
-from sorl_trl.trainers.turns.batch import GENERATED_AT
+from sorl_trl.trainers.rollout import GENERATED_AT, Rollout
 from sorl_trl.types import Trajectory
 
 _ASKED = "asked"
@@ -52,31 +52,16 @@ class TrajectoryDump(TrainerCallback):
         if self.args.save_trajectories_steps and state.is_local_process_zero:
             discard_later(self.args.output_dir, state.global_step)
 
-    def prepare(
-        self,
-        batch: dict[str, Any],
-        examples: Sequence[Mapping[str, Any]],
-        lengths: Sequence[int],
-        totals: Tensor,
-    ) -> None:
-        """Add to a new batch what it lacks about its B trajectories.
-
-        Args:
-            batch: TRL's batch of a rollout.
-            examples: The rows of the training set, including the columns that the rollout has added.
-            lengths: The number of completion tokens of each trajectory.
-            totals: (B,) the reward of each trajectory, NaN if it has none.
-        """
+    def prepare(self, rollout: Rollout) -> None:
+        """Add to a rollout's batch what its tensors lack about the trajectories."""
         if self.args.save_trajectories_steps:
-            columns = zip(examples, lengths, totals.tolist(), strict=True)
-            batch[_ASKED] = [_asked(example, length, reward) for example, length, reward in columns]
+            totals = rollout.own(rollout.scored.totals()).tolist()
+            columns = zip(rollout.rows, rollout.sampled, totals, strict=True)
+            rollout.batch[_ASKED] = [_asked(row, len(own.completion_ids), reward) for row, own, reward in columns]
 
     @torch.no_grad()
-    def observe(self, batch: MicroBatch, objective: Objective | None) -> None:
-        """Keep a micro-batch if its step is to be written, and write the step when it ends.
-
-        `objective` is None with the loss types that only TRL computes.
-        """
+    def observe(self, batch: MicroBatch, objective: Objective) -> None:
+        """Keep a micro-batch if its step is to be written, and write the step when it ends."""
         every = self.args.save_trajectories_steps
         # A batch from before a checkpoint may lack what `prepare` adds.
         if every and batch.step % every == 0 and batch.age is not None and _ASKED in batch.inputs:
@@ -86,7 +71,7 @@ class TrajectoryDump(TrainerCallback):
                 write_trained(self.args.output_dir, batch.step, self.args.process_index, self._rows)
             self._rows = []
 
-    def _trained(self, batch: MicroBatch, objective: Objective | None) -> Iterator[TrainedTrajectory]:
+    def _trained(self, batch: MicroBatch, objective: Objective) -> Iterator[TrainedTrajectory]:
         inputs, ratio, log_ratio = batch.inputs, batch.ratio, batch.log_ratio
         columns = {
             "turn_ids": batch.turns.turn_ids.tolist(),
@@ -95,6 +80,8 @@ class TrajectoryDump(TrainerCallback):
             "advantages": batch.advantages.expand_as(log_ratio).float().tolist(),
             "clipped": _clip_states(ratio, batch, objective),
         }
+        if "context_ids" in inputs:
+            columns["context_ids"] = inputs["context_ids"].tolist()
         prompts, prompt_masks = inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist()
         completions = inputs["completion_ids"].tolist()
         for i, asked in enumerate(inputs[_ASKED]):
@@ -111,12 +98,11 @@ class TrajectoryDump(TrainerCallback):
             )
 
 
-def _clip_states(ratio: Tensor, batch: MicroBatch, objective: Objective | None) -> list[list[str]]:
+def _clip_states(ratio: Tensor, batch: MicroBatch, objective: Objective) -> list[list[str]]:
     """For each token INSIDE, OUTSIDE, CLIPPED (outside the range, without a gradient) or UNTRAINED."""
     states = torch.zeros_like(batch.turns.turn_ids)
     states[is_outside(ratio, *batch.clip_range[:2]) | ratio.isnan()] = 1
-    if objective is not None:
-        states[objective.stopped] = 2
+    states[objective.stopped] = 2
     states[~batch.loss_mask] = 3
     names = (INSIDE, OUTSIDE, CLIPPED, UNTRAINED)
     return [[names[state] for state in row] for row in states.tolist()]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sorl_trl.methods import MicroBatch, Objective
 from sorl_trl.ops import clipping_bias
 from sorl_trl.trainers.critic.model import is_critic_name
-from sorl_trl.trainers.turns.recording import corrects_sampling
+from sorl_trl.trainers.rollout import corrects_sampling
 
 
 class ClippingBiasNormalizer:

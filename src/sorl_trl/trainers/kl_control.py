@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from sorl_trl.learning_rate import check_scheduler, scale_learning_rate
 from sorl_trl.methods import MicroBatch
-from sorl_trl.trainers.loss.metrics import mean_of_numbers
+from sorl_trl.trainers.metrics import mean_of_numbers
 
 STEP = 1.5
 MIN_FACTOR = 0.01
@@ -37,7 +37,7 @@ def kl_controlled_factor(factor: float, kl: float, target_kl: float) -> float:
     return factor
 
 
-class KLSchedule(TrainerCallback):
+class KLControl(TrainerCallback):
     """Multiplies the policy's learning rate, but not the critic's, by a factor that follows the KL.
 
     It observes the micro-batches of an update and acts before the backward pass of the last one, in which DeepSpeed

@@ -1,0 +1,41 @@
+"""GiGPO: each turn is also compared with the turns of its group that start in the same state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from sorl_trl.checks import NOT_NEGATIVE, check_fields
+from sorl_trl.methods.baselines import GRPO
+from sorl_trl.methods.data import ScoredRollout
+from sorl_trl.methods.method import Method, group_mean_advantages, over_batch
+from sorl_trl.ops import state_advantages
+
+
+@dataclass(frozen=True)
+class GiGPO:
+    """GiGPO's credit (arXiv 2505.10978, from public code): the group's advantage plus `coef` times the step's.
+
+    The step's advantage compares a turn with the turns of its group that start in the same state.
+    """
+
+    coef: Annotated[float, NOT_NEGATIVE] = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(self, rollout: ScoredRollout) -> Tensor:
+        """(N, K) advantages."""
+        returns, mask = rollout.returns, rollout.turn_mask
+        of_states = state_advantages(returns, rollout.states, mask, rollout.num_generations, rollout.scale == "group")
+        return group_mean_advantages(rollout) + self.coef * over_batch(of_states, rollout)
+
+
+GIGPO = Method(
+    credit=GiGPO(),
+    name="gigpo",
+    settings=GRPO.settings | {"gamma": 0.95},
+    source="GiGPO, arXiv 2505.10978, from public code",
+)

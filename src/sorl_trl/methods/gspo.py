@@ -1,0 +1,25 @@
+"""GSPO, one ratio per sequence; and our Sequence, which adds a clip range divided by length, and `target_kl`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sorl_trl.methods.baselines import GRPO
+from sorl_trl.methods.method import Method
+
+GSPO = Method(
+    name="gspo",
+    settings=GRPO.settings | {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+    source="GSPO, arXiv 2507.18071, as in TRL, with a clip range that TRL cites",
+)
+SEQUENCE = Method(
+    name="sequence",
+    settings={
+        "importance_sampling_level": "sequence",
+        "clip_range_scaling": "length",
+        "epsilon": 0.2,
+        "loss_type": "grpo",
+    },
+    source="ours, with the ratio of GSPO, arXiv 2507.18071",
+)
+SEQUENCE_PPO = replace(SEQUENCE, name="sequence_ppo")

@@ -1,0 +1,35 @@
+"""IGPO: turns earn the information that they gain, and trajectories their outcome, each on its own scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sorl_trl.methods.baselines import GRPO
+from sorl_trl.methods.data import ScoredRollout
+from sorl_trl.methods.method import Method
+from sorl_trl.ops import separate_turn_advantages
+
+
+@dataclass(frozen=True)
+class Separate:
+    """IGPO's credit (arXiv 2510.14967): turn rewards and outcomes are normalized separately, discounted and added."""
+
+    def __call__(self, rollout: ScoredRollout) -> Tensor:
+        """(N, K) advantages."""
+        outcomes = rollout.outcome_on_last_turn
+        kinds = [
+            (rollout.turn_rewards, rollout.has_turn_reward),
+            (outcomes, rollout.is_last_turn & rollout.has_outcome.unsqueeze(1)),
+        ]
+        mask = rollout.turn_mask.float()
+        return separate_turn_advantages(kinds, mask, rollout.num_generations, rollout.gamma, rollout.scale)
+
+
+IGPO = Method(
+    credit=Separate(),
+    name="igpo",
+    settings=GRPO.settings,
+    source="IGPO, arXiv 2510.14967, from the paper and public code",
+)

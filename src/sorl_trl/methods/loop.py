@@ -1,0 +1,32 @@
+"""LOOP: a group's trajectories are each other's baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sorl_trl.methods.baselines import GRPO
+from sorl_trl.methods.data import ScoredRollout
+from sorl_trl.methods.method import Method
+from sorl_trl.ops import leave_one_out_advantages
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """LOOP's credit: the return of each turn, compared with the group's other trajectories.
+
+    It does not divide by a standard deviation: `scale_rewards` must be "none". Source: arXiv 2502.01600, public code.
+    """
+
+    def __call__(self, rollout: ScoredRollout) -> Tensor:
+        """(N, K) advantages."""
+        return leave_one_out_advantages(rollout.returns, rollout.turn_mask, rollout.num_generations)
+
+
+LOOP = Method(
+    credit=LeaveOneOut(),
+    name="loop",
+    settings=GRPO.settings | {"epsilon": 1 - 1 / 1.1, "epsilon_high": 0.1, "scale_rewards": "none"},
+    source="LOOP, arXiv 2502.01600, from public code",
+)

@@ -1,0 +1,272 @@
+"""The policy's loss, for every loss type at every level, from top to bottom.
+
+    ratio      w_t = exp(log-ratio of the token, its turn or the sequence)         `MicroBatch.ratio`
+    surrogate  S_t = min(w_t Â_t, clip(w_t, 1 − ε_low, 1 + ε_high) Â_t)            `methods.PPOMin`, or another piece;
+               CISPO's, SAPO's and VESPO's own with these loss types               `SURROGATES`
+    mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t, with `loss_type="turn"`      `mean_over_batch`
+    terms      L = −J + λ mean_i f_i KL_i, by default                              `methods.ClipPenalty`, or others
+
+With a loss type of TRL's and its levels, loss, metrics and gradients are TRL's; tests/contract/test_trl_parity.py
+compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from sorl_trl.methods import ClipRange, MicroBatch, Objective
+from sorl_trl.ops import (
+    TurnLayout,
+    bounded_log_ratio,
+    cispo_surrogate,
+    sapo_surrogate,
+    scaled_bound,
+    scaled_clip_range,
+    turn_weights,
+    vespo_surrogate,
+)
+from sorl_trl.trainers.forward import Pass
+from sorl_trl.trainers.rollout import (
+    GENERATED_AT,
+    GOOD_TOKENS,
+    OLD_SINCE,
+    advantages_of,
+    corrects_sampling,
+    loss_mask_of,
+    row_scale,
+    turns_of,
+)
+
+_LOWEST_LOGP = -1e4
+"""Infinite log-probabilities are clamped to this, because the difference of two of them would be NaN."""
+OVER_ALL_TOKENS = ("dapo", "cispo", "vespo")
+"""The loss types that divide by the tokens of the whole generation batch."""
+Metrics: TypeAlias = dict[str, Any]
+
+
+def policy_loss(trainer: Any, batch: MicroBatch, scores: Pass) -> tuple[Tensor, Objective, Metrics]:
+    """The loss of a micro-batch without its terms, the surrogate's objective, and metrics.
+
+    `scores` is the policy's pass over the micro-batch, with entropies and, for a mixture of experts, its router loss.
+    """
+    inputs, args = batch.inputs, trainer.args
+    mask = loss_mask_of(inputs)
+    entropies = scores.entropies
+    assert entropies is not None
+
+    # Surrogate
+    objective, metrics = surrogate(trainer, batch)
+    losses = -objective.value
+    if args.loss_type == "turn":
+        losses = turn_weights(batch.turns) * losses
+
+    # Masks and engine weights
+    if trainer.off_policy_mask_threshold is not None:
+        losses = losses * trainer.get_off_policy_mask(
+            advantages=batch.advantages,
+            per_token_logps=batch.logps,
+            sampling_per_token_logps=batch.sampling_logps,
+            mask=mask,
+            off_policy_threshold=trainer.off_policy_mask_threshold,
+        )
+    entropy_mask = None
+    if trainer.top_entropy_quantile < 1.0:
+        entropy_mask = trainer.get_high_entropy_mask(entropies, mask, 1 - trainer.top_entropy_quantile)
+        losses = losses * entropy_mask
+    if corrects_sampling(trainer) and args.loss_type != "vespo":  # VESPO's weight of the sequence contains them
+        losses = losses * inputs["importance_sampling_ratio"]
+
+    # Reference KL, k3: exp(ref − logp) − (ref − logp) − 1
+    metrics["entropy"] = (entropies, mask)
+    if trainer._reference_beta != 0.0:
+        difference = torch.where(mask.bool(), inputs["ref_per_token_logps"] - batch.logps, 0.0)
+        kl = difference.exp() - difference - 1
+        if args.use_bias_correction_kl:
+            kl = kl * batch.ratio
+        losses = losses + trainer._reference_beta * kl
+        metrics["kl"] = (kl, mask)
+
+    # Mean, entropy bonus, router loss
+    mean = mean_over_batch(trainer, losses, mask, batch)
+    loss = mean / trainer._micro_batches()
+    if trainer._entropy_bonus_enabled:
+        metrics["policy_loss"] = loss if args.loss_type in OVER_ALL_TOKENS else mean  # as TRL
+        loss = loss - _entropy_bonus(trainer, entropies, mask if entropy_mask is None else mask * entropy_mask)
+    if trainer.aux_loss_enabled:
+        assert scores.aux_loss is not None
+        loss = loss + trainer.router_aux_loss_coef * scores.aux_loss / trainer._micro_batches()
+        metrics["aux_loss"] = scores.aux_loss
+    return loss, objective, metrics
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Surrogates
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def surrogate(trainer: Any, batch: MicroBatch) -> tuple[Objective, Metrics]:
+    """What the loss type, or else the method, maximises for each token, and the metrics of a loss type of its own."""
+    own = SURROGATES.get(trainer.args.loss_type)
+    if own is None:
+        return trainer.method.surrogate(batch), {}
+    value, metrics = own(trainer, batch)
+    return Objective(value, torch.zeros_like(batch.loss_mask)), metrics  # none of them stops a gradient
+
+
+def _cispo(trainer: Any, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+    ratio, cap = batch.ratio.detach(), trainer.epsilon_high
+    is_capped = ((ratio > cap) & (batch.advantages > 0)).float()
+    value = cispo_surrogate(ratio, batch.advantages, batch.logps, cap)
+    return value, {"cispo_clip_ratio": of_units(is_capped, batch)}
+
+
+def _sapo(trainer: Any, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+    args = trainer.args
+    return sapo_surrogate(batch.ratio, batch.advantages, args.sapo_temperature_pos, args.sapo_temperature_neg), {}
+
+
+def _vespo(trainer: Any, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+    args = trainer.args
+    weight = trainer.get_gamma_weights(
+        advantages=batch.advantages,
+        log_ratio_per_token=batch.log_ratio,
+        mask=batch.loss_mask,
+        importance_sampling_ratio=batch.inputs.get("importance_sampling_ratio"),
+        k_pos=args.vespo_k_pos,
+        lambda_pos=args.vespo_lambda_pos,
+        k_neg=args.vespo_k_neg,
+        lambda_neg=args.vespo_lambda_neg,
+    )
+    is_shared = weight.size(1) == 1
+    shown = (weight, torch.ones_like(weight)) if is_shared else (weight, batch.loss_mask)
+    return vespo_surrogate(weight, batch.advantages, batch.logps), {"vespo/phi_seq_mean": shown}
+
+
+SURROGATES: Mapping[str, Callable[[Any, MicroBatch], tuple[Tensor, Metrics]]] = {
+    "cispo": _cispo,
+    "sapo": _sapo,
+    "vespo": _vespo,
+}
+"""The loss types that have a surrogate of their own, in place of the method's."""
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Means
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def mean_over_batch(trainer: Any, losses: Tensor, mask: Tensor, batch: MicroBatch) -> Tensor:
+    """The mean of (B, T) losses, before it is divided by the micro-batches of the optimizer step.
+
+    "turn", "grpo" and "sapo" average the tokens of each trajectory, then trajectories; for "turn", tokens are weighted
+    by `turn_weights`, which makes this the mean over turns. "luspo" sums the tokens of each trajectory instead.
+    "dr_grpo" divides by `max_completion_length`; "dapo", "cispo" and "vespo" by the tokens of the whole generation
+    batch; and "bnpo" by those of the micro-batch.
+    """
+    kept = torch.where(mask.bool(), losses, 0.0)
+    loss_type = trainer.args.loss_type
+    if loss_type == "luspo":
+        return kept.sum(1).mean() * batch.row_scale
+    if loss_type == "dr_grpo":
+        return kept.sum() / (len(kept) * trainer.max_completion_length) * batch.row_scale
+    if loss_type in OVER_ALL_TOKENS:
+        return kept.sum() / (batch.inputs["num_items_in_batch"].clamp(min=1) * batch.share)
+    if loss_type == "bnpo":
+        return kept.sum() / mask.sum().clamp(min=1)
+    return (kept.sum(1) / mask.sum(1).clamp(min=1)).mean() * batch.row_scale
+
+
+def of_units(values: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """(B, T) values of tokens and where to average them; one per sequence if its tokens share ratio and advantage."""
+    if batch.level == "sequence" and batch.advantages.size(1) == 1:
+        of_rows = (values * batch.loss_mask).amax(1)
+        return of_rows, torch.ones_like(of_rows)
+    return values, batch.loss_mask
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Entropy bonus
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def _entropy_bonus(trainer: Any, entropies: Tensor, mask: Tensor) -> Tensor:
+    """The entropy bonus of a micro-batch: the coefficient times the mean of (B, T) entropies, in nats, on `mask`.
+
+    As in TRL, the coefficient is fixed or follows a target, with the values from the end of the previous step.
+    """
+    mean = (entropies * mask).sum() / mask.sum().clamp(min=1) / trainer._micro_batches()
+    coef = trainer.entropy_coef
+    if trainer.use_adaptive_entropy and trainer._last_world_entropy > trainer.args.entropy_target:
+        coef = 0.0
+    if trainer.model.training:
+        if trainer.use_adaptive_entropy:
+            _follow_target(trainer, torch.stack([(entropies * mask).sum(), mask.sum()]).detach())
+        if trainer.accelerator.sync_gradients:
+            trainer._metrics["train"]["entropy_coef"].append(trainer.entropy_coef)
+    return coef * mean
+
+
+def _follow_target(trainer: Any, sums: Tensor) -> None:
+    """Count a micro-batch's entropy and tokens, and move the coefficient when the optimizer steps."""
+    before = trainer._entropy_window_stats
+    trainer._entropy_window_stats = sums if before is None else before + sums
+    if not trainer.accelerator.sync_gradients:
+        return
+    total, count = trainer.accelerator.reduce(trainer._entropy_window_stats, reduction="sum")
+    entropy, args = (total / count.clamp(min=1)).item(), trainer.args
+    step = args.entropy_coef_delta if entropy <= args.entropy_target else -args.entropy_coef_delta
+    trainer.entropy_coef = min(max(trainer.entropy_coef + step, args.entropy_coef_min), args.entropy_coef_max)
+    trainer._last_world_entropy = entropy
+    trainer._entropy_window_stats = None
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# The micro-batch
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> MicroBatch:
+    """The input of the method's pieces, the metrics and the observers; `logps` (B, T) have a gradient."""
+    args, is_training = trainer.args, trainer.model.training
+    logps = logps.clamp(min=_LOWEST_LOGP)
+    old = inputs.get("old_per_token_logps")
+    old = logps.detach() if old is None else old.clamp(min=_LOWEST_LOGP)
+    turns = turns_of(inputs)
+    of_token = ClipRange(trainer.epsilon_low, trainer.epsilon_high, args.delta)
+    generated = inputs.get(GENERATED_AT)
+    step = trainer.state.global_step
+    return MicroBatch(
+        logps=logps,
+        old_logps=old,
+        sampling_logps=inputs.get("sampling_per_token_logps", old),
+        log_ratio=bounded_log_ratio(logps - old),
+        turns=turns,
+        advantages=advantages_of(inputs),
+        level=args.importance_sampling_level,
+        turn_ratio=args.turn_ratio,
+        token_range=of_token,
+        turn_range=scaled(of_token, turns, "turn", args.clip_range_scaling),
+        clip_range=scaled(of_token, turns, args.importance_sampling_level, args.clip_range_scaling),
+        row_scale=row_scale(inputs),
+        share=trainer._share_of_rollout(),
+        good_tokens=inputs.get(GOOD_TOKENS),
+        is_training=is_training,
+        step=step + 1,
+        age=None if generated is None or not is_training else step - int(generated),
+        has_moved=is_training and step != int(inputs.get(OLD_SINCE, step)),
+        ends_step=trainer.accelerator.sync_gradients or not is_training,
+        inputs=inputs,
+    )
+
+
+def scaled(of_token: ClipRange, turns: TurnLayout, level: str, scaling: str) -> ClipRange:
+    """Scale the clip range of a single token to the units of `level`, by `clip_range_scaling`."""
+    if scaling == "none":
+        return of_token
+    low, high = (scaled_clip_range(epsilon, turns, level, scaling) for epsilon in of_token[:2])
+    delta = of_token.delta
+    return ClipRange(low, high, None if delta is None else scaled_bound(delta, turns, level, scaling))

@@ -1,0 +1,153 @@
+"""Reward functions that return one float per turn, where TRL's return one float per completion."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trl.trainer.utils import is_async_callable
+
+from sorl_trl.trainers.sampled import Sampled
+
+SAMPLED = "_sampled"
+"""The column in which reward functions get the `Sampled` of each trajectory."""
+TURN_IDS = "turn_ids"
+"""A parameter that a reward function may name. It then gets the turn of each token, for each completion, unless the
+dataset has a column of this name, which TRL passes."""
+
+
+@dataclass(frozen=True)
+class SplitRewards:
+    """The rewards of B trajectories of at most K turns, with turn rewards and outcomes apart."""
+
+    turn_rewards: Tensor
+    """(B, K) the weighted sum of the turn rewards, 0 where there is none."""
+    has_turn_reward: Tensor
+    """(B, K) bool."""
+    outcomes: Tensor
+    """(B,) the weighted sum of the outcome rewards, 0 where there is none."""
+    has_outcome: Tensor
+    """(B,) bool."""
+
+
+def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
+    """Wrap reward function number `index`, whose turn rewards TRL cannot take. A reward model is returned as it is.
+
+    For each completion, the function may return a float (an outcome reward), a sequence with one float per turn (None
+    for a turn that has none), or `None` (not scored by this function), in any mixture. NaN is `None`, as in TRL; a
+    trajectory with an infinite reward is not scored at all. The floats per turn go into the trajectory's
+    `turn_rewards`, and TRL gets their sum.
+    """
+    if isinstance(reward_func, nn.Module):
+        return reward_func
+    takes_sampled, takes_turns = (_takes(reward_func, each) for each in ("sampled", TURN_IDS))
+
+    def given(arguments: dict[str, Any]) -> tuple[list[Sampled], dict[str, Any]]:
+        sampled: list[Sampled] = arguments.pop(SAMPLED)
+        own: dict[str, Any] = {"sampled": sampled} if takes_sampled else {}
+        if takes_turns:
+            own[TURN_IDS] = [list(row.turn_ids) for row in sampled]
+        return sampled, {**own, **arguments}
+
+    if is_async_callable(reward_func):
+
+        @wraps(reward_func, updated=())
+        async def rewards_async(**arguments: Any) -> list[Any]:
+            sampled, arguments = given(arguments)
+            return _recorded(await reward_func(**arguments), sampled, index, name)
+
+        return rewards_async
+
+    @wraps(reward_func, updated=())
+    def rewards(**arguments: Any) -> list[Any]:
+        sampled, arguments = given(arguments)
+        return _recorded(reward_func(**arguments), sampled, index, name)
+
+    return rewards
+
+
+def _recorded(returned: Iterable[Any], sampled: Sequence[Sampled], index: int, name: str) -> list[Any]:
+    """Record the turn rewards of one function, and return one number (or `None`) per completion for TRL."""
+    if not isinstance(returned, Iterable):
+        raise ValueError(
+            f"The reward function {name!r} returned {returned!r}, but must return a list with one reward for each of "
+            f"{len(sampled)} completions."
+        )
+    rewards = list(returned)
+    if len(rewards) != len(sampled):
+        return rewards  # TRL raises, and names the function and both counts
+    return [_record(reward, sampled[row], row, index, name) for row, reward in enumerate(rewards)]
+
+
+def _record(reward: Any, trajectory: Sampled, row: int, index: int, name: str) -> Any:
+    reward = reward.tolist() if hasattr(reward, "tolist") else reward  # tensors and arrays
+    if reward is None or _is_number(reward):
+        return reward
+    is_list = isinstance(reward, Sequence) and not isinstance(reward, (str, bytes))
+    if not (is_list and all(each is None or _is_number(each) for each in reward)):
+        raise ValueError(
+            f"The reward function {name!r} returned {reward!r} for trajectory {row}. A reward is a number, a list "
+            "with one number per turn, or None."
+        )
+    count = len(trajectory.turns)
+    if count == 0:
+        return None  # masked out of the loss, even if the function saw generated turns
+    if len(reward) != count:
+        raise ValueError(
+            f"The reward function {name!r} returned {len(reward)} turn rewards for trajectory {row}, which has "
+            f"{count} turns (as in `turn_ids`). Return one float per turn, one for the trajectory, or None."
+        )
+    turn_rewards = [None if each is None or math.isnan(each) else float(each) for each in reward]
+    given = [each for each in turn_rewards if each is not None]
+    if not given:
+        return None
+    if torch.tensor(given).isinf().any():
+        return math.inf  # leaves the trajectory out
+    trajectory.turn_rewards[index] = turn_rewards
+    return math.fsum(given)
+
+
+def split_rewards(
+    sampled: Sequence[Sampled], rewards_per_func: Tensor, weights: Tensor, num_turns: int
+) -> SplitRewards:
+    """Split turn rewards from outcomes, each as the weighted sum over all functions.
+
+    Args:
+        sampled: B trajectories, with what their turns got.
+        rewards_per_func: (B, F) of these trajectories, NaN where a function gave none.
+        weights: (F,).
+        num_turns: K.
+    """
+    table = rewards_per_func.new_full((len(sampled), num_turns, len(weights)), torch.nan)
+    outcomes = rewards_per_func.clone()
+    for row, trajectory in enumerate(sampled):
+        if not trajectory.turns:
+            outcomes[row] = torch.nan
+        for index, rewards in trajectory.turn_rewards.items():
+            given = [math.nan if each is None else each for each in rewards]
+            table[row, : len(given), index] = table.new_tensor(given)
+            outcomes[row, index] = torch.nan
+    return SplitRewards(
+        turn_rewards=(table * weights).nansum(-1),
+        has_turn_reward=~table.isnan().all(-1),
+        outcomes=(outcomes * weights).nansum(-1),
+        has_outcome=~outcomes.isnan().all(-1),
+    )
+
+
+def _takes(reward_func: Callable[..., Any], parameter: str) -> bool:
+    try:
+        return parameter in inspect.signature(reward_func).parameters
+    except (TypeError, ValueError):  # for example, a function in C
+        return False
+
+
+def _is_number(reward: Any) -> bool:
+    """Whether TRL takes it for a number: not if it is a string of digits."""
+    return hasattr(reward, "__float__")

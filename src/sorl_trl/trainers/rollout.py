@@ -1,0 +1,468 @@
+"""A rollout, built once: the trajectories of this process and what all processes know of them, up to its tensors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+from torch.nn.functional import pad as pad_width
+from trl.trainer.utils import nanmax, nanmin, nanstd, pad
+
+from sorl_trl.methods import ScoredRollout
+from sorl_trl.ops import TurnLayout, bounded_log_ratio, turn_layout, turn_starts
+from sorl_trl.ops.advantages import STD_FLOOR
+from sorl_trl.trainers.rewards import split_rewards
+from sorl_trl.trainers.sampled import Sampled, padded, state_keys
+from sorl_trl.types import ActionKind, Trajectory
+
+logger = logging.getLogger(__name__)
+
+ROW_SCALE = "row_scale"
+"""Field of a batch from which trajectories were dropped: the number of all rows divided by those that still count."""
+GENERATED_AT = "generated_at_step"
+"""Field of a batch: the number of optimizer steps made before its trajectories were sampled."""
+OLD_SINCE = "old_policy_since_step"
+"""Field of a batch: the number of optimizer steps made by the policy that its ratios compare with."""
+GOOD_TOKENS = "good_tokens"
+"""Field of a batch: the model tokens, over all processes, of trajectories with an advantage of at least 0."""
+ON_HOST = (GENERATED_AT, OLD_SINCE, "turn_counts", ROW_SCALE)
+"""Fields of a batch that stay on the host, where reading them does not wait for the device."""
+
+
+@dataclass
+class Rollout:
+    """One trajectory for each of B rows of the dataset on this process, and N on all, group after group."""
+
+    accelerator: Accelerator
+    rows: list[dict[str, Any]]
+    """The rows of the dataset, with the columns that the rollout has added."""
+    sampled: list[Sampled]
+    """The trajectories as they were sampled."""
+    batch: dict[str, Any]
+    """TRL's dictionary of tensors, which training shuffles, splits and reads."""
+    scored: ScoredRollout
+    """What all processes know of the N trajectories, of which credit and `keep` are functions."""
+    advantages: Tensor
+    """(N,) TRL's: the reward of each trajectory, compared with its group."""
+    columns: dict[tuple[str, ...], list[Any]] = field(default_factory=dict)
+    """The columns of the table of completions that are known before there are advantages, with N values each."""
+    old_logps: Tensor | None = None
+    """(B, T) log-probabilities of the policy as the rollout begins, if a pass was made."""
+
+    def own(self, gathered: Tensor) -> Tensor:
+        """The B rows of this process."""
+        return own_rows(gathered, len(self.rows), self.accelerator)
+
+    def gather(self, values: Tensor, padding: int = 0) -> Tensor:
+        """(B, T) of this process to (N, T) of all, with `padding` where a process has fewer columns."""
+        return gather_rows(self.accelerator, values, padding)
+
+    def drop(self, keep: Tensor) -> None:
+        """Take everything outside `keep`, (B,) or (B, T) bool, out of the loss and its denominators."""
+        drop(self.batch, keep, self.accelerator)
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# What the tensors of a batch say
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def loss_mask_of(batch: Mapping[str, Any]) -> Tensor:
+    """(B, T) 1 on the tokens that the loss keeps."""
+    mask: Tensor = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+def advantages_of(batch: Mapping[str, Any]) -> Tensor:
+    """(B, T), or (B, 1) if all tokens of a trajectory have the same advantage."""
+    advantages: Tensor = batch["advantages"]
+    return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+
+
+def row_scale(batch: Mapping[str, Any]) -> float:
+    """The factor that takes dropped rows out of a mean over the rows of a micro-batch: 1 if none was dropped."""
+    return float(batch.get(ROW_SCALE, 1.0))
+
+
+def turns_of(batch: Mapping[str, Any]) -> TurnLayout:
+    """The turns of a batch; if it has `turn_counts`, without waiting for the device."""
+    counts = batch.get("turn_counts")
+    return turn_layout(batch["turn_ids"], None if counts is None else int(counts.max()))
+
+
+def token_count(batch: Mapping[str, Any], accelerator: Accelerator) -> Tensor:
+    """() the number of tokens that the loss keeps on all processes: TRL's `num_items_in_batch`."""
+    count: Tensor = accelerator.gather(loss_mask_of(batch).sum()).sum()
+    return count
+
+
+def own_rows(gathered: Any, count: int, accelerator: Accelerator) -> Any:
+    """This process's `count` rows of a tensor or list that was gathered from all processes."""
+    first = accelerator.process_index * count
+    return gathered[first : first + count]
+
+
+def gather_rows(accelerator: Accelerator, values: Tensor, padding: int = 0) -> Tensor:
+    """Stack the (B, N) values of all processes, with `padding` where a process has fewer columns."""
+    if values.dtype == torch.bool:  # accelerate would make integers of them, but only on the ranks that pad
+        return gather_rows(accelerator, values.long(), padding).bool()
+    return accelerator.gather(accelerator.pad_across_processes(values, dim=1, pad_index=padding))
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# From lists to tensors
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def tensors(
+    trainer: Any,
+    sampled: Sequence[Sampled],
+    env_mask: Sequence[Sequence[int]] | None,
+    logprobs: Sequence[Sequence[float | None]] | None,
+    has_contexts: bool,
+) -> dict[str, Any]:
+    """TRL's batch of the trajectories of this process, as far as sampling alone decides it."""
+    pad_id, accelerator = trainer._tokenizer.pad_token_id, trainer.accelerator
+
+    def of(rows: Sequence[Sequence[Any]], value: int, side: str = "right") -> Tensor:
+        each = [torch.tensor(row) for row in rows]
+        width = trainer.pad_to_multiple_of
+        made: Tensor = pad(each, padding_value=value, padding_side=side, pad_to_multiple_of=width)
+        return made.to(accelerator.device)
+
+    prompts, completions = [row.prompt_ids for row in sampled], [row.completion_ids for row in sampled]
+    batch: dict[str, Any] = {
+        "prompt_ids": of(prompts, pad_id, "left"),
+        "prompt_mask": of([[1] * len(row) for row in prompts], 0, "left"),
+        "completion_ids": of(completions, pad_id),
+        "completion_mask": of([[1] * len(row) for row in completions], 0),
+    }
+    if env_mask is not None:
+        batch["tool_mask"] = of(env_mask, 1)
+    if logprobs is not None:  # vLLM gives None for a token that it could not score
+        known = [[float("nan") if each is None else each for each in row] for row in logprobs]
+        batch["sampling_per_token_logps"] = of(known, 0)
+    if has_contexts:
+        batch["context_ids"] = of([row.context_ids for row in sampled], 0)
+    if trainer.mask_truncated_completions:
+        ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+        is_whole = torch.tensor([[row[-1] in ends] for row in completions], device=accelerator.device).int()
+        for name in {"completion_mask", "tool_mask"} & batch.keys():
+            batch[name] = batch[name] * is_whole
+    turn_ids = of([row.turn_ids for row in sampled], -1)
+    batch["turn_ids"] = torch.where(loss_mask_of(batch).bool(), turn_ids, -1)
+    batch["num_items_in_batch"] = token_count(batch, accelerator)
+    return batch
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Old policy and engine
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def corrects_sampling(trainer: Any) -> bool:
+    """Whether the loss is weighted by the ratio of the old policy to the sampler: vLLM, or an earlier policy."""
+    args = trainer.args
+    is_proximal = args.async_staleness > 0 and args.async_old_policy == "proximal" and trainer.model.training
+    return is_proximal or trl_corrects_sampling(trainer)
+
+
+def trl_corrects_sampling(trainer: Any) -> bool:
+    """Whether TRL weights the loss, for which it scores every rollout."""
+    return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+
+
+def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
+    """(B, T) d_t = log π_old − log μ of each model token, bounded; 0 where it is NaN, and off the model tokens.
+
+    An appended end-of-sequence token is not a model token, because the engine has not sampled it.
+    """
+    width = turn_ids.size(1)
+    difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"])[:, :width]
+    known = (turn_ids >= 0) & ~difference.isnan()
+    return bounded_log_ratio(torch.where(known, difference, 0.0))
+
+
+def engine_weights(trainer: Any, batch: Mapping[str, Any]) -> Tensor:
+    """TRL's weights π_old/μ of tokens (B, T) or sequences (B, 1), and its metrics of them."""
+    mode, mask = trainer.vllm_importance_sampling_mode, loss_mask_of(batch).bool()
+    difference = batch["old_per_token_logps"] - batch["sampling_per_token_logps"]
+    log_ratio = torch.where(mask, difference, 0.0).nan_to_num(nan=0.0)
+    is_of_sequences = mode in ("sequence_mask", "sequence_truncate")
+    ratio = (log_ratio.sum(1, keepdim=True) if is_of_sequences else log_ratio).exp()
+    least, most = trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max
+    bounds = (-torch.inf if least is None else least, torch.inf if most is None else most)
+    if mode in ("sequence_truncate", "token_truncate"):
+        ratio = ratio.clamp(*bounds)
+    elif mode in ("sequence_mask", "token_mask"):
+        ratio = ratio.masked_fill((ratio < bounds[0]) | (ratio > bounds[1]), 0.0)
+    else:
+        raise ValueError(
+            f"`vllm_importance_sampling_mode` is {mode!r}, but must be 'token_truncate', 'token_mask', "
+            "'sequence_truncate' or 'sequence_mask'."
+        )
+    gather, zero = trainer.accelerator.gather, difference.new_zeros(())
+    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+    known = difference[mask & ~difference.isnan()].abs()
+    mean, largest = (known.mean(), known.max()) if known.numel() else (zero, zero)
+    logged["sampling/sampling_logp_difference/mean"].append(gather(mean).mean().item())
+    logged["sampling/sampling_logp_difference/max"].append(gather(largest).max().item())
+    shown = ratio.flatten() if is_of_sequences else ratio[mask]
+    low, mean, high = (shown.min(), shown.mean(), shown.max()) if shown.numel() else (zero, zero, zero)
+    logged["sampling/importance_sampling_ratio/min"].append(nanmin(gather(low)).item())
+    logged["sampling/importance_sampling_ratio/mean"].append(gather(mean).nanmean().item())
+    logged["sampling/importance_sampling_ratio/max"].append(nanmax(gather(high)).item())
+    return ratio
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Rewards
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def scorable(trainer: Any, sampled: Sequence[Sampled], rewards_per_func: Tensor) -> Tensor:
+    """All processes' (N, F) rewards, with NaN for trajectories that cannot be scored, whose shares are logged.
+
+    A trajectory without a token of the policy, such as one whose search was down, says nothing about the policy. An
+    infinite reward would make the advantages of its whole group NaN.
+    """
+    own = torch.tensor([not row.turns for row in sampled], device=trainer.accelerator.device)
+    without_turn = trainer.accelerator.gather(own)
+    left_out = without_turn | rewards_per_func.isinf().any(1)
+    rewards_per_func = torch.where(left_out.unsqueeze(1), torch.nan, rewards_per_func)
+    unscored = rewards_per_func.isnan().all(1) & ~without_turn
+    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+    logged["trajectories_without_turn"].append(without_turn.float().mean().item())
+    logged["trajectories_unscored"].append(unscored.float().mean().item())
+    return rewards_per_func
+
+
+def scored_rollout(
+    trainer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    sampled: Sequence[Sampled],
+    batch: Mapping[str, Any],
+    rewards_per_func: Tensor,
+) -> ScoredRollout:
+    """What all processes know of the N trajectories, from this process's B and the (N, F) rewards of all."""
+    accelerator = trainer.accelerator
+    weights = trainer.reward_weights.to(rewards_per_func.device)
+    turns = turn_layout(padded([row.turn_ids for row in sampled], -1).to(accelerator.device))
+    own_rewards = own_rows(rewards_per_func, len(sampled), accelerator)
+    split = split_rewards(sampled, own_rewards, weights, turns.num_turns)
+    states = state_keys(sampled, turns.num_turns).to(accelerator.device)
+    mismatch = mismatch_of(batch, turns.turn_ids) if corrects_sampling(trainer) else None
+    return ScoredRollout(
+        turns=turn_layout(gather_rows(accelerator, turns.turn_ids, padding=-1)),
+        rewards_per_func=rewards_per_func,
+        reward_names=trainer.reward_func_names,
+        reward_weights=weights,
+        turn_rewards=gather_rows(accelerator, split.turn_rewards),
+        has_turn_reward=gather_rows(accelerator, split.has_turn_reward),
+        outcomes=accelerator.gather(split.outcomes),
+        has_outcome=accelerator.gather(split.has_outcome),
+        states=gather_rows(accelerator, states),
+        num_generations=group_size(trainer),
+        gamma=trainer.args.gamma,
+        scale=str(trainer.scale_rewards),
+        void=_void(rows, accelerator),
+        mismatch=None if mismatch is None else gather_rows(accelerator, mismatch),
+    )
+
+
+def group_size(trainer: Any) -> int:
+    """G, the trajectories of each prompt."""
+    return int(trainer.num_generations if trainer.model.training else trainer.num_generations_eval)
+
+
+def _void(rows: Sequence[Mapping[str, Any]], accelerator: Accelerator) -> Tensor | None:
+    """(N,) bool: whether a turn was invalid. None unless every process knows the actions of its turns."""
+    said = [row.get("trajectory") for row in rows]
+    known = all(isinstance(each, Trajectory) for each in said)
+    void = [
+        isinstance(each, Trajectory) and any(turn.action.kind is ActionKind.INVALID for turn in each.turns)
+        for each in said
+    ]
+    gathered = accelerator.gather(torch.tensor([[known, each] for each in void], device=accelerator.device))
+    return gathered[:, 1] if bool(gathered[:, 0].all()) else None
+
+
+def outcome_advantages(trainer: Any, scored: ScoredRollout) -> Tensor:
+    """(N,) TRL's advantages, by `scale_rewards` and `multi_objective_aggregation`, and the metrics of rewards.
+
+    A trajectory without a reward enters no baseline, and gets 0.
+    """
+    per_func, size = scored.rewards_per_func, scored.num_generations
+    totals = scored.totals()
+    if trainer.multi_objective_aggregation == "normalize_then_sum":
+        grouped = per_func.view(-1, size, per_func.size(1))
+        mean = grouped.nanmean(1, keepdim=True)
+        std = nanstd(grouped, dim=1, keepdim=True) if size > 1 else torch.zeros_like(mean)
+        normalized = ((grouped - mean) / (std + STD_FLOOR)).view_as(per_func)
+        rewards = (normalized * scored.reward_weights).nansum(1)
+        rewards = torch.where(scored.scored, rewards, torch.nan)
+        std = nanstd(rewards).expand_as(rewards) if rewards.numel() > 1 else torch.zeros_like(rewards)
+        advantages = (rewards - rewards.nanmean()) / (std + STD_FLOOR)
+    else:
+        advantages = totals - totals.view(-1, size).nanmean(1).repeat_interleave(size)
+        if scored.scale == "batch":
+            std = nanstd(totals).expand_as(totals) if totals.numel() > 1 else torch.zeros_like(totals)
+        else:  # with "none", only to see which groups differ
+            std = nanstd(totals.view(-1, size), dim=1) if size > 1 else totals.view(-1, size).new_zeros(len(totals))
+            std = std.repeat_interleave(size)
+        if scored.scale != "none":
+            advantages = advantages / (std + STD_FLOOR)
+    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+    for i, name in enumerate(scored.reward_names):
+        logged[f"rewards/{name}/mean"].append(per_func[:, i].nanmean().item())
+        logged[f"rewards/{name}/std"].append(nanstd(per_func[:, i]).item())
+    logged["reward"].append(totals.nanmean().item())
+    logged["reward_std"].append(nanstd(totals).item())
+    logged["frac_reward_zero_std"].append(torch.isclose(std, torch.zeros_like(std)).float().mean().item())
+    return advantages.nan_to_num(nan=0.0)
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Keep
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def kept_masks(trainer: Any, rollout: Rollout) -> list[Tensor]:
+    """What each piece of `keep` keeps of this process's rows: (B,) or (B, T) bool. The share that it keeps is logged.
+
+    T is the width that the batch is padded to.
+    """
+    masks = []
+    width = rollout.batch["completion_ids"].size(1)
+    for piece in trainer.method.keep:
+        keep = piece(rollout.scored).bool()
+        name = getattr(piece, "__name__", type(piece).__name__)
+        share = keep if keep.dim() == 1 else keep[rollout.scored.turns.loss_mask]
+        trainer._metrics["train"][f"keep/{name}"].append(share.float().mean().item())
+        own = rollout.own(keep)
+        if own.dim() == 2:
+            own = pad_width(own[:, :width], (0, max(width - own.size(1), 0)), value=True)
+        masks.append(own)
+    return masks
+
+
+def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
+    """Take everything outside `keep` out of masks, turns and denominators. All processes call it together.
+
+    In TRL's losses that average over trajectories, a row whose tokens are all masked still counts as 0. A row that is
+    dropped here leaves that mean, too (`ROW_SCALE`), over all processes and the whole generation batch, so the result
+    does not depend on how the batch is split. A row that had no token before still counts as 0, as in TRL.
+
+    `keep` is (B,) or (B, T) bool.
+    """
+    keep = keep.unsqueeze(1) if keep.dim() == 1 else keep
+    before = loss_mask_of(batch).bool()
+    kept = before & keep
+    emptied = before.any(1) & ~kept.any(1)
+    local = torch.stack([emptied.new_tensor(len(emptied), dtype=torch.long), emptied.sum(), before.sum(), kept.sum()])
+    counts = accelerator.gather(local.unsqueeze(0)).sum(0)
+    rows, emptied_rows, tokens_before, tokens = counts.tolist()
+    if tokens == tokens_before:
+        return
+    if tokens == 0 and accelerator.is_main_process:
+        logger.warning("Every trajectory of this generation batch is dropped: the policy learns nothing from it.")
+    batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * keep
+    turn_ids = torch.where(kept, batch["turn_ids"], -1)  # may skip an index, so turns are counted again
+    batch["turn_ids"] = torch.where(turn_ids >= 0, turn_starts(turn_ids).long().cumsum(1) - 1, -1)
+    batch["num_items_in_batch"] = counts[-1]
+    rows_before = round(rows / row_scale(batch))
+    batch[ROW_SCALE] = torch.tensor(rows / max(rows_before - emptied_rows, 1), dtype=torch.float64)
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Micro-batches
+# -------------------------------------------------------------------------------------------------------------------
+
+WORTH_SHARING = 0.25
+"""Trajectories of one prompt are put together if their prompts are at least this part of an update's tokens. Ours."""
+
+
+def micro_batches(batch: Mapping[str, Any], count: int, of_step: int, shares: bool, processes: int) -> list[Any]:
+    """Split a shuffled rollout into `count` micro-batches of equally many rows, `of_step` to an optimizer step.
+
+    Rows stay in TRL's order, but for two cases. If the model reads common beginnings once (`shares`), rows of one
+    prompt are put together within a step, which changes nothing but the order of its sums. Otherwise, with several
+    `processes`, rows are dealt by length, so that none waits for another's longest micro-batch.
+    """
+    lengths = (batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)).tolist()
+    order = list(range(len(lengths)))
+    rows = len(order) // count
+    is_shared = False
+    if shares:
+        of_prompts = batch["prompt_mask"].sum(1).tolist()
+        prompts = torch.unique(batch["prompt_ids"], dim=0, return_inverse=True)[1].tolist()
+        for first in range(0, len(order), rows * of_step):
+            step = order[first : first + rows * of_step]
+            once = sum({prompts[row]: of_prompts[row] for row in step}.values())
+            again = sum(of_prompts[row] for row in step) - once
+            if again >= WORTH_SHARING * sum(lengths[row] for row in step):
+                order[first : first + rows * of_step] = sorted(step, key=prompts.__getitem__)
+                is_shared = True
+    if processes > 1 and not is_shared:
+        longest_first = sorted(order, key=lengths.__getitem__, reverse=True)
+        rounds = [longest_first[first : first + count] for first in range(0, len(order), count)]
+        dealt = [each if number % 2 == 0 else each[::-1] for number, each in enumerate(rounds)]
+        order = [each[place] for place in range(count) for each in dealt]
+    return [_rows_of(batch, order[first : first + rows]) for first in range(0, len(order), rows)]
+
+
+def _rows_of(batch: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
+    def taken(value: Any) -> Any:
+        if value is None or (isinstance(value, Tensor) and value.dim() == 0):
+            return value
+        return value[rows] if isinstance(value, Tensor) else [value[row] for row in rows]
+
+    return {name: taken(value) for name, value in batch.items()}
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# The table of completions
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def table_columns(
+    trainer: Any, prompts: Sequence[Any], completions: Sequence[Any], rewards_per_func: Tensor
+) -> dict[tuple[str, ...], list[Any]]:
+    """The columns of TRL's table of completions, with what reward functions have logged beside their rewards.
+
+    Columns are sorted, so that all processes exchange them in the same order.
+    """
+    columns: dict[tuple[str, ...], list[Any]] = {
+        ("prompt",): gather_object(list(prompts)),
+        ("completion",): gather_object(list(completions)),
+    }
+    for i, name in enumerate(trainer.reward_func_names):
+        columns["rewards", name] = rewards_per_func[:, i].tolist()
+    for name in sorted({*gather_object(list(trainer._pending_extra_logs))}):
+        columns["extra", name] = gather_object(trainer._pending_extra_logs.get(name, [None] * len(prompts)))
+    trainer._pending_extra_logs.clear()
+    return columns
+
+
+def log_pending_metrics(trainer: Any) -> None:
+    """Log the means over all processes of what was logged by `_log_metric`, in an order that all share."""
+    logged, accelerator = trainer._metrics["train" if trainer.model.training else "eval"], trainer.accelerator
+    for name in sorted({*gather_object(list(trainer._pending_metrics))}):
+        values = trainer._pending_metrics.get(name, [])
+        sums = torch.tensor([sum(values), len(values)], dtype=torch.float32, device=accelerator.device)
+        total, count = accelerator.gather(sums).view(-1, 2).sum(0).tolist()
+        logged[name].append(total / count)
+    trainer._pending_metrics.clear()
+
+
+def log_table(trainer: Any, rollout: Rollout, advantages: Tensor) -> None:
+    """Put the rollout into TRL's table of completions, with (N,) advantages."""
+    for (kind, *name), values in {**rollout.columns, ("advantages",): advantages.tolist()}.items():
+        column = trainer._logs[kind][name[0]] if name else trainer._logs[kind]
+        column.extend(values)

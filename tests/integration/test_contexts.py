@@ -1,0 +1,85 @@
+"""Rollouts whose trajectories have several contexts: trained, resumed, shown and rewarded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.records.trained import read_trained
+from tests.policies import build_policy
+from tests.training import settings
+from tests.trajectories import SeveralContexts, parity_reward, prompts
+
+pytestmark = pytest.mark.trains
+TRAINERS = [(SOGRPOTrainer, SOGRPOConfig), (SOPPOTrainer, SOPPOConfig)]
+
+
+def build(trainer_class: Any, config_class: Any, folder: Path, tokenizer: Any, **overrides: Any) -> Any:
+    reward = overrides.pop("reward_funcs", parity_reward)
+    rollout = overrides.pop("rollout_func", None) or SeveralContexts()
+    args = config_class(**settings(folder, **overrides))
+    torch.manual_seed(0)
+    return trainer_class(build_policy(), reward, args, prompts(), processing_class=tokenizer, rollout_func=rollout)
+
+
+@pytest.mark.parametrize(("trainer_class", "config_class"), TRAINERS)
+def test_a_run_resumes_exactly_within_a_rollout(
+    tmp_path: Path, tokenizer: Any, trainer_class: Any, config_class: Any
+) -> None:
+    """The rows that wait in a checkpoint keep their contexts."""
+    saved = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    whole = build(trainer_class, config_class, tmp_path / "whole", tokenizer, **saved)
+    whole.train()
+    resumed = build(trainer_class, config_class, tmp_path / "resumed", tokenizer, max_steps=4)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert resumed.rollout_func.__wrapped__.calls == 0
+    for name, weight in resumed.model.state_dict().items():
+        assert torch.equal(weight, whole.model.state_dict()[name]), name
+
+
+def test_what_a_context_repeats_is_told_once(tmp_path: Path, tokenizer: Any) -> None:
+    """To reward functions and in the table of completions; ids and turns are all there."""
+    seen: dict[str, Any] = {}
+
+    def reward(completions: list[str], completion_ids: Any, turn_ids: Any, **_: Any) -> list[float]:
+        seen.update(texts=completions, ids=completion_ids, turns=turn_ids)
+        return [float(len(ids)) for ids in completion_ids]
+
+    trainer = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, reward_funcs=reward, max_steps=1)
+    trainer.train()
+    assert list(trainer._logs["completion"]) == seen["texts"]
+    told = SeveralContexts()(["w0 w1"] * len(seen["ids"]), trainer)
+    for text, ids, contexts in zip(seen["texts"], told["completion_ids"], told["context_ids"], strict=True):
+        shown = [token for token, context in zip(ids, contexts, strict=True) if context >= 0]
+        assert text == tokenizer.decode(shown, skip_special_tokens=True)
+    assert any(min(contexts) < 0 for contexts in told["context_ids"])
+    assert [len(row) for row in seen["turns"]] == [len(row) for row in seen["ids"]]
+    assert trainer.state.log_history[0]["completions/max_length"] == max(
+        sum(turn >= 0 for turn in row) for row in seen["turns"]
+    )
+
+
+def test_contexts_are_written_beside_what_they_were_trained_with(tmp_path: Path, tokenizer: Any) -> None:
+    build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, max_steps=1, save_trajectories_steps=1).train()
+    written = list(read_trained(tmp_path))
+    assert all(len(each.context_ids) == len(each.turn_ids) for each in written)
+    assert any(min(each.context_ids) < 0 for each in written)
+
+
+def test_a_context_that_begins_with_the_policys_token_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        rows = len(prompts)
+        return {
+            "prompt_ids": [[4]] * rows,
+            "completion_ids": [[5, 6]] * rows,
+            "logprobs": None,
+            "context_ids": [[0, 1]] * rows,
+        }
+
+    trainer = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, rollout_func=rollout)
+    with pytest.raises(ValueError, match="`context_ids` is 1 at token 1 of row 0, which is the first of its context"):
+        trainer._generate_and_score_completions([dict(row) for row in prompts()])

@@ -1,0 +1,576 @@
+"""Every layout of a pass against one plain pass of the model over each context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from accelerate import Accelerator
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from torch import Tensor
+from trl import GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
+
+from sorl_trl.rollout import model_engine
+from sorl_trl.trainers import attention
+from sorl_trl.trainers.attention import attend_in_segments
+from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, causal_lm_of
+from sorl_trl.trainers.forward import Forward, LaidOut
+from sorl_trl.trainers.layouts import LAYOUTS, plan_of
+from tests import model_families as families
+from tests.agents import build_agent
+from tests.critics import build_ppo, policy_with, rollout_batch, set_head
+from tests.model_families import GEMMA, GQA
+
+WINDOW = {"sliding_window": 6}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": families.SERVED["llama"],
+    "qwen2": families.SERVED["qwen2"],
+    "qwen3": families.SERVED["qwen3"],
+    "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GEMMA, **WINDOW, **MIXED)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**GQA, **WINDOW)),
+    "gpt2": families.SERVED["gpt2"],
+    "qwen3_moe": families.SERVED["qwen3_moe"],
+}
+LINEAR = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
+SINKS = {"layer_types": ["full_attention"] * 2}
+UNFOLDED: dict[str, tuple[Callable[[], Any], str]] = {
+    "qwen3_next": (lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**GQA, **LINEAR)), "linear_attention"),
+    "lfm2": (lambda: hf.Lfm2ForCausalLM(hf.Lfm2Config(**GQA, layer_types=["conv", "full_attention"])), "conv"),
+    "gpt_oss": (
+        lambda: hf.GptOssForCausalLM(hf.GptOssConfig(**GQA, head_dim=8, num_local_experts=4, **SINKS)),
+        "'eager'",
+    ),
+}
+"""Those that do not pack, and a part of the reason."""
+ROWS = [
+    # prompt, then (context, tokens, is a turn)
+    (5, [(0, 4, 1), (0, 3, 0), (1, 7, 0), (1, 5, 1), (0, 2, 0), (0, 4, 1), (2, 8, 0), (2, 3, 1)]),
+    (7, [(0, 9, 1)]),
+    (3, [(0, 2, 1), (0, 4, 0), (-1, 3, 0), (1, 6, 0), (1, 6, 1), (1, 2, 0)]),
+]
+"""Contexts alternate; context 1 of the last row repeats tokens."""
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+IN_SINGLE = {"rtol": 2e-5, "atol": 2e-5}
+"""Norms of Gemma and the head of a critic are float32, and so is TRL's head."""
+
+
+def rollout() -> dict[str, Tensor]:
+    """TRL's batch of `ROWS`, with prompts padded on the left. A context begins like its prompt."""
+    generator = torch.Generator().manual_seed(0)
+    width, length = max(row for row, _ in ROWS), max(sum(part[1] for part in parts) for _, parts in ROWS) + 2
+    batch = {f"prompt_{name}": torch.zeros(len(ROWS), width, dtype=torch.long) for name in ("ids", "mask")}
+    names = ("completion_ids", "completion_mask", "tool_mask", "context_ids")
+    batch |= {name: torch.zeros(len(ROWS), length, dtype=torch.long) for name in names}
+    for row, (size, parts) in enumerate(ROWS):
+        prompt = torch.randint(4, families.VOCABULARY, (size,), generator=generator)
+        batch["prompt_ids"][row, width - size :], batch["prompt_mask"][row, width - size :] = prompt, 1
+        at, begun = 0, {0}
+        for context, count, is_turn in parts:
+            own = slice(at, at + count)
+            tokens = torch.randint(4, families.VOCABULARY, (count,), generator=generator)
+            if abs(context) not in begun:
+                tokens[: min(size, count)] = prompt[:count]
+            begun.add(abs(context))
+            batch["completion_ids"][row, own], batch["completion_mask"][row, own] = tokens, 1
+            batch["tool_mask"][row, own], batch["context_ids"][row, own] = is_turn, context
+            at += count
+    return batch
+
+
+GREEDY = hf.GenerationConfig(do_sample=False, eos_token_id=[1], pad_token_id=0)
+BATCH = rollout()
+SCORED = BATCH["tool_mask"].bool()
+LENGTH = SCORED.size(1)
+
+
+def texts_of(batch: dict[str, Tensor]) -> list[tuple[int, Tensor]]:
+    """The row of each context, and where its tokens stand in it."""
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1).bool()
+    contexts = torch.cat([torch.zeros_like(batch["prompt_ids"]), batch["context_ids"].abs()], 1)
+    found = []
+    for row in range(len(mask)):
+        for context in contexts[row][mask[row]].unique():
+            found.append((row, ((contexts[row] == context) & mask[row]).nonzero()[:, 0]))
+    return found
+
+
+def one_by_one(model: Any, value_of: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
+    """What plain passes say of each token: `value_of` gives (1, L) values for (1, L) ids."""
+    ids = torch.cat([BATCH["prompt_ids"], BATCH["completion_ids"]], 1)
+    said = {name: torch.zeros(ids.shape, dtype=torch.float64) for name in ("logps", "entropies", "values")}
+    for row, places in texts_of(BATCH):
+        text = ids[row, places][None]
+        logps = model(input_ids=text).logits[0, :-1].double().log_softmax(-1)
+        at = torch.tensor(row), places[1:]
+        of_text = {"logps": logps.gather(1, text[0, 1:, None])[:, 0], "entropies": -(logps.exp() * logps).sum(-1)}
+        if value_of is not None:
+            of_text["values"] = value_of(text)[0, :-1].double()
+        said = {name: each.index_put(at, of_text[name]) if name in of_text else each for name, each in said.items()}
+    return {name: torch.where(SCORED, each[:, -LENGTH:], 0.0) for name, each in said.items()}
+
+
+def laid_out(model: Any, layout: str, with_values: bool = False, scored: Tensor = SCORED) -> dict[str, Tensor]:
+    """What a pass in a layout says, in TRL's two chunks of rows."""
+    ids, mask = (torch.cat([BATCH[f"prompt_{name}"], BATCH[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, :-LENGTH] = -100
+    asked = LaidOut(model, model, [layout], scored, BATCH["context_ids"], with_values)
+    outputs = [
+        asked(input_ids=ids[rows], attention_mask=mask[rows], labels=labels[rows], fused_lm_head=True)
+        for rows in (slice(0, 2), slice(2, 3))
+    ]
+    said = {"logps": torch.cat([each.log_probs for each in outputs]).double()}
+    said["entropies"] = torch.cat([each.entropy for each in outputs]).double()
+    said["values"] = torch.cat(asked.values).double() if with_values else torch.zeros_like(said["logps"])
+    return {name: each[:, -LENGTH:] for name, each in said.items()}
+
+
+def gradients(said: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+    """Of a loss of everything that is said, with weights by token."""
+    weights = torch.randn(3, *SCORED.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    model.zero_grad()
+    sum((of * each).sum() for of, each in zip(weights, said.values(), strict=True)).backward()  # type: ignore[union-attr]
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def detached(said: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each.detach() for name, each in said.items()}
+
+
+def with_head(model: Any, packs: bool = True) -> Any:
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    if packs:
+        attend_in_segments(model)
+    return model
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layout_computes_what_plain_passes_do(family: str, layout: str) -> None:
+    model = families.build(FAMILIES[family])
+    plain = one_by_one(model)
+    expected = gradients(plain, model)
+    with_head(model)
+    said = laid_out(model, layout)
+    torch.testing.assert_close(detached(said), detached(plain), **IN_SINGLE)
+    ours = gradients(said, model)
+    assert ours.keys() == expected.keys()
+    for name, gradient in expected.items():
+        scale = max(gradient.abs().max().item(), 1e-6)
+        torch.testing.assert_close(ours[name] / scale, gradient / scale, rtol=0, atol=1e-4, msg=name)
+
+
+def critic_of(model: Any) -> Any:
+    return getattr(causal_lm_of(model), CRITIC_ATTRIBUTE)
+
+
+def plain_value(model: Any, kind: str, text: Tensor) -> Tensor:
+    critic = critic_of(model)
+    if kind == "model":
+        return critic.head(critic.backbone(input_ids=text).last_hidden_state)
+    if kind == "adapter":
+        with critic.active():
+            return critic.head(causal_lm_of(model).base_model(input_ids=text).last_hidden_state)
+    hidden = causal_lm_of(model).base_model(input_ids=text).last_hidden_state
+    return critic.head(hidden if kind == "trunk" else hidden.detach())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointed"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["head", "trunk", "adapter", "model"])
+def test_values_are_those_of_plain_passes(kind: str, layout: str, checkpointing: bool) -> None:
+    model, critic = policy_with(kind)
+    model.double()
+    plain = one_by_one(model, lambda text: plain_value(model, kind, text))
+    assert plain["values"].std() > 0.01
+    expected = gradients(plain, model)
+    attend_in_segments(causal_lm_of(model))
+    if kind == "model":
+        attend_in_segments(critic.backbone)
+    if checkpointing:
+        model.train()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    said = laid_out(model, layout, with_values=True)
+    torch.testing.assert_close(detached(said), detached(plain), **IN_SINGLE)
+    torch.testing.assert_close(gradients(said, model), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_adapters_and_checkpoints(layout: str, reentrant: bool | None) -> None:
+    model = with_head(families.build(FAMILIES["gemma3"]))
+    torch.manual_seed(0)
+    model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False))
+    model.double()
+    plain = one_by_one(model)
+    expected = gradients(plain, model)
+    if reentrant is not None:
+        model.train()
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.enable_input_require_grads()
+    said = laid_out(model, layout)
+    torch.testing.assert_close(gradients(said, model), expected, rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a trainer's models can do
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def forward_of(model: Any, **args: Any) -> Forward:
+    given = {"n_gpu": 1, "bf16": False, "fp16": False, "tf32": None, "process_index": 0, **args}
+    trainer = SimpleNamespace(
+        model=model, ref_model=None, accelerator=Accelerator(cpu=True), args=SimpleNamespace(**given)
+    )
+    trainer._get_per_token_logps_and_entropies = partial(GRPOTrainer._get_per_token_logps_and_entropies, trainer)
+    return Forward(trainer)
+
+
+def asked(forward: Forward, model: Any, batch: dict[str, Tensor] = BATCH, **options: Any) -> dict[str, Tensor]:
+    found = forward(model, batch, entropies=True, **options)
+    assert found.entropies is not None
+    return {"logps": found.logps.double(), "entropies": found.entropies.double()}
+
+
+def said_by_us(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.name.startswith("sorl_trl")]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_these_read_without_padding(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = families.build(FAMILIES[family])
+    plain = detached(one_by_one(model))
+    forward = forward_of(with_head(model, packs=False))
+    said = asked(forward, model, rows=2)
+    assert forward.layouts == LAYOUTS and forward.reason is None
+    assert not said_by_us(caplog)
+    torch.testing.assert_close(said, {name: plain[name] for name in said}, **IN_SINGLE)
+
+
+@pytest.mark.parametrize("bypassed", [False, True], ids=["asked", "tried out"])
+@pytest.mark.parametrize("family", UNFOLDED)
+def test_these_read_padded_rows(
+    family: str, bypassed: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their class or config says so; if it did not, the first pass would find it out."""
+    make, reason = UNFOLDED[family]
+    model = families.build(make).float()
+    plain = detached(one_by_one(model))
+    if bypassed:
+        monkeypatch.setattr("sorl_trl.trainers.forward.why_not_packed", lambda _: None)
+        monkeypatch.setattr("sorl_trl.trainers.forward.attend_in_segments", lambda _: None)
+        reason = "off by"
+    forward = forward_of(with_head(model, packs=False))
+    said = asked(forward, model)
+    assert forward.layouts == ("unfolded",)
+    assert forward.reason is not None and reason in forward.reason
+    assert ["is right" in text for text in said_by_us(caplog)] == [True]
+    torch.testing.assert_close(said, {name: plain[name] for name in said}, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.trains
+def test_every_model_of_a_trainer_attends_in_segments(tmp_path: Path, tokenizer: Any) -> None:
+    """Policy, reference and critic: one that did not would mix trajectories."""
+    trainer = build_ppo(tmp_path, tokenizer, critic="model", beta=0.1)
+    models = trainer.model, trainer.ref_model, trainer.critic.backbone
+    assert {each.config._attn_implementation for each in models} == {attention.IN_SEGMENTS}
+    set_head(trainer)
+    batch = rollout_batch(trainer)
+    assert trainer._forward.layouts == LAYOUTS
+    alone = [{name: each[row : row + 1] for name, each in batch.items() if name in BATCH} for row in range(4)]
+    with torch.no_grad():
+        values = torch.cat([trainer._forward(trainer.model, row, values=True).values for row in alone])
+    kept = batch["turn_ids"][:4] >= 0
+    torch.testing.assert_close(values[kept], batch["old_values"][:4][kept], **IN_SINGLE)
+    assert values[kept].std() > 0.01
+
+
+def test_several_gpus_of_one_process_are_refused() -> None:
+    with pytest.raises(ValueError, match="One process has 2 GPUs"):
+        forward_of(families.build(FAMILIES["llama"]), n_gpu=2)
+
+
+def tokens_read(model: Any, run: Callable[[], Any]) -> list[tuple[int, ...]]:
+    """The shapes of the ids in the passes that `run` makes."""
+    seen: list[tuple[int, ...]] = []
+    hook = causal_lm_of(model).base_model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    run()
+    hook.remove()
+    return seen
+
+
+def prompts_and(completions: Sequence[Sequence[int]], prompt: int = 4) -> dict[str, Tensor]:
+    """Rows of the same prompt with these completions."""
+    width = max(map(len, completions))
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in completions])
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in completions])
+    prompts = torch.arange(4, 4 + prompt).expand(len(ids), prompt)
+    names = "prompt_ids", "prompt_mask", "completion_ids", "completion_mask"
+    return dict(zip(names, (prompts, torch.ones_like(prompts), ids, mask), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("completions", "prompt", "shape"),
+    [
+        ([[5] * 9, [6] * 9], 1, (2, 10)),  # nothing to gain
+        ([[5] * 9, [6] * 2], 1, (1, 2 + 9 + 2)),  # one word less is no gain
+        ([[5] * 9, [6] * 9], 4, (1, 4 + 18)),  # the prompt is read once
+        ([[5] * 9, [5] * 2], 1, (1, 10)),  # and so is a completion that another one begins with
+    ],
+    ids=["as long", "uneven", "one prompt", "one beginning"],
+)
+def test_the_model_reads_as_few_tokens_as_it_can(
+    completions: list[list[int]], prompt: int, shape: tuple[int, ...]
+) -> None:
+    model = with_head(families.build(FAMILIES["llama"]), packs=False)
+    forward, batch = forward_of(model), prompts_and(completions, prompt)
+    forward(model, batch)  # tries layouts out
+    assert tokens_read(model, lambda: forward(model, batch)) == [shape]
+
+
+def test_heads_read_what_is_scored() -> None:
+    """Only the positions that predict it: here those of 1, 2, and none for the first token of a row."""
+    scored = torch.tensor([[0, 0, 1, 1, 0, 0], [1, 0, 0, 0, 0, 0]]).bool()
+    for layout in LAYOUTS:
+        plan = plan_of(torch.arange(12).view(2, 6), torch.ones(2, 6), scored, layouts=[layout])
+        assert plan.labels.tolist() == [[2, 3]]
+        assert plan.predicting(plan.input_ids).tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_micro_batch_in_which_nothing_is_scored(layout: str) -> None:
+    """Its gradient is 0 and reaches every parameter, as DDP expects."""
+    model, _ = policy_with("trunk")
+    attend_in_segments(model)
+    said = laid_out(model, layout, with_values=True, scored=torch.zeros_like(SCORED))
+    assert not any(each.any() for each in said.values())
+    reached = gradients(said, model)
+    assert reached.keys() == {name for name, _ in model.named_parameters()}
+    assert not any(each.any() for each in reached.values())
+
+
+def test_positions_that_depend_on_the_width_keep_it() -> None:
+    """As in TRL: all rows are as wide as the batch, where frequencies follow the longest row."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    config = hf.LlamaConfig(**{**GQA, "max_position_embeddings": 16, "rope_parameters": rope})
+    model = families.build(lambda: hf.LlamaForCausalLM(config))
+    again = with_head(families.build(lambda: hf.LlamaForCausalLM(config)), packs=False)  # it remembers the longest
+    forward = forward_of(with_head(model, packs=False))
+    batch = {name: each for name, each in BATCH.items() if name != "context_ids"}
+    said = asked(forward, model, batch)
+    assert "dynamic" in str(forward.reason)
+    ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+    theirs, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(forward._trainer, again, ids, mask, LENGTH)
+    torch.testing.assert_close(said["logps"], torch.where(SCORED, theirs, 0.0).double(), **IN_SINGLE)
+
+
+@pytest.mark.trains
+def test_prompt_tuning_is_scored_as_by_trl(tmp_path: Path) -> None:
+    """Its virtual tokens stand before the prompt, so that hidden states have more columns than labels."""
+    trainer = build_agent(tmp_path, peft_config=PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    batch = prompts_and([[3, 5, 6], [4]])
+    ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+    theirs, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, 3)
+    kept = batch["completion_mask"].bool()
+    torch.testing.assert_close(trainer._forward(trainer.model, batch).logps[kept], theirs[kept])
+
+
+def test_images_keep_rows_as_they_are() -> None:
+    model = with_head(families.build(FAMILIES["llama"]), packs=False)
+    forward, batch = forward_of(model), prompts_and([[5] * 9, [6] * 2])
+    expected = forward(model, batch).logps
+    asked_of: list[dict[str, Any]] = []
+
+    def reading(token_type_ids: Tensor, **options: Any) -> Any:
+        asked_of.append({"token_type_ids": token_type_ids, **options})
+        return model(**options)
+
+    of_images = {**batch, "token_type_ids": torch.zeros(2, 13)}
+    torch.testing.assert_close(forward(reading, of_images).logps, expected, **IN_SINGLE)
+    assert asked_of[0]["input_ids"].shape == asked_of[0]["attention_mask"].shape == (2, 13)
+    with pytest.raises(ValueError, match="`context_ids` has several contexts"):
+        forward(model, {**of_images, "context_ids": batch["completion_mask"]})
+
+
+def test_the_router_loss_is_that_of_the_tokens() -> None:
+    """As in TRL, where each row is a context; a config that asks for it is not heard otherwise."""
+    model = with_head(families.build(FAMILIES["qwen3_moe"]), packs=False)
+    forward, batch = forward_of(model), prompts_and([[5] * 9, [6] * 2])
+    ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+    _, _, theirs = GRPOTrainer._get_per_token_logps_and_entropies(
+        forward._trainer, model, ids, mask, 9, compute_aux_loss=True
+    )
+    torch.testing.assert_close(forward(model, batch, router=True).aux_loss, theirs)
+    model.config.output_router_logits = True
+    assert forward(model, batch).aux_loss is None
+
+
+def test_a_model_that_attends_in_segments_is_otherwise_the_same(tmp_path: Path) -> None:
+    """It generates the same text, slots serve it, and its config says nothing of it."""
+    model = families.build(FAMILIES["llama"])
+    prompt = {
+        "input_ids": torch.tensor([[0, 5, 6], [4, 5, 6]]),
+        "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]]),
+    }
+    plan = families.random_plan(rows=2, turns=2)
+
+    def said() -> tuple[Any, ...]:
+        played = families.play(model_engine(model, families.turn_end(), GREEDY, "slots"), plan)
+        return model.generate(**prompt, max_new_tokens=5, do_sample=False, pad_token_id=0).tolist(), played
+
+    before = said()
+    attend_in_segments(model)
+    assert said() == before
+    model.save_pretrained(tmp_path)
+    assert attention.IN_SEGMENTS not in (tmp_path / "config.json").read_text()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kernels of a GPU, as far as their arguments go
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def by_bounds(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, scale: float, window: int | None) -> Tensor:
+    """Attention within segments of (N, H, D), by an explicit mask."""
+    segment = torch.bucketize(torch.arange(len(q)), bounds.long(), right=True)
+    at = torch.arange(len(q))
+    seen = (segment[:, None] == segment) & (at <= at[:, None]) & (at > at[:, None] - (window or len(q)))
+    k, v = (each.repeat_interleave(q.size(1) // each.size(1), 1) for each in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
+
+
+@pytest.mark.parametrize("needs_gqa", [False, True])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_kernel_of_segments_gets_what_it_needs(
+    family: str, needs_gqa: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torch's documentation, of 2.11 and of 2.12."""
+
+    def varlen_attn(
+        query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int,
+        *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        assert cu_q.dtype == torch.int32 and max_q == max_k == int(cu_q.diff().max()) and window_size[1] == 0
+        assert enable_gqa == (needs_gqa and query.size(1) != key.size(1))
+        return by_bounds(query, key, value, cu_q, scale or query.size(-1) ** -0.5, window_size[0] + 1 or None)
+
+    model = with_head(families.build(FAMILIES[family]))
+    plain = laid_out(model, "unfolded")
+    monkeypatch.setattr(attention, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(attention, "_TAKEN", {"window_size", *(["enable_gqa"] if needs_gqa else [])})
+    monkeypatch.setattr(attention, "_has_kernel", lambda *_: True)
+    torch.testing.assert_close(laid_out(model, "packed"), plain, **IN_SINGLE)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_flash_attention_is_told_where_segments_lie(family: str) -> None:
+    """Under a name that begins like those of FlashAttention, which cannot run here."""
+
+    def flash(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *,
+        scaling: float, sliding_window: int | None = None, cu_seq_lens_q: Any = None, **_: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        assert attention_mask is None
+        rows = []
+        for q, k, v in zip(*(each.transpose(1, 2) for each in (query, key, value)), strict=True):
+            bounds = torch.tensor([0, len(q)]) if cu_seq_lens_q is None else cu_seq_lens_q
+            rows.append(by_bounds(q, k, v, bounds, scaling, sliding_window))
+        return torch.stack(rows), None
+
+    name = "flash_attention_of_tests"
+    hf.AttentionInterface.register(name, flash)
+    hf.AttentionMaskInterface.register(name, lambda **_: None)
+    model = families.build(FAMILIES[family])
+    plain = detached(one_by_one(model))
+    model.config._attn_implementation_internal = name
+    forward = forward_of(with_head(model, packs=False))
+    said = asked(forward, model)
+    assert forward.layouts == ("unfolded", "packed")
+    torch.testing.assert_close(said, {name: plain[name] for name in said}, **IN_SINGLE)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plans
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(B, W) ids of few words, so that texts begin alike; a mask, what is scored, and contexts, without any order."""
+    rows, width = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+
+    def numbers(least: int, most: int) -> Tensor:
+        row = st.lists(st.integers(least, most), min_size=width, max_size=width)
+        return torch.tensor(draw(st.lists(row, min_size=rows, max_size=rows)))
+
+    mask = numbers(0, 1)
+    mask[0, 0] = 1  # a batch has a token
+    return numbers(1, 2), mask, numbers(0, 1).bool(), numbers(0, 3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@given(given_=batches())
+def test_any_assignment_of_contexts(layout: str, given_: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    """Each scored token is predicted by a position that reads its context up to it, and nothing else."""
+    ids, mask, scored, contexts = given_
+    plan = plan_of(ids, mask, scored, contexts, [layout])
+    expected = {}
+    for row in range(len(ids)):
+        for context in range(4):
+            places = [i for i in range(ids.size(1)) if mask[row, i] and contexts[row, i] == context]
+            for before, place in enumerate(places):
+                if scored[row, place] and before:
+                    seen = [int(ids[row, i]) for i in places[:before]]
+                    expected[row * ids.size(1) + place] = seen, int(ids[row, place])
+    assert sorted(plan.targets.tolist()) == sorted(expected)
+    if not expected:
+        assert plan.labels.tolist() == [[-100]]
+        return
+    for place, predictor, label in zip(plan.targets, plan.predictors, plan.labels[0], strict=True):
+        assert (text_at(plan, int(predictor)), int(label)) == expected[int(place)]
+    found = torch.arange(1.0, len(expected) + 1)
+    scattered = plan.scatter(found[None], ids).flatten()
+    assert scattered[plan.targets].tolist() == found.tolist()
+    assert scattered.count_nonzero() == len(expected)
+
+
+def text_at(plan: Any, position: int) -> list[int]:
+    """What the model has read at a flat position of a plan."""
+    if plan.segments is None:
+        row, column = divmod(position, plan.input_ids.size(1))
+        assert plan.attention_mask[row, : column + 1].all()
+        return plan.input_ids[row, : column + 1].tolist()
+    lengths, before = plan.segments.lengths, plan.segments.before or ((),) * len(plan.segments.lengths)
+    bounds = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    assert plan.segments.bounds.tolist() == bounds
+    own = next(i for i, end in enumerate(bounds[1:]) if position < end)
+    ids, places = plan.input_ids[0], plan.position_ids[0]
+    whole = [i for each in before[own] for i in range(bounds[each], bounds[each + 1])]
+    whole += range(bounds[own], position + 1)
+    assert places[whole].tolist() == list(range(len(whole)))
+    return ids[whole].tolist()
+
+
+@given(given_=batches())
+def test_a_tree_reads_each_beginning_once(given_: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    ids, mask, scored, contexts = given_
+    texts = {
+        tuple(int(ids[row, i]) for i in range(ids.size(1)) if mask[row, i] and contexts[row, i] == context)
+        for row in range(len(ids))
+        for context in range(4)
+    }
+    beginnings = {text[:end] for text in texts for end in range(1, len(text) + 1)}
+    assert plan_of(ids, mask, scored, contexts, ["tree"]).input_ids.numel() == len(beginnings)
