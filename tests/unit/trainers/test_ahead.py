@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -155,6 +156,18 @@ def test_a_straggler_is_passed_by_for_as_many_batches_as_allowed() -> None:
     straggler = run.expected()[0][:ROWS]
     taken = run.train()
     assert [straggler[0] in batch for batch in taken[:3]] == [False, False, True]
+
+
+def test_the_end_of_a_run_ends_what_is_under_way() -> None:
+    class Endless(Run):
+        def collect(self, setup: Any, prompts: list[int], *given: Any) -> tuple[dict[str, Any], dict[str, float]]:
+            *_, go_on = given
+            while prompts != self.expected()[0] and go_on(True):
+                time.sleep(0.001)
+            return super().collect(setup, prompts)
+
+    Endless(4, 1, False, [0.0]).train(until=1)
+    assert not [each for each in threading.enumerate() if each.name.startswith("sorl-ahead")]
 
 
 def test_another_batch_than_the_sampler_has_shown_is_an_error() -> None:

@@ -110,6 +110,16 @@ def test_ranks_that_share_parameters_generate_in_step(
         assert not in_step or engine.polls_together
 
 
+def test_a_rollout_that_fails_leaves_the_policy_as_it_was(tmp_path: Path) -> None:
+    """TRL's context switches gradient checkpointing off, and does not expect an exception."""
+    trainer = build_agent(tmp_path, gradient_checkpointing=True)
+    trainer.model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="no index"), policy_engine(trainer, [], EngineOptions()):
+        assert not trainer.model.is_gradient_checkpointing
+        raise ValueError("no index")
+    assert trainer.model.is_gradient_checkpointing
+
+
 def test_images_are_refused(tmp_path: Path) -> None:
     """TRL would train on images that the policy never saw."""
     trainer = build_agent(tmp_path)

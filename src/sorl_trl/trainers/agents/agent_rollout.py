@@ -98,21 +98,13 @@ class AgentRollout:
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         self.check(trainer.args, trainer.tools)  # TRL's trainers, unlike ours, have not called it yet
-        output: dict[str, Any] = {}
-        failure: BaseException | None = None
         with policy_engine(trainer, self.protocol.stop_strings, self.engine) as (engine, any_active):
-            try:
-                output = self.sample(prompts, trainer, engine, any_active)
-            except BaseException as error:  # an exception would keep TRL's contexts from restoring anything
-                failure = error
-        if failure is not None:
-            raise failure
-        return output
+            return self.sample(prompts, trainer, engine, any_active)
 
     def sample(
         self, prompts: list[Any], trainer: GRPOTrainer, engine: Engine, any_active: Callable[[bool], bool] = bool
     ) -> dict[str, Any]:
-        """Collect a trajectory for each prompt with an engine of the caller's, and log the trainer's metrics of it."""
+        """What a call returns and logs, but sampled with an engine of the caller's."""
         examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
         output, metrics = self.collect(self.setup(trainer), prompts, examples, engine, any_active)
         for name, value in metrics.items():
@@ -145,7 +137,8 @@ class AgentRollout:
         greeter = Greeter(setup.tokenizer, collector.protocol, setup.limits.max_observation_tokens)
         try:
             greeted = greeter.add(prompts, self._responder.greet(examples))
-            prompt_ids = setup.encode(greeted, self._tools_shown())
+            shown = [self._responder.shown[kind] for kind in self._responder.kinds] if self.shows_tools else None
+            prompt_ids = setup.encode(greeted, shown)
             trajectories = collector.collect(prompt_ids, engine, any_active, examples)
         finally:
             self._responder.close()
@@ -227,10 +220,6 @@ class AgentRollout:
         protocol = self.protocol_for(setup, conversational)
         again = self.engine.rejoin_after
         return Collector(setup.tokenizer, self._responder, protocol, setup.limits, rejoin_after=again)
-
-    def _tools_shown(self) -> list[Sequence[Callable[..., Any]]] | None:
-        """The functions that the chat template shows in each prompt, once the responder knows the examples."""
-        return [self._responder.shown[kind] for kind in self._responder.kinds] if self.shows_tools else None
 
 
 class SearchRollout(AgentRollout):

@@ -30,6 +30,7 @@ def policy_engine(
         yield vllm, _active_on(vllm, accelerator)
         return
     sharded = trainer._dist.is_fsdp or (trainer._dist.is_zero3 and not trainer.args.ds3_gather_for_generation)
+    failure: BaseException | None = None
     # The context is entered once per rollout: under ZeRO-3 it gathers the parameters, on all ranks together.
     with (
         unwrap_model_for_generation(
@@ -44,7 +45,12 @@ def policy_engine(
     ):
         how = (options.rollout_engine, options.kv_cache_gib, sharded)
         engine = model_engine(model, end, trainer.generation_config, *how)
-        yield engine, _active_on(engine, accelerator)
+        try:
+            yield engine, _active_on(engine, accelerator)
+        except BaseException as error:  # it would keep TRL's contexts from restoring anything
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 def _active_on(engine: Engine, accelerator: Accelerator) -> Callable[[bool], bool]:
