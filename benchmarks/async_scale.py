@@ -22,9 +22,9 @@ from typing import Any
 
 from trl.trainer.utils import RepeatSampler
 
+from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.rollout import RolloutLimits
-from sorl_trl.trainers.agents.chat import RolloutSetup
 from sorl_trl.trainers.ahead import policies, rollouts
 from sorl_trl.trainers.ahead.rollouts import upcoming_batches
 

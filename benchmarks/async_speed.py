@@ -34,9 +34,9 @@ from tests.agents import LIMITS, NAMES, agent_tokenizer, teach
 from transformers import LlamaForCausalLM
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.agents.vllm.connection import VLLMServer
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.sandbox import PROTOCOL
-from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.types import Passage
 

@@ -15,8 +15,8 @@ from peft import LoraConfig
 
 from benchmarks.small_model import build_model, build_tokenizer
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.agents.policy_engine import policy_engine
 from sorl_trl.rollout import EngineOptions, generate_turns
-from sorl_trl.trainers.agents.policy_engine import policy_engine
 
 
 @dataclass(frozen=True)

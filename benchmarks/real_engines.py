@@ -89,7 +89,7 @@ class Bench:
                     engine.logprobs_at = 1.0
                 yield engine
             return
-        from sorl_trl.trainers.agents.vllm import vllm_engine
+        from sorl_trl.agents.vllm import vllm_engine
 
         with self._vllm(kind, dtype, 0.0 if greedy else 1.0) as vllm:
             yield vllm_engine(vllm, self.end)
@@ -105,7 +105,7 @@ class Bench:
         from trl.generation import vllm_generation
         from vllm import LLM
 
-        from sorl_trl.trainers.agents.vllm.client import PolicyGeneration
+        from sorl_trl.agents.vllm.client import PolicyGeneration
 
         def start(**arguments: Any) -> Any:
             del arguments["enable_sleep_mode"]

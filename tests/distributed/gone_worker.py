@@ -16,8 +16,8 @@ from typing import Any
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
+from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.agents.vllm import EngineUnavailable
 from sorl_trl.trainers.ahead.policies import PolicyCopies
 from tests.agents import build_agent
 from tests.distributed.cases import ENGINES

@@ -19,13 +19,13 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import EngineVeto, Method, MicroBatch
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import EngineOptions, RowTurn, ToolBox
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, NoSearch, SearchUnavailable
-from sorl_trl.trainers.agents.vllm import EngineUnavailable
 from sorl_trl.trainers.ahead.policies import PolicyCopies, Probe, ServerPolicy
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.trainers.checkpoint import SETTINGS_FILE

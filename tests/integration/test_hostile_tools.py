@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.trainers.agents.native_tools import answer_in_messages
+from sorl_trl.agents.native_tools import answer_in_messages
 from tests.tools import ANSWER, CALL, HOSTILE, QUESTION, Atlas, build, control_ids, lookup, qwen_tokenizer, rollout
 
 HITS = 5 + 4

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
 from sorl_trl import chatml_tools
+from sorl_trl.agents.native_tools import answer_in_messages, search_tool
 from sorl_trl.rollout import TagProtocol
 from sorl_trl.search import RetryPolicy, SearchError, SearchUnavailable
-from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
 from sorl_trl.types import Passage
 from tests.policies import build_policy
 from tests.tools import ANSWER, CALL, QUESTION, SIMPLE, Atlas, build, lookup, qwen_tokenizer, rollout

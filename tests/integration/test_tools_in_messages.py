@@ -16,10 +16,10 @@ from trl import GRPOTrainer
 from trl.chat_template_utils import add_response_schema
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, chatml_tools, search_tool
+from sorl_trl.agents.chat import messages_of
 from sorl_trl.rollout import ChatProtocol, Collector, Generation, RolloutLimits, ToolBox
 from sorl_trl.rollout.trajectories import rollout_statistics
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.agents.chat import messages_of
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.policies import build_policy
 from tests.tools import (

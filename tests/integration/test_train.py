@@ -13,6 +13,7 @@ import datasets
 import pytest
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer, qa
+from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.cli.main import main as sorl
 from sorl_trl.cli.train import main
 from sorl_trl.command_line import run_command
@@ -22,7 +23,6 @@ from sorl_trl.methods import GroupMean, LeaveOneOut
 from sorl_trl.recipe.arguments import Arguments, parse_arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_prompts, reward_functions
 from sorl_trl.trainers import InformationGain
-from sorl_trl.trainers.agents.vllm import EngineUnavailable
 from tests.agents import NAMES, agent_policy, agent_tokenizer
 from tests.interrupts import make_world, training_words
 from tests.unit.rollout.fakes import bpe_tokenizer

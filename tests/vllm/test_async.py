@@ -15,8 +15,8 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.trainers.agents.vllm import EngineUnavailable
-from sorl_trl.trainers.agents.vllm.client import WeightClient
+from sorl_trl.agents.vllm import EngineUnavailable
+from sorl_trl.agents.vllm.client import WeightClient
 from sorl_trl.types import Passage
 from tests.agents import search_index
 from tests.vllm.policies import GAP, WINDOW, logged, save_policy, vllm_agent, weights_of

@@ -11,9 +11,9 @@ import pytest
 from tokenizers import AddedToken
 from transformers import GenerationConfig
 
+from sorl_trl.agents.vllm import VLLMEngine, vllm_engine
 from sorl_trl.rollout import Generation, HFGenerator, TurnEnd
 from sorl_trl.sandbox import PROTOCOL
-from sorl_trl.trainers.agents.vllm import VLLMEngine, vllm_engine
 from tests.agents import agent_tokenizer
 from tests.engines import take_turns
 from tests.vllm.policies import WINDOW, each_mode, load_policy, save_policy, wrap

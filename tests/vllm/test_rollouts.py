@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from sorl_trl.agents.vllm import vllm_engine
 from sorl_trl.rollout import (
     Collector,
     Generation,
@@ -24,7 +25,6 @@ from sorl_trl.rollout import (
     TurnEnd,
 )
 from sorl_trl.sandbox import PROTOCOL
-from sorl_trl.trainers.agents.vllm import vllm_engine
 from tests.agents import agent_tokenizer
 from tests.engines import take_turns
 from tests.vllm.policies import each_mode, load_policy, save_policy

@@ -13,8 +13,8 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from sorl_trl.agents.vllm import VLLMEngine
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.agents.vllm import VLLMEngine
 from tests.distributed.worker import engine_facts, suit_cpus
 from tests.vllm import shims
 from tests.vllm.policies import GAP, load_policy, logged, vllm_agent

@@ -30,6 +30,7 @@ def main(words: Sequence[str]) -> int:
 def _train(words: Sequence[str]) -> int:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental, so TRL is pinned
     # Imported here, because it takes seconds, during which Ctrl-C should show no traceback either.
+    from sorl_trl.agents.vllm import EngineUnavailable
     from sorl_trl.cli.dry_run import run_table, show, try_out
     from sorl_trl.cli.output_folder import check_output_folder
     from sorl_trl.diagnostics import CollapseGuard
@@ -38,7 +39,6 @@ def _train(words: Sequence[str]) -> int:
     from sorl_trl.recipe.written import RecipeWriter
     from sorl_trl.search import MalformedResponse
     from sorl_trl.trainers import SOPPOTrainer
-    from sorl_trl.trainers.agents.vllm import EngineUnavailable
 
     with mistakes():
         arguments = parse_arguments(words)

@@ -28,15 +28,14 @@ from trl.trainer.utils import (
     use_adapter,
 )
 
+from sorl_trl.agents.agent_rollout import MESSAGES, AgentRollout
+from sorl_trl.agents.chat import know_calls
+from sorl_trl.agents.chatml import check_template
+from sorl_trl.agents.native_tools import HarmlessTools, tools_as_rollout
 from sorl_trl.files import full_disk_is_said
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
 from sorl_trl.rollout.generation import positions_of
-from sorl_trl.trainers.agents.agent_rollout import MESSAGES, AgentRollout
-from sorl_trl.trainers.agents.chat import know_calls
-from sorl_trl.trainers.agents.chatml import check_template
-from sorl_trl.trainers.agents.native_tools import HarmlessTools, tools_as_rollout
-from sorl_trl.trainers.agents.vllm.client import used_by_trl
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.trainers.bias_norm import bias_normalizer
 from sorl_trl.trainers.checkpoint import (
@@ -67,6 +66,7 @@ from sorl_trl.trainers.kl_control import KLControl
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums
 from sorl_trl.trainers.model_card import credited, rewrite_card
+from sorl_trl.trainers.policy_generation import used_by_trl
 from sorl_trl.trainers.prompts import image_inputs, prompts_of
 from sorl_trl.trainers.resume_point import ranks_where, resume_point
 from sorl_trl.trainers.rewards import SAMPLED, rewarding_turns

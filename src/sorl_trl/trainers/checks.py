@@ -12,6 +12,7 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedConfig
 
+from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.learning_rate import check_scheduler
 from sorl_trl.methods import (
     EngineTurnMask,
@@ -26,7 +27,6 @@ from sorl_trl.methods import (
 from sorl_trl.ops.importance import LONGEST
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.slots import NotServed, check_served
-from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
 
 logger = logging.getLogger(__name__)

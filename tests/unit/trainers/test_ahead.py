@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
+from sorl_trl.agents.chat import RolloutSetup
+from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.rollout import RolloutLimits
-from sorl_trl.trainers.agents.chat import RolloutSetup
-from sorl_trl.trainers.agents.vllm import EngineUnavailable
 from sorl_trl.trainers.ahead import policies, rollouts
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 

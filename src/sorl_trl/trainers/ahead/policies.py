@@ -11,11 +11,11 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 
+from sorl_trl.agents.chat import RolloutSetup
+from sorl_trl.agents.vllm.connection import EngineUnavailable, VLLMServer
+from sorl_trl.agents.vllm.server import VLLMServerEngine, sampled_turns, server_url
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.slots import SlotEngine
-from sorl_trl.trainers.agents.chat import RolloutSetup
-from sorl_trl.trainers.agents.vllm.connection import EngineUnavailable, VLLMServer
-from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, sampled_turns, server_url
 from sorl_trl.trainers.checkpoint import checkpoint_now
 
 TOLERANCE = 0.2

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
+from sorl_trl.agents.agent_rollout import AgentRollout
+from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.rollout import Engine, TurnEnd
 from sorl_trl.rollout.engine import draw_seed
-from sorl_trl.trainers.agents.agent_rollout import AgentRollout
-from sorl_trl.trainers.agents.chat import RolloutSetup
 from sorl_trl.trainers.ahead.policies import Policy, PolicyCopies, ServerPolicy, together
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from sorl_trl.agents.vllm.colocate import VLLMColocateEngine
+from sorl_trl.agents.vllm.connection import EngineUnavailable, VLLMServer
+from sorl_trl.agents.vllm.server import VLLMServerEngine, server_url
+from sorl_trl.agents.vllm.turns import VLLMEngine
 from sorl_trl.rollout import TurnEnd
-from sorl_trl.trainers.agents.vllm.colocate import VLLMColocateEngine
-from sorl_trl.trainers.agents.vllm.connection import EngineUnavailable, VLLMServer
-from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, server_url
-from sorl_trl.trainers.agents.vllm.turns import VLLMEngine
 
 __all__ = ["EngineUnavailable", "VLLMColocateEngine", "VLLMEngine", "VLLMServerEngine", "vllm_engine"]
 

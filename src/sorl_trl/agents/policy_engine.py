@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
+from sorl_trl.agents.vllm import vllm_engine
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
-from sorl_trl.trainers.agents.vllm import vllm_engine
 
 
 @contextmanager

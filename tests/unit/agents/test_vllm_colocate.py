@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from sorl_trl.agents.vllm import VLLMColocateEngine, vllm_engine
 from sorl_trl.rollout import EngineWork, TurnEnd, generate_turns
-from sorl_trl.trainers.agents.vllm import VLLMColocateEngine, vllm_engine
 from tests.engines import take_turns
 from tests.scripted_vllm import LOGPROB, WINDOW, Script, ScriptedLLM, pretend_vllm, scripted_wrapper
 from tests.unit.rollout.fakes import encode, word_tokenizer

@@ -9,6 +9,7 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
+from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout import ChatProtocol, Sanitizer, SearchResponder, TagProtocol, ToolBox, Unavailable
 from sorl_trl.rollout.environments.tools import fits
@@ -16,7 +17,6 @@ from sorl_trl.rollout.greetings import Greeter, is_image, is_text
 from sorl_trl.search import RetryPolicy, SearchBackend
 from sorl_trl.search.backend import is_thread_safe
 from sorl_trl.text import round_brackets
-from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.types import ActionKind
 
 

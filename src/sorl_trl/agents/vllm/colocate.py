@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 
+from sorl_trl.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
 from sorl_trl.rollout import Generation, TurnEnd
-from sorl_trl.trainers.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
 
 
 @dataclass

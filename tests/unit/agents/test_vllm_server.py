@@ -11,12 +11,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from sorl_trl.agents.vllm import EngineUnavailable, VLLMServerEngine, connection, vllm_engine
+from sorl_trl.agents.vllm import client as clients
+from sorl_trl.agents.vllm.client import WeightClient
+from sorl_trl.agents.vllm.connection import VLLMServer
 from sorl_trl.rollout import TurnEnd
-from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, connection, vllm_engine
-from sorl_trl.trainers.agents.vllm import client as clients
-from sorl_trl.trainers.agents.vllm.client import PolicyGeneration, WeightClient
-from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.ahead.policies import ServerPolicy
+from sorl_trl.trainers.policy_generation import PolicyGeneration
 from tests.engines import take_turns
 from tests.scripted_vllm import (
     LOGPROB,

@@ -9,9 +9,9 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from sorl_trl.agents.vllm.connection import VLLMServer
+from sorl_trl.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
 from sorl_trl.rollout import Generation, TurnEnd
-from sorl_trl.trainers.agents.vllm.connection import VLLMServer
-from sorl_trl.trainers.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
 
 Answers: TypeAlias = "queue.SimpleQueue[tuple[TurnRequest, Future[Sampled]] | None]"
 

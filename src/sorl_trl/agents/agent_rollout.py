@@ -11,6 +11,8 @@ from trl import GRPOTrainer
 from trl.chat_template_utils import get_training_chat_template, is_chat_template_prefix_preserving
 from trl.data_utils import is_conversational
 
+from sorl_trl.agents.chat import RolloutSetup, check_results, holds_images, messages_of
+from sorl_trl.agents.policy_engine import policy_engine
 from sorl_trl.rollout import (
     Collector,
     Engine,
@@ -26,8 +28,6 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.rollout.greetings import Greeter
 from sorl_trl.search import SearchBackend
-from sorl_trl.trainers.agents.chat import RolloutSetup, check_results, holds_images, messages_of
-from sorl_trl.trainers.agents.policy_engine import policy_engine
 from sorl_trl.types import StopReason, Trajectory
 
 # The policy or the environment ended these trajectories; the others reached a length limit.
