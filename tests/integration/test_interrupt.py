@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.cli.main import main
-from sorl_trl.trainers.resume_point import newest_whole
+from sorl_trl.records.resume_point import newest_whole
 from tests.interrupts import interrupted, make_world, training_words
 
 

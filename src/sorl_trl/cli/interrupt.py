@@ -46,7 +46,7 @@ def interruptible(trainer: Any) -> Iterator[None]:
 
 
 def _how_to_go_on(trainer: Any) -> str:
-    from sorl_trl.trainers.resume_point import newest_whole
+    from sorl_trl.records.resume_point import newest_whole
 
     step = trainer.state.global_step
     if newest_whole(Path(trainer.args.output_dir)) is not None:

@@ -8,7 +8,7 @@ from accelerate.utils import broadcast_object_list
 
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.records import RECIPE_FILE, checkpoints
-from sorl_trl.trainers.resume_point import ADAPTERS, WEIGHTS, resume_point
+from sorl_trl.records.resume_point import ADAPTERS, WEIGHTS, resume_point
 
 SIGNS = (RECIPE_FILE, *WEIGHTS, *ADAPTERS)
 """A folder with one of these files holds a run or a policy."""

@@ -34,6 +34,7 @@ from sorl_trl.diagnostics.runs import load_run
 from sorl_trl.files import write_whole
 from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
 from sorl_trl.records.evaluated import read_evaluated, read_settings
+from sorl_trl.records.resume_point import newest
 from sorl_trl.sandbox import (
     CORPUS_FILE,
     EVALUATION_FILE,
@@ -47,7 +48,6 @@ from sorl_trl.sandbox import (
     warm_start,
 )
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.resume_point import newest
 
 CACHE = Path("runs/cache")
 """The cache of warm-started policies, in the folder where the command runs."""

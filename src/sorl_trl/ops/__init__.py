@@ -23,6 +23,7 @@ from .clip_norm import (
     clip_penalty,
     clipping_bias,
     gated_kl,
+    kl_controlled_factor,
     kl_to_old,
     turn_clip_fraction,
 )
@@ -113,6 +114,7 @@ __all__ = [
     "is_value_clipped",
     "is_vetoed",
     "kept_groups",
+    "kl_controlled_factor",
     "kl_to_old",
     "last_token_before_turn",
     "leave_one_out_advantages",

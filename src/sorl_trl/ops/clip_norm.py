@@ -1,4 +1,4 @@
-"""Clipping-triggered normalization: the share that is clipped, the KL to the old policy, and the clipping bias."""
+"""Clipping-triggered normalization: the share that is clipped, the KL to the old policy, and what they drive."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ PENALTY_ESTIMATORS = tuple(name for name in KL_ESTIMATORS if name != "k1")
 """The estimators that lower the KL as penalties: under π_old, "k1" has the mean gradient of −KL(π_old ‖ π_θ)."""
 PENALTY_GATES = ("token", "turn", "none")
 """What multiplies each trajectory's KL: its share of tokens or turns outside the gate's range, or 1."""
+_LR_STEP, _LR_LEAST = 1.5, 0.01
+"""By how much an update changes the factor of the learning rate, and the smallest factor."""
 
 
 def clip_fraction(
@@ -118,3 +120,23 @@ def clipping_bias(ratio: Tensor, advantages: Tensor, stopped: Tensor, loss_mask:
     lost = loss_mask.bool() & stopped
     per_trajectory = masked_mean(keep(ratio, lost) * keep(advantages, lost), loss_mask, dim=1)
     return per_trajectory.sum() / max(len(per_trajectory), 1)
+
+
+def kl_controlled_factor(factor: float, kl: float, target_kl: float) -> float:
+    """The next factor of the scheduled learning rate, after an update that measured `kl` with `factor`.
+
+    It is `factor` / 1.5 if `kl` > 2 `target_kl`, `factor` · 1.5 if 0 < `kl` < `target_kl` / 2, and otherwise `factor`
+    (Rudin et al., arXiv 2109.11978, as in rsl_rl). Unlike rsl_rl, which keeps the learning rate itself in
+    [1e-5, 1e-2], it keeps the factor in [0.01, 1].
+
+    Args:
+        factor: In [0.01, 1].
+        kl: KL(policy || old policy), nats per token. 0 and NaN change nothing: the policy has not moved, or no token
+            is trained on.
+        target_kl: Above 0, nats per token.
+    """
+    if kl > 2 * target_kl:
+        return max(factor / _LR_STEP, _LR_LEAST)
+    if 0 < kl < target_kl / 2:
+        return min(factor * _LR_STEP, 1.0)
+    return factor

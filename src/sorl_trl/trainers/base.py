@@ -35,6 +35,7 @@ from sorl_trl.agents.native_tools import HarmlessTools, tools_as_rollout
 from sorl_trl.files import full_disk_is_said
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
+from sorl_trl.records.resume_point import ranks_where, resume_point
 from sorl_trl.rollout.generation import positions_of
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.trainers.bias_norm import bias_normalizer
@@ -68,7 +69,6 @@ from sorl_trl.trainers.metrics import MetricLog, MetricSums
 from sorl_trl.trainers.model_card import credited, rewrite_card
 from sorl_trl.trainers.policy_generation import used_by_trl
 from sorl_trl.trainers.prompts import image_inputs, prompts_of
-from sorl_trl.trainers.resume_point import ranks_where, resume_point
 from sorl_trl.trainers.rewards import SAMPLED, rewarding_turns
 from sorl_trl.trainers.rollout import (
     GENERATED_AT,

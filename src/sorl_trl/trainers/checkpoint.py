@@ -25,10 +25,10 @@ from trl.trainer.utils import RepeatSampler
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
+from sorl_trl.records.resume_point import damage, ranks_where
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.shipped import package_version
 from sorl_trl.trainers.checks import say_once
-from sorl_trl.trainers.resume_point import damage, ranks_where
 from sorl_trl.trainers.rollout import ON_HOST
 
 _OF_CYCLE = (

@@ -9,32 +9,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from sorl_trl.learning_rate import check_scheduler, scale_learning_rate
 from sorl_trl.methods import MicroBatch
+from sorl_trl.ops import kl_controlled_factor
 from sorl_trl.trainers.metrics import mean_of_numbers
 
-STEP = 1.5
-MIN_FACTOR = 0.01
 FACTOR = "policy_lr_factor"
 """The scheduler's attribute that holds the factor."""
-
-
-def kl_controlled_factor(factor: float, kl: float, target_kl: float) -> float:
-    """The next factor of the scheduled learning rate, after an update that measured `kl` with `factor`.
-
-    It is `factor` / 1.5 if `kl` > 2 `target_kl`, `factor` · 1.5 if 0 < `kl` < `target_kl` / 2, and otherwise `factor`
-    (Rudin et al., arXiv 2109.11978, as in rsl_rl). Unlike rsl_rl, which keeps the learning rate itself in
-    [1e-5, 1e-2], it keeps the factor in [0.01, 1].
-
-    Args:
-        factor: In [0.01, 1].
-        kl: KL(policy || old policy), nats per token. 0 and NaN change nothing: the policy has not moved, or no token
-            is trained on.
-        target_kl: Above 0, nats per token.
-    """
-    if kl > 2 * target_kl:
-        return max(factor / STEP, MIN_FACTOR)
-    if 0 < kl < target_kl / 2:
-        return min(factor * STEP, 1.0)
-    return factor
 
 
 class KLControl(TrainerCallback):

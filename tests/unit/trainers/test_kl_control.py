@@ -16,7 +16,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from sorl_trl.learning_rate import scale_learning_rate
-from sorl_trl.trainers.kl_control import KLControl, kl_controlled_factor
+from sorl_trl.ops import kl_controlled_factor
+from sorl_trl.trainers.kl_control import KLControl
 from sorl_trl.trainers.metrics import mean_of_numbers
 
 TARGET = 0.1
