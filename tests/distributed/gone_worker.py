@@ -42,13 +42,13 @@ def build(folder: Path, asked: list[Any], order: str, save: str = "steps") -> An
     fields |= {"num_iterations": 1, "gradient_accumulation_steps": 1, "max_steps": 6, "async_staleness": 1}
     fields |= {"save_strategy": save, "save_steps": 100, "async_order": order}
     trainer = build_agent(folder / order, Straggling(BM25Index.load(folder / "index")), **fields)
-    generate = trainer._generate
+    calculate = trainer._calculate_rewards
 
-    def noted(prompts: list[Any]) -> Any:
-        asked.append(list(prompts))
-        return generate(prompts)
+    def noted(rows: Any, prompts: list[Any], *others: Any) -> Any:
+        asked.append(list(prompts))  # of the rows that are trained on, which may have overtaken the dataloader's
+        return calculate(rows, prompts, *others)
 
-    trainer._generate = noted
+    trainer._calculate_rewards = noted
     return trainer
 
 
