@@ -13,7 +13,7 @@ import torch
 
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.methods import Method
-from sorl_trl.trainers.rollout import OLD_SINCE
+from sorl_trl.trainers.batch import OLD_SINCE
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl.methods import LLDS, METHODS, ClipPenalty, DoubleSided, Method, MiniRL, Unweighted
-from sorl_trl.trainers.rollout import OLD_SINCE, drop
+from sorl_trl.trainers.batch import OLD_SINCE, drop
 from tests.losses import assert_same_loss, gradient, off_policy_batch, token_logps
 from tests.trajectories import SeveralContexts
 

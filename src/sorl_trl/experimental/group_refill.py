@@ -18,8 +18,9 @@ from sorl_trl.checks import COUNT
 from sorl_trl.methods import ScoredRollout, ZeroVariance
 from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.base import TurnLevelTrainer
+from sorl_trl.trainers.batch import own_rows, token_count
 from sorl_trl.trainers.config import TurnLevelConfig
-from sorl_trl.trainers.rollout import Rollout, own_rows, token_count
+from sorl_trl.trainers.rollout import Rollout
 
 _OF_TURNS = ("turn_rewards", "has_turn_reward", "states")
 """The fields of a rollout that have a column per turn."""

@@ -20,9 +20,10 @@ from sorl_trl.experimental.seeupo_ops import backward_turn_advantages, next_mult
 from sorl_trl.methods import LLDS, EngineTurnMask, Method, MicroBatch
 from sorl_trl.ops import bounded_log_ratio, masked_mean, turn_broadcast
 from sorl_trl.trainers.base import TurnLevelTrainer
+from sorl_trl.trainers.batch import OLD_SINCE, ROW_SCALE, row_scale
 from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.forward import Pass
-from sorl_trl.trainers.rollout import OLD_SINCE, ROW_SCALE, Rollout, row_scale
+from sorl_trl.trainers.rollout import Rollout
 
 MULTIPLIER = "turn_multiplier"
 """Field of a batch: (B,), M of each trajectory, the product of the ratios of its turns that were updated."""

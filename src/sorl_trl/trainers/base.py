@@ -8,36 +8,30 @@ reader finds every seam to TRL in one class; what the methods do is in the modul
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_decorator
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import (
-    shuffle_sequence_dict,
-    split_pixel_values_by_grid,
-    unsplit_pixel_values_by_grid,
-    use_adapter,
-)
+from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
-from sorl_trl.agents.agent_rollout import MESSAGES, AgentRollout
+from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.agents.chat import know_calls
 from sorl_trl.agents.chatml import check_template
 from sorl_trl.agents.native_tools import HarmlessTools, tools_as_rollout
 from sorl_trl.files import full_disk_is_said
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
-from sorl_trl.records.resume_point import ranks_where, resume_point
-from sorl_trl.rollout.generation import positions_of
+from sorl_trl.records.resume_point import resume_point
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
+from sorl_trl.trainers.batch import GOOD_TOKENS, advantages_of, micro_batches, turns_of
 from sorl_trl.trainers.bias_norm import bias_normalizer
 from sorl_trl.trainers.checkpoint import (
     EpochRepeatSampler,
@@ -68,30 +62,9 @@ from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums
 from sorl_trl.trainers.model_card import credited, rewrite_card
 from sorl_trl.trainers.policy_generation import used_by_trl
-from sorl_trl.trainers.prompts import image_inputs, prompts_of
-from sorl_trl.trainers.rewards import SAMPLED, rewarding_turns
-from sorl_trl.trainers.rollout import (
-    GENERATED_AT,
-    GOOD_TOKENS,
-    OLD_SINCE,
-    Rollout,
-    advantages_of,
-    corrects_sampling,
-    engine_weights,
-    kept_masks,
-    log_pending_metrics,
-    log_table,
-    micro_batches,
-    mismatch_of,
-    outcome_advantages,
-    scorable,
-    scored_rollout,
-    table_columns,
-    tensors,
-    trl_corrects_sampling,
-    turns_of,
-)
-from sorl_trl.trainers.sampled import Sampled, checked_rollout, sampled_rows
+from sorl_trl.trainers.rewards import rewarding_turns
+from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
+from sorl_trl.trainers.sampled import checked_rollout
 from sorl_trl.trainers.trajectory_dump import TrajectoryDump
 
 
@@ -201,87 +174,7 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _collect(self, inputs: list[dict[str, Any]]) -> Rollout:
         """Generate, score and reward a trajectory for each of this process's rows of the dataset."""
-        # Generate. TRL calls `rollout_func`, its tool loop or its engine, and logs lengths.
-        prompts, images = prompts_of(self, inputs)
-        self.rollout_examples = [dict(row) for row in inputs]
-        if self._ahead is not None and self.model.training:
-            self._ahead.renew(prompts)
-        prompt_ids, completion_ids, env_mask, completions, logprobs, columns, shown, by_tools = self._generate(prompts)
-        images = images if shown is None else shown
-        sampled_at = columns.pop("sampled_at_step", self.state.global_step)
-        rows = columns.pop("rows", inputs)
-        if rows is not inputs:  # those of a rollout ahead, which may have overtaken others
-            prompts = [row["prompt"] for row in rows]
-        context_ids = columns.pop("context_ids", None)
-        window = None if context_ids is None else positions_of(self.accelerator.unwrap_model(self.model))
-        turn_ids = columns.pop("turn_ids", None)
-        sampled = sampled_rows(prompt_ids, completion_ids, env_mask, turn_ids, context_ids, window)
-        completions = columns.pop(MESSAGES, None) or self._shown(completions, sampled)
-
-        # Old policy and reference policy
-        batch = tensors(self, sampled, env_mask, logprobs, context_ids is not None)
-        batch |= image_inputs(self, prompts, images, by_tools, batch)
-        batch[GENERATED_AT] = torch.tensor(sampled_at)
-        batch[OLD_SINCE] = torch.tensor(sampled_at if self.args.compares_with_sampler else self.state.global_step)
-        old_logps = self._score_old_policy(batch)
-        if self.beta != 0.0:
-            batch["ref_per_token_logps"] = self._score_reference(batch)
-        if trl_corrects_sampling(self):
-            batch["importance_sampling_ratio"] = engine_weights(self, batch)
-
-        # Rewards, which functions may give to turns
-        for i, row in enumerate(rows):
-            of_row = {name: values for name, values in columns.items() if not isinstance(values, list)}
-            row |= of_row | {name: values[i] for name, values in columns.items() if name not in of_row}
-        asked = [{**row, SAMPLED: own} for row, own in zip(rows, sampled, strict=True)]
-        rewards = scorable(self, sampled, self._calculate_rewards(asked, prompts, completions, completion_ids))
-        scored = scored_rollout(self, rows, sampled, batch, rewards)
-        advantages = outcome_advantages(self, scored)
-        table = table_columns(self, prompts, completions, rewards)
-        log_pending_metrics(self)
-        if images is not None and self.log_multimodal:
-            self._logs["images"].extend(gather_object(images))
-        return Rollout(self.accelerator, rows, sampled, batch, scored, advantages, table, old_logps)
-
-    def _shown(self, completions: list[Any], sampled: Sequence[Sampled]) -> list[Any]:
-        """The completions, of which those with several contexts show no token twice to reward functions."""
-        for i, row in enumerate(sampled):
-            if any(context < 0 for context in row.context_ids):
-                text = self._tokenizer.decode(row.shown(0, len(row.completion_ids)), skip_special_tokens=True)
-                is_text = isinstance(completions[i], str)
-                completions[i] = text if is_text else [{"role": "assistant", "content": text}]
-        return completions
-
-    def _score_old_policy(self, batch: dict[str, Any]) -> Tensor | None:
-        """Put the log-probabilities that ratios compare with into a batch, and return the policy's, if it is run.
-
-        Without them, ratios compare the policy with itself, as in TRL. The policy is not run if ratios compare with
-        what sampled ahead and all of its log-probabilities are known.
-        """
-        is_ahead = self.args.async_staleness > 0 and self.model.training
-        is_sampler = is_ahead and self.args.compares_with_sampler
-        is_reused = self.args.gradient_accumulation_steps % self.args.cycle_steps != 0
-        is_compared = is_ahead or is_reused or trl_corrects_sampling(self)
-        sampling: Any = batch.get("sampling_per_token_logps")
-        is_known = is_sampler and not ranks_where(bool(sampling.isnan().any()))
-        logps = None
-        if self._has_critic or (is_compared and not is_known):
-            scores = self._score(self.model, batch, values=self._has_critic)
-            logps = scores.logps
-            if scores.values is not None:
-                batch["old_values"] = scores.values
-        if is_compared:
-            old: Any = sampling if is_known else logps
-            batch["old_per_token_logps"] = torch.where(sampling.isnan(), old, sampling) if is_sampler else old
-        return logps
-
-    def _score_reference(self, batch: dict[str, Any]) -> Tensor:
-        """(B, T) log-probabilities of the reference: a model of its own, or the policy without its adapter."""
-        if self.ref_model is not None:
-            return self._score(self.ref_model, batch).logps
-        policy = self.accelerator.unwrap_model(self.model)
-        with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
-            return self._score(self.model, batch).logps
+        return collect(self, inputs)
 
     @torch.no_grad()
     def _score(self, model: Any, batch: Mapping[str, Any], values: bool = False) -> Pass:

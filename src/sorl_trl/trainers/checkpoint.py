@@ -28,8 +28,8 @@ from sorl_trl.files import write_whole
 from sorl_trl.records.resume_point import damage, ranks_where
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.shipped import package_version
+from sorl_trl.trainers.batch import ON_HOST
 from sorl_trl.trainers.checks import say_once
-from sorl_trl.trainers.rollout import ON_HOST
 
 _OF_CYCLE = (
     "world_size",

@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 
 from sorl_trl.rollout.slots.support import rope_of_batch
 from sorl_trl.trainers.attention import attend_in_segments, is_flash, why_not_packed
+from sorl_trl.trainers.batch import loss_mask_of
 from sorl_trl.trainers.checks import say_once
 from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of
 from sorl_trl.trainers.layouts import LAYOUTS, Plan, plan_of
 from sorl_trl.trainers.prompts import IMAGE_INPUTS
-from sorl_trl.trainers.rollout import loss_mask_of
 
 logger = logging.getLogger(__name__)
 

@@ -29,17 +29,17 @@ from sorl_trl.ops import (
     turn_weights,
     vespo_surrogate,
 )
-from sorl_trl.trainers.forward import Pass
-from sorl_trl.trainers.rollout import (
+from sorl_trl.trainers.batch import (
     GENERATED_AT,
     GOOD_TOKENS,
     OLD_SINCE,
     advantages_of,
-    corrects_sampling,
     loss_mask_of,
     row_scale,
     turns_of,
 )
+from sorl_trl.trainers.forward import Pass
+from sorl_trl.trainers.rollout import corrects_sampling
 
 _LOWEST_LOGP = -1e4
 """Infinite log-probabilities are clamped to this, because the difference of two of them would be NaN."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,27 +11,19 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 from torch.nn.functional import pad as pad_width
-from trl.trainer.utils import nanmax, nanmin, nanstd, pad
+from trl.trainer.utils import nanmax, nanmin, nanstd, pad, use_adapter
 
+from sorl_trl.agents.agent_rollout import MESSAGES
 from sorl_trl.methods import ScoredRollout
-from sorl_trl.ops import TurnLayout, bounded_log_ratio, turn_layout, turn_starts
+from sorl_trl.ops import bounded_log_ratio, turn_layout
 from sorl_trl.ops.advantages import STD_FLOOR
-from sorl_trl.trainers.rewards import split_rewards
-from sorl_trl.trainers.sampled import Sampled, padded, state_keys
+from sorl_trl.records.resume_point import ranks_where
+from sorl_trl.rollout.generation import positions_of
+from sorl_trl.trainers.batch import GENERATED_AT, OLD_SINCE, drop, gather_rows, loss_mask_of, own_rows, token_count
+from sorl_trl.trainers.prompts import image_inputs, prompts_of
+from sorl_trl.trainers.rewards import SAMPLED, split_rewards
+from sorl_trl.trainers.sampled import Sampled, padded, sampled_rows, state_keys
 from sorl_trl.types import ActionKind, Trajectory
-
-logger = logging.getLogger(__name__)
-
-ROW_SCALE = "row_scale"
-"""Field of a batch from which trajectories were dropped: the number of all rows divided by those that still count."""
-GENERATED_AT = "generated_at_step"
-"""Field of a batch: the number of optimizer steps made before its trajectories were sampled."""
-OLD_SINCE = "old_policy_since_step"
-"""Field of a batch: the number of optimizer steps made by the policy that its ratios compare with."""
-GOOD_TOKENS = "good_tokens"
-"""Field of a batch: the model tokens, over all processes, of trajectories with an advantage of at least 0."""
-ON_HOST = (GENERATED_AT, OLD_SINCE, "turn_counts", ROW_SCALE)
-"""Fields of a batch that stay on the host, where reading them does not wait for the device."""
 
 
 @dataclass
@@ -68,51 +59,59 @@ class Rollout:
         drop(self.batch, keep, self.accelerator)
 
 
-# -------------------------------------------------------------------------------------------------------------------
-# What the tensors of a batch say
-# -------------------------------------------------------------------------------------------------------------------
+def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
+    """Generate, score and reward a trajectory for each of this process's rows of the dataset."""
+    # Generate. TRL calls `rollout_func`, its tool loop or its engine, and logs lengths.
+    prompts, images = prompts_of(trainer, inputs)
+    trainer.rollout_examples = [dict(row) for row in inputs]
+    if trainer._ahead is not None and trainer.model.training:
+        trainer._ahead.renew(prompts)
+    prompt_ids, completion_ids, env_mask, completions, logprobs, columns, shown, by_tools = trainer._generate(prompts)
+    images = images if shown is None else shown
+    sampled_at = columns.pop("sampled_at_step", trainer.state.global_step)
+    rows = columns.pop("rows", inputs)
+    if rows is not inputs:  # those of a rollout ahead, which may have overtaken others
+        prompts = [row["prompt"] for row in rows]
+    context_ids = columns.pop("context_ids", None)
+    window = None if context_ids is None else positions_of(trainer.accelerator.unwrap_model(trainer.model))
+    turn_ids = columns.pop("turn_ids", None)
+    sampled = sampled_rows(prompt_ids, completion_ids, env_mask, turn_ids, context_ids, window)
+    completions = columns.pop(MESSAGES, None) or _shown(trainer, completions, sampled)
+
+    # Old policy and reference policy
+    batch = tensors(trainer, sampled, env_mask, logprobs, context_ids is not None)
+    batch |= image_inputs(trainer, prompts, images, by_tools, batch)
+    batch[GENERATED_AT] = torch.tensor(sampled_at)
+    batch[OLD_SINCE] = torch.tensor(sampled_at if trainer.args.compares_with_sampler else trainer.state.global_step)
+    old_logps = _score_old_policy(trainer, batch)
+    if trainer.beta != 0.0:
+        batch["ref_per_token_logps"] = _score_reference(trainer, batch)
+    if trl_corrects_sampling(trainer):
+        batch["importance_sampling_ratio"] = engine_weights(trainer, batch)
+
+    # Rewards, which functions may give to turns
+    for i, row in enumerate(rows):
+        of_row = {name: values for name, values in columns.items() if not isinstance(values, list)}
+        row |= of_row | {name: values[i] for name, values in columns.items() if name not in of_row}
+    asked = [{**row, SAMPLED: own} for row, own in zip(rows, sampled, strict=True)]
+    rewards = scorable(trainer, sampled, trainer._calculate_rewards(asked, prompts, completions, completion_ids))
+    scored = scored_rollout(trainer, rows, sampled, batch, rewards)
+    advantages = outcome_advantages(trainer, scored)
+    table = table_columns(trainer, prompts, completions, rewards)
+    log_pending_metrics(trainer)
+    if images is not None and trainer.log_multimodal:
+        trainer._logs["images"].extend(gather_object(images))
+    return Rollout(trainer.accelerator, rows, sampled, batch, scored, advantages, table, old_logps)
 
 
-def loss_mask_of(batch: Mapping[str, Any]) -> Tensor:
-    """(B, T) 1 on the tokens that the loss keeps."""
-    mask: Tensor = batch["completion_mask"]
-    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
-
-
-def advantages_of(batch: Mapping[str, Any]) -> Tensor:
-    """(B, T), or (B, 1) if all tokens of a trajectory have the same advantage."""
-    advantages: Tensor = batch["advantages"]
-    return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
-
-
-def row_scale(batch: Mapping[str, Any]) -> float:
-    """The factor that takes dropped rows out of a mean over the rows of a micro-batch: 1 if none was dropped."""
-    return float(batch.get(ROW_SCALE, 1.0))
-
-
-def turns_of(batch: Mapping[str, Any]) -> TurnLayout:
-    """The turns of a batch; if it has `turn_counts`, without waiting for the device."""
-    counts = batch.get("turn_counts")
-    return turn_layout(batch["turn_ids"], None if counts is None else int(counts.max()))
-
-
-def token_count(batch: Mapping[str, Any], accelerator: Accelerator) -> Tensor:
-    """() the number of tokens that the loss keeps on all processes: TRL's `num_items_in_batch`."""
-    count: Tensor = accelerator.gather(loss_mask_of(batch).sum()).sum()
-    return count
-
-
-def own_rows(gathered: Any, count: int, accelerator: Accelerator) -> Any:
-    """This process's `count` rows of a tensor or list that was gathered from all processes."""
-    first = accelerator.process_index * count
-    return gathered[first : first + count]
-
-
-def gather_rows(accelerator: Accelerator, values: Tensor, padding: int = 0) -> Tensor:
-    """Stack the (B, N) values of all processes, with `padding` where a process has fewer columns."""
-    if values.dtype == torch.bool:  # accelerate would make integers of them, but only on the ranks that pad
-        return gather_rows(accelerator, values.long(), padding).bool()
-    return accelerator.gather(accelerator.pad_across_processes(values, dim=1, pad_index=padding))
+def _shown(trainer: Any, completions: list[Any], sampled: Sequence[Sampled]) -> list[Any]:
+    """The completions, of which those with several contexts show no token twice to reward functions."""
+    for i, row in enumerate(sampled):
+        if any(context < 0 for context in row.context_ids):
+            text = trainer._tokenizer.decode(row.shown(0, len(row.completion_ids)), skip_special_tokens=True)
+            is_text = isinstance(completions[i], str)
+            completions[i] = text if is_text else [{"role": "assistant", "content": text}]
+    return completions
 
 
 # -------------------------------------------------------------------------------------------------------------------
@@ -164,6 +163,39 @@ def tensors(
 # -------------------------------------------------------------------------------------------------------------------
 # Old policy and engine
 # -------------------------------------------------------------------------------------------------------------------
+
+
+def _score_old_policy(trainer: Any, batch: dict[str, Any]) -> Tensor | None:
+    """Put the log-probabilities that ratios compare with into a batch, and return the policy's, if it is run.
+
+    Without them, ratios compare the policy with itself, as in TRL. The policy is not run if ratios compare with
+    what sampled ahead and all of its log-probabilities are known.
+    """
+    is_ahead = trainer.args.async_staleness > 0 and trainer.model.training
+    is_sampler = is_ahead and trainer.args.compares_with_sampler
+    is_reused = trainer.args.gradient_accumulation_steps % trainer.args.cycle_steps != 0
+    is_compared = is_ahead or is_reused or trl_corrects_sampling(trainer)
+    sampling: Any = batch.get("sampling_per_token_logps")
+    is_known = is_sampler and not ranks_where(bool(sampling.isnan().any()))
+    logps = None
+    if trainer._has_critic or (is_compared and not is_known):
+        scores = trainer._score(trainer.model, batch, values=trainer._has_critic)
+        logps = scores.logps
+        if scores.values is not None:
+            batch["old_values"] = scores.values
+    if is_compared:
+        old: Any = sampling if is_known else logps
+        batch["old_per_token_logps"] = torch.where(sampling.isnan(), old, sampling) if is_sampler else old
+    return logps
+
+
+def _score_reference(trainer: Any, batch: dict[str, Any]) -> Tensor:
+    """(B, T) log-probabilities of the reference: a model of its own, or the policy without its adapter."""
+    if trainer.ref_model is not None:
+        return trainer._score(trainer.ref_model, batch).logps
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
+        return trainer._score(trainer.model, batch).logps
 
 
 def corrects_sampling(trainer: Any) -> bool:
@@ -350,80 +382,6 @@ def kept_masks(trainer: Any, rollout: Rollout) -> list[Tensor]:
             own = pad_width(own[:, :width], (0, max(width - own.size(1), 0)), value=True)
         masks.append(own)
     return masks
-
-
-def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
-    """Take everything outside `keep` out of masks, turns and denominators. All processes call it together.
-
-    In TRL's losses that average over trajectories, a row whose tokens are all masked still counts as 0. A row that is
-    dropped here leaves that mean, too (`ROW_SCALE`), over all processes and the whole generation batch, so the result
-    does not depend on how the batch is split. A row that had no token before still counts as 0, as in TRL.
-
-    `keep` is (B,) or (B, T) bool.
-    """
-    keep = keep.unsqueeze(1) if keep.dim() == 1 else keep
-    before = loss_mask_of(batch).bool()
-    kept = before & keep
-    emptied = before.any(1) & ~kept.any(1)
-    local = torch.stack([emptied.new_tensor(len(emptied), dtype=torch.long), emptied.sum(), before.sum(), kept.sum()])
-    counts = accelerator.gather(local.unsqueeze(0)).sum(0)
-    rows, emptied_rows, tokens_before, tokens = counts.tolist()
-    if tokens == tokens_before:
-        return
-    if tokens == 0 and accelerator.is_main_process:
-        logger.warning("Every trajectory of this generation batch is dropped: the policy learns nothing from it.")
-    batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * keep
-    turn_ids = torch.where(kept, batch["turn_ids"], -1)  # may skip an index, so turns are counted again
-    batch["turn_ids"] = torch.where(turn_ids >= 0, turn_starts(turn_ids).long().cumsum(1) - 1, -1)
-    batch["num_items_in_batch"] = counts[-1]
-    rows_before = round(rows / row_scale(batch))
-    batch[ROW_SCALE] = torch.tensor(rows / max(rows_before - emptied_rows, 1), dtype=torch.float64)
-
-
-# -------------------------------------------------------------------------------------------------------------------
-# Micro-batches
-# -------------------------------------------------------------------------------------------------------------------
-
-WORTH_SHARING = 0.25
-"""Trajectories of one prompt are put together if their prompts are at least this part of an update's tokens. Ours."""
-
-
-def micro_batches(batch: Mapping[str, Any], count: int, of_step: int, shares: bool, processes: int) -> list[Any]:
-    """Split a shuffled rollout into `count` micro-batches of equally many rows, `of_step` to an optimizer step.
-
-    Rows stay in TRL's order, but for two cases. If the model reads common beginnings once (`shares`), rows of one
-    prompt are put together within a step, which changes nothing but the order of its sums. Otherwise, with several
-    `processes`, rows are dealt by length, so that none waits for another's longest micro-batch.
-    """
-    lengths = (batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)).tolist()
-    order = list(range(len(lengths)))
-    rows = len(order) // count
-    is_shared = False
-    if shares:
-        of_prompts = batch["prompt_mask"].sum(1).tolist()
-        prompts = torch.unique(batch["prompt_ids"], dim=0, return_inverse=True)[1].tolist()
-        for first in range(0, len(order), rows * of_step):
-            step = order[first : first + rows * of_step]
-            once = sum({prompts[row]: of_prompts[row] for row in step}.values())
-            again = sum(of_prompts[row] for row in step) - once
-            if again >= WORTH_SHARING * sum(lengths[row] for row in step):
-                order[first : first + rows * of_step] = sorted(step, key=prompts.__getitem__)
-                is_shared = True
-    if processes > 1 and not is_shared:
-        longest_first = sorted(order, key=lengths.__getitem__, reverse=True)
-        rounds = [longest_first[first : first + count] for first in range(0, len(order), count)]
-        dealt = [each if number % 2 == 0 else each[::-1] for number, each in enumerate(rounds)]
-        order = [each[place] for place in range(count) for each in dealt]
-    return [_rows_of(batch, order[first : first + rows]) for first in range(0, len(order), rows)]
-
-
-def _rows_of(batch: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
-    def taken(value: Any) -> Any:
-        if value is None or (isinstance(value, Tensor) and value.dim() == 0):
-            return value
-        return value[rows] if isinstance(value, Tensor) else [value[row] for row in rows]
-
-    return {name: taken(value) for name, value in batch.items()}
 
 
 # -------------------------------------------------------------------------------------------------------------------

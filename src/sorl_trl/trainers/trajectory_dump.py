@@ -28,8 +28,9 @@ from sorl_trl.records.trained import (
     write_trained,
 )
 from sorl_trl.rollout.tokens import decode, token_texts
+from sorl_trl.trainers.batch import GENERATED_AT
 from sorl_trl.trainers.config import TurnLevelConfig
-from sorl_trl.trainers.rollout import GENERATED_AT, Rollout
+from sorl_trl.trainers.rollout import Rollout
 from sorl_trl.types import Trajectory
 
 _ASKED = "asked"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.trainers.rollout import gather_rows, micro_batches
+from sorl_trl.trainers.batch import gather_rows, micro_batches
 
 
 class Rank:

@@ -1,0 +1,138 @@
+"""A batch in TRL's form, which is a dictionary of tensors: what it says, what leaves it, and how it is split."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from sorl_trl.ops import TurnLayout, turn_layout, turn_starts
+
+logger = logging.getLogger(__name__)
+
+ROW_SCALE = "row_scale"
+"""Field of a batch from which trajectories were dropped: the number of all rows divided by those that still count."""
+GENERATED_AT = "generated_at_step"
+"""Field of a batch: the number of optimizer steps made before its trajectories were sampled."""
+OLD_SINCE = "old_policy_since_step"
+"""Field of a batch: the number of optimizer steps made by the policy that its ratios compare with."""
+GOOD_TOKENS = "good_tokens"
+"""Field of a batch: the model tokens, over all processes, of trajectories with an advantage of at least 0."""
+ON_HOST = (GENERATED_AT, OLD_SINCE, "turn_counts", ROW_SCALE)
+"""Fields of a batch that stay on the host, where reading them does not wait for the device."""
+
+
+def loss_mask_of(batch: Mapping[str, Any]) -> Tensor:
+    """(B, T) 1 on the tokens that the loss keeps."""
+    mask: Tensor = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+def advantages_of(batch: Mapping[str, Any]) -> Tensor:
+    """(B, T), or (B, 1) if all tokens of a trajectory have the same advantage."""
+    advantages: Tensor = batch["advantages"]
+    return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+
+
+def row_scale(batch: Mapping[str, Any]) -> float:
+    """The factor that takes dropped rows out of a mean over the rows of a micro-batch: 1 if none was dropped."""
+    return float(batch.get(ROW_SCALE, 1.0))
+
+
+def turns_of(batch: Mapping[str, Any]) -> TurnLayout:
+    """The turns of a batch; if it has `turn_counts`, without waiting for the device."""
+    counts = batch.get("turn_counts")
+    return turn_layout(batch["turn_ids"], None if counts is None else int(counts.max()))
+
+
+def token_count(batch: Mapping[str, Any], accelerator: Accelerator) -> Tensor:
+    """() the number of tokens that the loss keeps on all processes: TRL's `num_items_in_batch`."""
+    count: Tensor = accelerator.gather(loss_mask_of(batch).sum()).sum()
+    return count
+
+
+def own_rows(gathered: Any, count: int, accelerator: Accelerator) -> Any:
+    """This process's `count` rows of a tensor or list that was gathered from all processes."""
+    first = accelerator.process_index * count
+    return gathered[first : first + count]
+
+
+def gather_rows(accelerator: Accelerator, values: Tensor, padding: int = 0) -> Tensor:
+    """Stack the (B, N) values of all processes, with `padding` where a process has fewer columns."""
+    if values.dtype == torch.bool:  # accelerate would make integers of them, but only on the ranks that pad
+        return gather_rows(accelerator, values.long(), padding).bool()
+    return accelerator.gather(accelerator.pad_across_processes(values, dim=1, pad_index=padding))
+
+
+def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
+    """Take everything outside `keep` out of masks, turns and denominators. All processes call it together.
+
+    In TRL's losses that average over trajectories, a row whose tokens are all masked still counts as 0. A row that is
+    dropped here leaves that mean, too (`ROW_SCALE`), over all processes and the whole generation batch, so the result
+    does not depend on how the batch is split. A row that had no token before still counts as 0, as in TRL.
+
+    `keep` is (B,) or (B, T) bool.
+    """
+    keep = keep.unsqueeze(1) if keep.dim() == 1 else keep
+    before = loss_mask_of(batch).bool()
+    kept = before & keep
+    emptied = before.any(1) & ~kept.any(1)
+    local = torch.stack([emptied.new_tensor(len(emptied), dtype=torch.long), emptied.sum(), before.sum(), kept.sum()])
+    counts = accelerator.gather(local.unsqueeze(0)).sum(0)
+    rows, emptied_rows, tokens_before, tokens = counts.tolist()
+    if tokens == tokens_before:
+        return
+    if tokens == 0 and accelerator.is_main_process:
+        logger.warning("Every trajectory of this generation batch is dropped: the policy learns nothing from it.")
+    batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * keep
+    turn_ids = torch.where(kept, batch["turn_ids"], -1)  # may skip an index, so turns are counted again
+    batch["turn_ids"] = torch.where(turn_ids >= 0, turn_starts(turn_ids).long().cumsum(1) - 1, -1)
+    batch["num_items_in_batch"] = counts[-1]
+    rows_before = round(rows / row_scale(batch))
+    batch[ROW_SCALE] = torch.tensor(rows / max(rows_before - emptied_rows, 1), dtype=torch.float64)
+
+
+WORTH_SHARING = 0.25
+"""Trajectories of one prompt are put together if their prompts are at least this part of an update's tokens. Ours."""
+
+
+def micro_batches(batch: Mapping[str, Any], count: int, of_step: int, shares: bool, processes: int) -> list[Any]:
+    """Split a shuffled rollout into `count` micro-batches of equally many rows, `of_step` to an optimizer step.
+
+    Rows stay in TRL's order, but for two cases. If the model reads common beginnings once (`shares`), rows of one
+    prompt are put together within a step, which changes nothing but the order of its sums. Otherwise, with several
+    `processes`, rows are dealt by length, so that none waits for another's longest micro-batch.
+    """
+    lengths = (batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)).tolist()
+    order = list(range(len(lengths)))
+    rows = len(order) // count
+    is_shared = False
+    if shares:
+        of_prompts = batch["prompt_mask"].sum(1).tolist()
+        prompts = torch.unique(batch["prompt_ids"], dim=0, return_inverse=True)[1].tolist()
+        for first in range(0, len(order), rows * of_step):
+            step = order[first : first + rows * of_step]
+            once = sum({prompts[row]: of_prompts[row] for row in step}.values())
+            again = sum(of_prompts[row] for row in step) - once
+            if again >= WORTH_SHARING * sum(lengths[row] for row in step):
+                order[first : first + rows * of_step] = sorted(step, key=prompts.__getitem__)
+                is_shared = True
+    if processes > 1 and not is_shared:
+        longest_first = sorted(order, key=lengths.__getitem__, reverse=True)
+        rounds = [longest_first[first : first + count] for first in range(0, len(order), count)]
+        dealt = [each if number % 2 == 0 else each[::-1] for number, each in enumerate(rounds)]
+        order = [each[place] for place in range(count) for each in dealt]
+    return [_rows_of(batch, order[first : first + rows]) for first in range(0, len(order), rows)]
+
+
+def _rows_of(batch: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
+    def taken(value: Any) -> Any:
+        if value is None or (isinstance(value, Tensor) and value.dim() == 0):
+            return value
+        return value[rows] if isinstance(value, Tensor) else [value[row] for row in rows]
+
+    return {name: taken(value) for name, value in batch.items()}
