@@ -123,7 +123,7 @@ def kept() -> Parts:
 
 CASES: dict[str, Case] = {
     "lognormal lengths": Case(SMALL, [64, 40, 51, 33, 60, 47, 38, 55], [alternating(each) for each in LENGTHS]),
-    "lengths as long": Case(SMALL, [64] * 4, [alternating(384)] * 4),
+    "equal lengths": Case(SMALL, [64] * 4, [alternating(384)] * 4),
     "one prompt, G = 8": Case(SMALL, [256] * 8, [[(0, 256, True)]] * 8, same_prompt=True),
     "stripped thoughts": Case(SMALL, [PROMPT] * 2, [stripped()] * 2, plain=[kept()] * 2),
     "SmolLM2-135M's shape": Case(SMOL, [32, 20, 27, 16], [alternating(each) for each in (192, 66, 107, 69)]),

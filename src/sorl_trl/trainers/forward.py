@@ -132,7 +132,8 @@ class Forward:
             most = float(trainer.accelerator.gather(off).max())
             if not most <= self._tolerance:  # true for NaN, too
                 self.layouts = LAYOUTS[:1]
-                self.reason = f"what it computes without padding is off by {most:.2g} on average"
+                off_by = f"what it computes without padding is off by {most:.2g} on average"
+                self.reason = "it fails without padding" if most == float("inf") else off_by
         if self.reason is None:
             logger.info("The policy reads trajectories without padding.")
             return

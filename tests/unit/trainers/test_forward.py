@@ -278,6 +278,22 @@ def test_these_read_padded_rows(
     torch.testing.assert_close(said, {name: plain[name] for name in said}, rtol=1e-3, atol=1e-3)
 
 
+def test_a_model_that_fails_without_padding_reads_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a kernel may, that torch has and the GPU does not."""
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(attention, "_has_kernel", lambda *_: True)
+    monkeypatch.setattr(attention, "_in_one_kernel", fails)
+    model = families.build(FAMILIES["llama"])
+    plain = detached(one_by_one(model))
+    forward = forward_of(with_head(model, packs=False))
+    said = asked(forward, model)
+    assert (forward.layouts, forward.reason) == (("unfolded",), "it fails without padding")
+    torch.testing.assert_close(said, {name: plain[name] for name in said}, **IN_SINGLE)
+
+
 @pytest.mark.trains
 def test_every_model_of_a_trainer_attends_in_segments(tmp_path: Path, tokenizer: Any) -> None:
     """Policy, reference and critic: one that did not would mix trajectories."""
