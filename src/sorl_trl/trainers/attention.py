@@ -105,8 +105,8 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float | None
     seen = (other <= own) & (other > own - window)
     if q.is_cuda and k.size(1) != q.size(1):  # there, no fast kernel takes a mask and `enable_gqa`
         k, v = (each.repeat_interleave(q.size(1) // k.size(1), 1) for each in (k, v))
-    options = {"dropout_p": dropout, "scale": scale, "enable_gqa": k.size(1) != q.size(1)}
-    return scaled_dot_product_attention(q, k, v, attn_mask=seen, **options)
+    is_shared = k.size(1) != q.size(1)
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, scale=scale, enable_gqa=is_shared)
 
 
 def _kernel_dtype(query: Tensor) -> torch.dtype:
