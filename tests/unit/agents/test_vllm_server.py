@@ -12,10 +12,10 @@ import torch
 from accelerate import Accelerator
 
 from sorl_trl.agents.vllm import EngineUnavailable, VLLMServerEngine, connection, vllm_engine
-from sorl_trl.agents.vllm import client as clients
 from sorl_trl.agents.vllm.client import WeightClient
 from sorl_trl.agents.vllm.connection import VLLMServer
 from sorl_trl.rollout import TurnEnd
+from sorl_trl.trainers import policy_generation
 from sorl_trl.trainers.ahead.policies import ServerPolicy
 from sorl_trl.trainers.policy_generation import PolicyGeneration
 from tests.engines import take_turns
@@ -227,7 +227,7 @@ def test_a_trainer_of_this_package_sends_weights_through_our_client(monkeypatch:
         def init_communicator(self, device: torch.device) -> None:
             self.device = device
 
-    monkeypatch.setattr(clients, "WeightClient", Client)
+    monkeypatch.setattr(policy_generation, "WeightClient", Client)
     options = {"mode": "server", "server_port": 8001, "group_port": 7, "server_timeout": 5.0}
     generation = PolicyGeneration(torch.nn.Linear(1, 1), Accelerator(cpu=True), word_tokenizer(), **options)
     assert generation.vllm_client.given == ("http://0.0.0.0:8001", 7, 5.0)
