@@ -126,6 +126,7 @@ CASES: dict[str, Case] = {
     "equal lengths": Case(SMALL, [64] * 4, [alternating(384)] * 4),
     "one prompt, G = 8": Case(SMALL, [256] * 8, [[(0, 256, True)]] * 8, same_prompt=True),
     "stripped thoughts": Case(SMALL, [PROMPT] * 2, [stripped()] * 2, plain=[kept()] * 2),
+    "kept thoughts": Case(SMALL, [PROMPT] * 2, [kept()] * 2),
     "SmolLM2-135M's shape": Case(SMOL, [32, 20, 27, 16], [alternating(each) for each in (192, 66, 107, 69)]),
 }
 
