@@ -76,8 +76,7 @@ class SOPPOConfig(TurnLevelConfig):
         default=None,
         metadata={
             "help": "Learning rate of the critic's adapter or value model. Default: ten times `learning_rate`, but "
-            "`learning_rate` for a value model beside a policy with PEFT, whose rate is that much higher already. A "
-            "critic of kind 'head' has nothing but its head."
+            "`learning_rate` for a value model beside a policy with PEFT, whose rate is that much higher already."
         },
     )
     critic_warmup_steps: Annotated[int, COUNT] = field(

@@ -19,7 +19,7 @@ from sorl_trl.methods import Method, MicroBatch
 from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_layout, turn_starts, value_loss, whiten
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.checks import check_trained, disable_noise
-from sorl_trl.trainers.critic.checkpoint import CRITIC_FOLDER, check_kind, restore_critic, save_critic, setup_critic
+from sorl_trl.trainers.critic.checkpoint import CRITIC_FOLDER, find_critic, restore_critic, save_critic, setup_critic
 from sorl_trl.trainers.critic.experience import critic_metrics, token_experience, turn_experience
 from sorl_trl.trainers.critic.model import Critic, FollowPolicy, detached_critic, is_critic_name
 from sorl_trl.trainers.forward import Forward, Pass
@@ -180,9 +180,9 @@ class SOPPOTrainer(TurnLevelTrainer):
             rate = (1 if is_full_beside_peft else 10) * self.args.learning_rate
         own = {id(p): (name, p) for name, p in self.model.named_parameters() if is_critic_name(name)}
         known = {id(p) for group in groups for p in group["params"]}
+        groups.append({"params": [p for _, p in own.values() if id(p) not in known]})  # of a user's optimizer, all
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in own]
-        groups.append({"params": [p for _, p in own.values() if id(p) not in known]})  # none in TRL's optimizer
         # A decay that suits the rate of other parameters would pull the head's values to 0.
         of_head, of_rest = {"lr": self.args.value_head_learning_rate, "weight_decay": 0.0}, {"lr": rate}
         head = {id(p) for p in self.critic.head.parameters()}
@@ -254,12 +254,12 @@ class SOPPOTrainer(TurnLevelTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:  # DeepSpeed has already loaded all weights, without `_load_from_checkpoint`
-            check_kind(self.critic.kind, checkpoint)
+            find_critic(checkpoint, self.critic.kind)
         super()._load_optimizer_and_scheduler(checkpoint)
 
 
 def clip_apart(accelerator: Accelerator, model: nn.Module, max_norm: float) -> tuple[Tensor, Tensor]:
-    """Clip the gradients of policy and critic, each to a norm of at most `max_norm`, and return both norms before it.
+    """Clip the gradients of policy and critic to norms of at most `max_norm`, and return their norms before.
 
     So the policy's step does not depend on the scale of the returns. Gradients are whole, or the shards of FSDP2.
     """

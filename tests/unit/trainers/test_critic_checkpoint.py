@@ -12,7 +12,7 @@ from peft import PromptTuningConfig, get_peft_model
 from torch import Tensor, nn
 
 from sorl_trl import load_critic
-from sorl_trl.trainers.critic.checkpoint import CONFIG_FILE, check_kind, restore_critic, save_critic
+from sorl_trl.trainers.critic.checkpoint import CONFIG_FILE, find_critic, restore_critic, save_critic
 from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, Critic, HeadCritic, ValueHead, causal_lm_of, trained_dtype
 from tests.critics import ADAPTERS, FILES, critic_parameters, policy_with, random_head, with_values
 from tests.policies import build_policy
@@ -59,7 +59,7 @@ class TestFolder:
         model, critic = changed(kind)
         save_critic(critic, model, tmp_path, {})
         assert files(tmp_path) == {"critic_config.json"} | ({"adapter/adapter_config.json"} & FILES[kind])
-        check_kind(kind, tmp_path)
+        assert find_critic(tmp_path) == (tmp_path, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,8 +6,6 @@ checkpoint-100/critic/
     value_head.safetensors
     adapter/               of kind "adapter": a PEFT checkpoint
     backbone/              of kind "model": a Hugging Face checkpoint
-
-Functions that take the path of a critic take its folder or the checkpoint.
 """
 
 from __future__ import annotations
@@ -52,22 +50,22 @@ HEAD_READS = "directions of hidden states"
 """What tells a head from those of sorl-trl 0.2 and before, which read the hidden states themselves."""
 
 
-def critic_folder(path: str | Path) -> Path:
-    """`path` itself if it holds a critic, else the `critic/` folder in it, whether or not that exists."""
-    path = Path(path)
-    return path if (path / CONFIG_FILE).is_file() else path / CRITIC_FOLDER
+def critic_folder(path: str | Path) -> Path | None:
+    """The folder of the critic at `path`, which is that folder or the checkpoint around it; None if there is none."""
+    folders = Path(path), Path(path) / CRITIC_FOLDER
+    return next((folder for folder in folders if (folder / CONFIG_FILE).is_file()), None)
 
 
-def kind_of(path: str | Path) -> str:
-    """The kind of the critic at `path`.
+def find_critic(path: str | Path, kind: str | None = None) -> tuple[Path, str]:
+    """The folder of the critic at `path`, and its kind.
 
     Raises:
-        ValueError: There is no critic, or its head computes values in another way.
+        ValueError: There is no critic, its head computes values in another way, or it is not of `kind`.
     """
     folder = critic_folder(path)
-    if not (folder / CONFIG_FILE).is_file():
+    if folder is None:
         raise ValueError(
-            f"There is no critic in {folder}: a checkpoint of `SOPPOTrainer` holds `{CRITIC_FOLDER}/{CONFIG_FILE}`. "
+            f"There is no critic in {path}: a checkpoint of `SOPPOTrainer` holds `{CRITIC_FOLDER}/{CONFIG_FILE}`. "
             "Name such a checkpoint; a new run without one makes a new critic."
         )
     config = json.loads((folder / CONFIG_FILE).read_text())
@@ -76,17 +74,12 @@ def kind_of(path: str | Path) -> str:
             f"The critic in {folder} is of an earlier sorl-trl, whose heads read hidden states of any length: its "
             "values would be wrong. Train a new critic; the policy beside it can start the run."
         )
-    return str(config["kind"])
-
-
-def check_kind(kind: str, path: str | Path) -> None:
-    """Raise ValueError unless there is a critic of `kind` at `path`."""
-    saved = kind_of(path)
-    if saved != kind:
+    saved = str(config["kind"])
+    if kind not in (None, saved):
         raise ValueError(
-            f"The critic in {critic_folder(path)} is of kind {saved!r}, this run's of kind {kind!r}: set "
-            f"`critic={saved!r}`."
+            f"The critic in {folder} is of kind {saved!r}, this run's of kind {kind!r}: set `critic={saved!r}`."
         )
+    return folder, saved
 
 
 def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
@@ -97,44 +90,48 @@ def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
     Raises:
         ValueError: The configuration does not fit `model`.
     """
-    policy, path = causal_lm_of(model), config.critic_model_name_or_path
-    kind = config.critic or ("adapter" if isinstance(model, PeftModel) else "head")
-    if hasattr(policy, CRITIC_ATTRIBUTE):
+    kind, policy, path = _kind_for(model, config), causal_lm_of(model), config.critic_model_name_or_path
+    saved = None if path is None else critic_folder(path)
+    if saved is not None:
+        find_critic(saved, kind)
+    elif path is not None and kind != "model":
+        raise ValueError(
+            f"`critic_model_name_or_path` is {path!r}, which holds no critic. `critic={kind!r}` can only start from a "
+            "run or checkpoint of `SOPPOTrainer`; other models need `critic='model'`."
+        )
+    dtype, source = trained_dtype(model), path if saved is None else saved / BACKBONE_FOLDER
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(config.seed)
+        backbone = _backbone(policy, config, vocabulary, dtype, source) if kind == "model" else policy
+        head = ValueHead(backbone.config.get_text_config().hidden_size, dtype)
+        if kind == "model":
+            critic: Critic = ModelCritic(head, backbone)
+        elif kind == "adapter":
+            critic = AdapterCritic(head, model, add_critic_adapter(model))
+        else:
+            critic = HeadCritic(head, config.critic_trunk_gradient)
+    policy.add_module(CRITIC_ATTRIBUTE, critic.to(model.device))
+    if saved is not None:
+        restore_critic(critic, model, saved)
+    return critic
+
+
+def _kind_for(model: Any, config: SOPPOConfig) -> str:
+    """The kind of critic that the policy gets. Raises ValueError if it cannot have it."""
+    has_peft = isinstance(model, PeftModel)
+    kind = config.critic or ("adapter" if has_peft else "head")
+    if hasattr(causal_lm_of(model), CRITIC_ATTRIBUTE):
         raise ValueError("The policy already has the critic of an earlier trainer: load the policy again.")
     if kind == "head" and config.critic_learning_rate is not None:
         raise ValueError(
             f"`critic_learning_rate` is {config.critic_learning_rate}, but `critic='head'` is nothing but a head: set "
             "`value_head_learning_rate` instead, in units of the return."
         )
-    if kind == "adapter" and not isinstance(model, PeftModel):
+    if kind == "adapter" and not has_peft:
         raise ValueError("`critic='adapter'` needs a PEFT model: pass a `peft_config`, or use 'head' or 'model'.")
     if config.critic_trunk_gradient and kind != "head":
         raise ValueError(f"`critic_trunk_gradient` is True, but needs `critic='head'`: the critic is {kind!r}.")
-    saved = None if path is None else critic_folder(path)
-    if saved is not None and (saved / CONFIG_FILE).is_file():
-        check_kind(kind, saved)
-    elif path is not None and kind != "model":
-        raise ValueError(
-            f"`critic_model_name_or_path` is {path!r}, which holds no critic. `critic={kind!r}` can only start from a "
-            "run or checkpoint of `SOPPOTrainer`; other models need `critic='model'`."
-        )
-    else:
-        saved = None
-    dtype = trained_dtype(model)
-    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(config.seed)
-        head = ValueHead(policy.config.get_text_config().hidden_size, dtype)
-        if kind == "head":
-            critic: Critic = HeadCritic(head, config.critic_trunk_gradient)
-        elif kind == "adapter":
-            critic = AdapterCritic(head, model, add_critic_adapter(model))
-        else:
-            backbone = _backbone(policy, config, vocabulary, dtype, path if saved is None else saved / BACKBONE_FOLDER)
-            critic = ModelCritic(ValueHead(backbone.config.get_text_config().hidden_size, backbone.dtype), backbone)
-    policy.add_module(CRITIC_ATTRIBUTE, critic.to(model.device))
-    if saved is not None:
-        restore_critic(critic, model, saved)
-    return critic
+    return kind
 
 
 def _backbone(policy: Any, config: SOPPOConfig, vocabulary: int, dtype: torch.dtype, source: str | Path | None) -> Any:
@@ -199,8 +196,7 @@ def restore_critic(critic: Critic, model: nn.Module, path: str | Path) -> None:
         ValueError: There is no critic, or one of another kind.
         RuntimeError: The critic there has another size.
     """
-    check_kind(critic.kind, path)
-    folder = critic_folder(path)
+    folder, _ = find_critic(path, critic.kind)
     if isinstance(critic, ModelCritic):
         # Under ZeRO-3, `from_pretrained` has already filled the shards of both, and this copies nothing.
         saved = type(critic.backbone).from_pretrained(folder / BACKBONE_FOLDER, dtype=critic.backbone.dtype)
@@ -260,7 +256,7 @@ def load_critic(path: str | Path, base_model: str | None = None, **kwargs: Any) 
         FileNotFoundError: The critic has no weights, because DeepSpeed kept them in its own shards.
         RuntimeError: The backbone has another hidden size.
     """
-    folder, kind = critic_folder(path), kind_of(path)
+    folder, kind = find_critic(path)
     adapter = folder / ADAPTER_FOLDER if kind == "adapter" else folder.parent
     if kind == "model":
         backbone: Any = AutoModel.from_pretrained(folder / BACKBONE_FOLDER, **kwargs)

@@ -24,7 +24,8 @@ class Experience:
 
     values: Tensor
     """V of the state in which the unit starts, before any update."""
-    advantages: Tensor  # not whitened
+    advantages: Tensor
+    """Not whitened."""
     returns: Tensor
     """The critic's targets, Â + V."""
     rewards_to_go: Tensor
