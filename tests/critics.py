@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from trl.trainer.utils import add_fused_lm_head
 
 from sorl_trl import SOPPOConfig, SOPPOTrainer
-from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter
 from sorl_trl.trainers.critic.model import (
+    CRITIC_ATTRIBUTE,
+    AdapterCritic,
     Critic,
     HeadCritic,
     ModelCritic,
     ValueHead,
-    attach_critic,
+    add_critic_adapter,
     causal_lm_of,
     is_critic_name,
 )
@@ -91,7 +92,7 @@ def policy_with(kind: str, lora: bool = False, **adapter: Any) -> tuple[Any, Cri
         critic = AdapterCritic(random_head(), model, add_critic_adapter(model))
     else:
         critic = HeadCritic(random_head(), trunk_gradient=kind == "trunk")
-    attach_critic(causal_lm_of(model), critic)
+    causal_lm_of(model).add_module(CRITIC_ATTRIBUTE, critic)
     return model, critic
 
 

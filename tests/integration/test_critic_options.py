@@ -149,6 +149,12 @@ class TestRefused:
         ):
             build_ppo(tmp_path, tokenizer, **CASES[case], critic_model_name_or_path=saved_policy(tmp_path))
 
+    @pytest.mark.parametrize("path", ["saved", "saved/critic"])
+    def test_no_critic_of_another_kind(self, tmp_path: Path, tokenizer: Any, path: str) -> None:
+        build_ppo(tmp_path, tokenizer, critic="head").save_model(str(tmp_path / "saved"))
+        with pytest.raises(ValueError, match="of kind 'head', this run's of kind 'model'"):
+            build_ppo(tmp_path, tokenizer, critic="model", critic_model_name_or_path=str(tmp_path / path))
+
 
 def test_a_frozen_policy_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     get_peft_model(build_policy(), lora_config()).save_pretrained(tmp_path / "adapter")

@@ -11,7 +11,7 @@ from peft import PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from sorl_trl import SOPPOConfig
-from sorl_trl.trainers.critic.build import setup_critic
+from sorl_trl.trainers.critic.checkpoint import setup_critic
 from tests.critics import (
     BATCH_SIZE,
     CASES,

@@ -14,30 +14,12 @@ from sorl_trl.trainers.config import OF_TRL, TurnLevelConfig
 class SOPPOConfig(TurnLevelConfig):
     """Configuration of [`SOPPOTrainer`]: [`TurnLevelConfig`] plus the options of the critic.
 
-    Parameters:
-        advantage_level: The time step of the critic and of GAE, "turn" or "token".
-        gae_lambda: Lambda of generalized advantage estimation.
-        whiten_advantages: Whether to scale the advantages of each rollout to mean 0 and variance 1.
-        kl_in_reward: Whether to subtract the reference KL from the rewards instead of adding it to the loss.
-        critic: "adapter", "head" or "model". None takes "adapter" with PEFT and "head" without.
-        critic_model_name_or_path: What the critic starts from.
-        critic_trunk_gradient: Whether the value loss of `critic="head"` trains the policy's weights too.
-        value_head_learning_rate: Learning rate of the critic's head, in units of the return.
-        critic_learning_rate: Learning rate of the critic's adapter or value model. None is ten times `learning_rate`,
-            but `learning_rate` for a value model beside a policy with PEFT.
-        critic_warmup_steps: How many optimizer steps at the start train only the critic.
-        vf_coef: Coefficient of the value loss.
-        value_clip_range: How far a value may move from the rollout's value before its gradient is clipped away.
-        num_generations: Trajectories per prompt. One is enough, because the critic is the baseline.
+    The help of each field explains it; docs/options.md lists them all.
     """
 
     num_generations: int | None = field(
         default=1,
         metadata={"help": "Trajectories per prompt. One (default) is enough, because the critic is the baseline."},
-    )
-    num_generations_eval: int | None = field(
-        default=None,
-        metadata={"help": "Trajectories per prompt in evaluation. Default: `num_generations`."},
     )
     advantage_level: Annotated[str, OneOf(("turn", "token"))] = field(
         default="turn",
@@ -94,8 +76,7 @@ class SOPPOConfig(TurnLevelConfig):
         default=None,
         metadata={
             "help": "Learning rate of the critic's adapter or value model. Default: ten times `learning_rate`, but "
-            "`learning_rate` for a value model beside a policy with PEFT, whose rate is that much higher already. A "
-            "critic of kind 'head' has nothing but its head."
+            "`learning_rate` for a value model beside a policy with PEFT, whose rate is that much higher already."
         },
     )
     critic_warmup_steps: Annotated[int, COUNT] = field(
@@ -123,13 +104,22 @@ class SOPPOConfig(TurnLevelConfig):
     )
 
     def __post_init__(self) -> None:
-        if self.num_generations == 1:
-            self._post_init_of_one_generation()
-        else:
-            super().__post_init__()
-        self._check_critic()
-
-    def _check_critic(self) -> None:
+        is_alone = self.num_generations == 1
+        if is_alone:
+            # TRL refuses 1, which is too few for a group baseline but enough for a critic: show it one group.
+            check_fields(self, inherited=OF_TRL)
+            steps = self.steps_per_generation or self.gradient_accumulation_steps
+            processes = int(os.environ.get("WORLD_SIZE", 1))  # transformers knows it only after `__post_init__`
+            self.num_generations = self.generation_batch_size or self.per_device_train_batch_size * steps * processes
+            self.num_generations_eval: int = self.num_generations_eval or 1
+            if self.num_generations < 2:
+                raise ValueError(
+                    "A rollout has one trajectory, but needs two: one has no spread to learn from. Raise "
+                    "`per_device_train_batch_size`, `steps_per_generation` or `generation_batch_size` to at least 2."
+                )
+        super().__post_init__()
+        if is_alone:
+            self.num_generations = 1
         if self.scale_rewards != "none":
             raise ValueError(
                 f"`scale_rewards` is {self.scale_rewards!r}, but must be 'none': advantages come from the critic, and "
@@ -147,22 +137,3 @@ class SOPPOConfig(TurnLevelConfig):
                 f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but the critic learns the "
                 "weighted sum of the rewards: use 'sum_then_normalize'."
             )
-
-    def _post_init_of_one_generation(self) -> None:
-        """Run TRL's `__post_init__` with another divisor of the batch, then restore the 1.
-
-        TRL refuses `num_generations=1`, which is too few for a group baseline but enough for a critic.
-        """
-        check_fields(self, inherited=OF_TRL)
-        steps = self.steps_per_generation or self.gradient_accumulation_steps
-        processes = int(os.environ.get("WORLD_SIZE", 1))  # transformers knows it only after `__post_init__`
-        divisor = self.generation_batch_size or self.per_device_train_batch_size * steps * processes
-        if divisor < 2:
-            raise ValueError(
-                "A rollout has one trajectory, but needs two: one has no spread to learn from. Raise "
-                "`per_device_train_batch_size`, `steps_per_generation` or `generation_batch_size` to at least 2."
-            )
-        self.num_generations = divisor
-        self.num_generations_eval = self.num_generations_eval or 1
-        super().__post_init__()
-        self.num_generations = 1

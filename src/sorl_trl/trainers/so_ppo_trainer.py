@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from sorl_trl.methods import Method, MicroBatch
 from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_layout, turn_starts, value_loss, whiten
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.checks import check_trained, disable_noise
-from sorl_trl.trainers.critic.adapter import check_fsdp
-from sorl_trl.trainers.critic.build import setup_critic
-from sorl_trl.trainers.critic.checkpoint import CRITIC_FOLDER, check_critic_folder, restore_critic, save_critic
+from sorl_trl.trainers.critic.checkpoint import CRITIC_FOLDER, find_critic, restore_critic, save_critic, setup_critic
 from sorl_trl.trainers.critic.experience import critic_metrics, token_experience, turn_experience
-from sorl_trl.trainers.critic.model import (
-    Critic,
-    FollowPolicy,
-    detached_critic,
-    is_critic_name,
-)
-from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, clip_apart, hold_policy_back
+from sorl_trl.trainers.critic.model import Critic, FollowPolicy, detached_critic, is_critic_name
 from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.model_card import SORL_PAPER
 from sorl_trl.trainers.rollout import Rollout
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
-
-_MEAN_PER_TRAJECTORY = ("grpo", "sapo", "luspo")
-"""TRL's loss types that average the tokens of each trajectory first."""
 
 
 class SOPPOTrainer(TurnLevelTrainer):
@@ -39,20 +33,7 @@ class SOPPOTrainer(TurnLevelTrainer):
 
     Advantages come from a critic (`SOPPOConfig.critic`), so one trajectory per prompt is enough. The critic runs in
     the policy's forward pass and is saved beside the policy, in `critic/`; `sorl_trl.load_critic` loads it alone.
-    Turns and turn rewards work as in [`SOGRPOTrainer`].
-
-    Example:
-
-    ```python
-    trainer = SOPPOTrainer(
-        model="Qwen/Qwen2.5-0.5B-Instruct",
-        reward_funcs=accuracy_reward,
-        args=SOPPOConfig(output_dir="out", steps_per_generation=8),  # 8 updates per rollout
-        train_dataset=dataset,
-        peft_config=LoraConfig(),
-    )
-    trainer.train()
-    ```
+    Everything else works as in [`SOGRPOTrainer`], with a [`SOPPOConfig`] as `args`.
 
     Raises:
         TypeError: `args` is not a `SOPPOConfig`.
@@ -66,6 +47,7 @@ class SOPPOTrainer(TurnLevelTrainer):
     _paper = SORL_PAPER
     args: SOPPOConfig
     critic: Critic
+    lr_scheduler: Any
     _has_critic: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -73,7 +55,13 @@ class SOPPOTrainer(TurnLevelTrainer):
         if self.method.credit != Method().credit:
             raise ValueError(f"`credit` of the method is {self.method.credit!r}, but advantages come from the critic.")
         if self.is_deepspeed_enabled:
-            check_deepspeed(self.accelerator.state.deepspeed_plugin.deepspeed_config)
+            config = self.accelerator.state.deepspeed_plugin.deepspeed_config
+            if named := [name for name in ("optimizer", "scheduler") if name in config]:
+                raise ValueError(
+                    f"The DeepSpeed configuration has {named[0]!r}: {config[named[0]]}, with one learning rate for "
+                    "policy and critic. Remove it there; `optim`, `learning_rate`, `critic_learning_rate` and "
+                    "`lr_scheduler_type` of `SOPPOConfig` take its place."
+                )
         if self.lr_scheduler is not None:
             raise ValueError(
                 "`optimizers` has a scheduler, made for an optimizer without the critic: pass the optimizer alone, "
@@ -84,8 +72,12 @@ class SOPPOTrainer(TurnLevelTrainer):
         self._forward = Forward(self)  # again, with the critic's model
         if self.args.disable_dropout:
             disable_noise(self.model)
-        if self.is_fsdp_enabled:
-            check_fsdp(self.critic, self.accelerator.state.fsdp_plugin.activation_checkpointing)
+        is_adapter = self.critic.kind == "adapter"
+        if is_adapter and self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.activation_checkpointing:
+            raise ValueError(  # it would recompute layers with the policy's adapter
+                "`critic` is 'adapter', which FSDP's `fsdp_activation_checkpointing` does not support: set it to "
+                "False, and `gradient_checkpointing` to True."
+            )
         if self.args.sync_ref_model:
             self.remove_callback(SyncRefModelCallback)
             self.add_callback(FollowPolicy(self.ref_model, self.accelerator))
@@ -158,16 +150,17 @@ class SOPPOTrainer(TurnLevelTrainer):
     def _mean_over_units(self, losses: Tensor, kept: Tensor, batch: MicroBatch) -> Tensor:
         """The mean over turns or tokens, averaged as the policy's loss is over tokens.
 
-        TRL divides some losses by the number of tokens of all micro-batches and processes (`"dapo"`, `"cispo"`,
-        `"vespo"`) or by a constant (`"dr_grpo"`), so that gradients do not depend on how a batch is split. There, the
-        sum over the micro-batch is divided by its share of the units of the whole rollout.
+        TRL divides some losses by the number of tokens of all micro-batches and processes ("dapo", "cispo", "vespo")
+        or by a constant ("dr_grpo"), so that gradients do not depend on how a batch is split. There, the sum over the
+        micro-batch is divided by its share of the units of the whole rollout.
         """
-        if self.args.loss_type == "turn":
+        loss_type = self.args.loss_type
+        if loss_type == "turn":
             units = torch.where(kept, batch.turns.turn_ids, -1)
             return aggregate_turns(losses, turn_layout(units, batch.turns.num_turns)) * batch.row_scale
-        if self.args.loss_type in _MEAN_PER_TRAJECTORY:
+        if loss_type in ("grpo", "sapo", "luspo"):
             return masked_mean(losses, kept, dim=1).mean() * batch.row_scale
-        if self.args.loss_type == "bnpo":
+        if loss_type == "bnpo":
             return masked_mean(losses, kept)
         return torch.where(kept, losses, 0.0).sum() / (batch.inputs["value_units"].clamp(min=1) * batch.share)
 
@@ -176,13 +169,29 @@ class SOPPOTrainer(TurnLevelTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """TRL's optimizer, with the critic's parameters in groups of their own learning rates."""
+        """TRL's optimizer, or a user's own, with the critic's parameters in groups of their own learning rates."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        groups = [{**group} for group in optimizer.param_groups]
+        if any(group.get("critic") for group in groups):
+            return optimizer
         rate = self.args.critic_learning_rate
         if rate is None:
             is_full_beside_peft = self.critic.kind == "model" and isinstance(self.model, PeftModel)
             rate = (1 if is_full_beside_peft else 10) * self.args.learning_rate
-        add_critic_groups(optimizer, self.model, self.critic, self.args.value_head_learning_rate, rate)
+        own = {id(p): (name, p) for name, p in self.model.named_parameters() if is_critic_name(name)}
+        known = {id(p) for group in groups for p in group["params"]}
+        groups.append({"params": [p for _, p in own.values() if id(p) not in known]})  # of a user's optimizer, all
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) not in own]
+        # A decay that suits the rate of other parameters would pull the head's values to 0.
+        of_head, of_rest = {"lr": self.args.value_head_learning_rate, "weight_decay": 0.0}, {"lr": rate}
+        head = {id(p) for p in self.critic.head.parameters()}
+        for of_group, ids in ((of_head, head), (of_rest, own.keys() - head)):
+            for group in groups:
+                moved = [p for p in group["params"] if id(p) in ids]
+                names = {"param_names": [own[id(p)][0] for p in moved]} if "param_names" in groups[0] else {}
+                if moved:
+                    optimizer.add_param_group({**group, **of_group, **names, "critic": True, "params": moved})
         return optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -196,11 +205,23 @@ class SOPPOTrainer(TurnLevelTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """TRL's scheduler, with a learning rate of 0 for the policy during the critic's warm-up."""
-        is_new = self.lr_scheduler is None
+        is_new, steps = self.lr_scheduler is None, self.args.critic_warmup_steps
         scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if is_new and self.args.critic_warmup_steps:
-            hold_policy_back(scheduler, self.args.critic_warmup_steps)
-        return scheduler
+        if not (is_new and steps):
+            return scheduler
+        if not isinstance(scheduler, LambdaLR):  # others do not compute rates from the step alone
+            raise ValueError(
+                f"`critic_warmup_steps` is {steps}, but the {type(scheduler).__name__} of `lr_scheduler_type` cannot "
+                "keep the policy's learning rate at 0 meanwhile. Use a type such as 'constant', 'linear' or 'cosine'."
+            )
+
+        def held(schedule: Callable[[int], float]) -> Callable[[int], float]:
+            return lambda step: 0.0 if step < steps else schedule(step)
+
+        groups = zip(scheduler.optimizer.param_groups, scheduler.lr_lambdas, strict=True)
+        schedules = [schedule if group.get("critic") else held(schedule) for group, schedule in groups]
+        self.lr_scheduler = LambdaLR(scheduler.optimizer, schedules)
+        return self.lr_scheduler
 
     # ---------------------------------------------------------------------------------------------------------------
     # Checkpoints: the policy as if it had no critic, and the critic in `critic/` beside it
@@ -218,22 +239,33 @@ class SOPPOTrainer(TurnLevelTrainer):
         super()._save(output_dir, {name: tensor for name, tensor in state_dict.items() if not is_critic_name(name)})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if self.is_fsdp_enabled:  # it loads its own checkpoint with the critic
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-            return
-        with detached_critic(self.model):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        restore_critic(self.critic, self.model, Path(resume_from_checkpoint) / CRITIC_FOLDER)
+        self._load_both(resume_from_checkpoint, partial(super()._load_from_checkpoint, resume_from_checkpoint, model))
 
     def _load_best_model(self) -> None:
+        self._load_both(self.state.best_model_checkpoint, super()._load_best_model)
+
+    def _load_both(self, checkpoint: str, load_policy: Callable[[], None]) -> None:
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:  # they load their own checkpoint with the critic
-            super()._load_best_model()
+            load_policy()
             return
         with detached_critic(self.model):
-            super()._load_best_model()
-        restore_critic(self.critic, self.model, Path(self.state.best_model_checkpoint) / CRITIC_FOLDER)
+            load_policy()
+        restore_critic(self.critic, self.model, checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:  # DeepSpeed has already loaded all weights, without `_load_from_checkpoint`
-            check_critic_folder(self.critic, Path(checkpoint) / CRITIC_FOLDER)
+            find_critic(checkpoint, self.critic.kind)
         super()._load_optimizer_and_scheduler(checkpoint)
+
+
+def clip_apart(accelerator: Accelerator, model: nn.Module, max_norm: float) -> tuple[Tensor, Tensor]:
+    """Clip the gradients of policy and critic to norms of at most `max_norm`, and return their norms before.
+
+    So the policy's step does not depend on the scale of the returns. Gradients are whole, or the shards of FSDP2.
+    """
+    accelerator.unscale_gradients()
+    named = [*model.named_parameters()]
+    policy, critic = ([p for name, p in named if is_critic_name(name) == of_critic] for of_critic in (False, True))
+    norms = [torch.nn.utils.clip_grad_norm_(parameters, max_norm) for parameters in (policy, critic)]
+    of_policy, of_critic = (norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms)
+    return of_policy, of_critic

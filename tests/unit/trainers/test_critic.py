@@ -9,9 +9,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from sorl_trl.trainers.critic.adapter import known_adapter
-from sorl_trl.trainers.critic.model import Critic, ValueHead
-from sorl_trl.trainers.critic.optimizer import clip_apart
+from sorl_trl.trainers.critic.model import Critic, ValueHead, known_adapter
+from sorl_trl.trainers.so_ppo_trainer import clip_apart
 from tests.critics import critic_parameters, policy_with, with_values
 from tests.policies import build_policy
 

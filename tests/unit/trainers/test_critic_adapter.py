@@ -9,8 +9,14 @@ import torch
 from peft import AdaLoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
-from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter, known_adapter
-from sorl_trl.trainers.critic.model import BackboneCall, ValueHead, is_critic_name
+from sorl_trl.trainers.critic.model import (
+    AdapterCritic,
+    BackboneCall,
+    ValueHead,
+    add_critic_adapter,
+    is_critic_name,
+    known_adapter,
+)
 from tests.critics import ADAPTERS, lora_config
 from tests.policies import build_policy
 

@@ -12,9 +12,8 @@ from peft import PromptTuningConfig, get_peft_model
 from torch import Tensor, nn
 
 from sorl_trl import load_critic
-from sorl_trl.trainers.critic.build import trained_dtype
-from sorl_trl.trainers.critic.checkpoint import CONFIG_FILE, check_critic_folder, restore_critic, save_critic
-from sorl_trl.trainers.critic.model import Critic, HeadCritic, ValueHead, attach_critic, causal_lm_of
+from sorl_trl.trainers.critic.checkpoint import CONFIG_FILE, find_critic, restore_critic, save_critic
+from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, Critic, HeadCritic, ValueHead, causal_lm_of, trained_dtype
 from tests.critics import ADAPTERS, FILES, critic_parameters, policy_with, random_head, with_values
 from tests.policies import build_policy
 
@@ -60,7 +59,7 @@ class TestFolder:
         model, critic = changed(kind)
         save_critic(critic, model, tmp_path, {})
         assert files(tmp_path) == {"critic_config.json"} | ({"adapter/adapter_config.json"} & FILES[kind])
-        check_critic_folder(critic, tmp_path)
+        assert find_critic(tmp_path) == (tmp_path, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,7 +77,7 @@ def test_a_head_beside_tuned_prompts_comes_back(tmp_path: Path) -> None:
     """There, PEFT nests the policy one level less deep."""
     tuned = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     model, critic = get_peft_model(build_policy(), tuned), HeadCritic(random_head())
-    attach_critic(causal_lm_of(model), critic)
+    causal_lm_of(model).add_module(CRITIC_ATTRIBUTE, critic)
     save_critic(critic, model, tmp_path, model.state_dict())
     other = HeadCritic(ValueHead(critic.head.weight.size(-1)))
     restore_critic(other, model, tmp_path)

@@ -1,4 +1,4 @@
-"""The critic V(s) of SO-PPO inside the policy's own forward pass.
+"""The critic V(s) of SO-PPO inside the policy's own forward pass, in three kinds.
 
 A critic is a submodule of the causal language model, so one wrapped model (DDP, DeepSpeed, PEFT) holds both, and one
 forward pass gives log-probabilities and values. Engines that rely on one forward pass per step, from which all losses
@@ -7,20 +7,25 @@ come, find what they expect. The policy alone neither computes nor saves any of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, PeftType
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import FusedCausalLMOutput
 
 CRITIC_ATTRIBUTE = "critic"
-"""The name of the critic among the causal language model's submodules."""
+"""The name of the critic among the causal language model's submodules, and of its adapter among a layer's."""
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""LoRA initializations that change the base model's weights."""
 
 
 class ValueHead(nn.Module):
@@ -94,19 +99,111 @@ class ModelCritic(Critic):
         return self.head(self.backbone(*call.args, **call.kwargs).last_hidden_state)
 
 
+class AdapterCritic(Critic):
+    """A second LoRA adapter, made by `add_critic_adapter`, and a scalar head, on the policy's frozen base model."""
+
+    kind = "adapter"
+
+    def __init__(self, head: ValueHead, model: PeftModel, config: LoraConfig) -> None:
+        super().__init__(head)
+        self.config = config
+        # A list, because as a submodule of the critic, the policy would be its own descendant.
+        self._layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
+
+    def unfreeze(self) -> None:
+        for layer in self._layers:
+            for name, parameter in layer.named_parameters():  # looked up each time, because FSDP replaces them
+                if is_critic_name(name):
+                    parameter.requires_grad_(True)
+
+    def forward(self, call: BackboneCall) -> Tensor:
+        # Gradient checkpointing recomputes layers during backward, when the policy's adapter is active again.
+        checkpointed = [m for m in call.backbone.modules() if getattr(m, "gradient_checkpointing", False)]
+        with self.active(), _replaced(checkpointed, _gradient_checkpointing_func=self._with_adapter):
+            hidden_states = call.backbone(*call.args, **call.kwargs).last_hidden_state
+        return self.head(hidden_states)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within it, forward passes use the critic's adapter alone; modules without it are the base model's.
+
+        It does what PEFT's `set_adapter` does, but leaves `requires_grad` alone: PEFT freezes every adapter but the
+        active one, and two that train in one forward pass need both.
+        """
+        with _replaced(self._layers, _active_adapter=lambda _: [CRITIC_ATTRIBUTE], _disable_adapters=lambda _: False):
+            yield
+
+    def _with_adapter(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        """`checkpoint`, whose function runs with the critic's adapter each time."""
+        return lambda function, *args, **kwargs: checkpoint(self.active()(function), *args, **kwargs)
+
+
+@contextmanager
+def _replaced(holders: Sequence[Any], **new: Callable[[Any], Any]) -> Iterator[None]:
+    """Within it, the named attributes of each holder are what the functions make of them."""
+    before = [(holder, name, getattr(holder, name)) for holder in holders for name in new]
+    for holder, name, value in before:
+        setattr(holder, name, new[name](value))
+    try:
+        yield
+    finally:
+        for holder, name, value in before:
+            setattr(holder, name, value)
+
+
+def add_critic_adapter(model: PeftModel) -> LoraConfig:
+    """Add an untrained LoRA adapter of the policy adapter's shape, without changing what else is trained.
+
+    The layers have the adapter, but PEFT's list of adapters does not, so that saving, loading or listing adapters
+    involves only the policy's.
+
+    Raises:
+        ValueError: The policy's adapter is not LoRA, trains biases, or changes the base model's weights.
+    """
+    config: Any = copy.deepcopy(model.peft_config[model.active_adapter])
+    mistake = None
+    if not isinstance(config, LoraConfig) or config.peft_type != PeftType.LORA:  # AdaLoRA's is one
+        mistake = f"`critic='adapter'` copies the policy's LoRA, but its adapter is a {type(config).__name__}"
+    elif config.bias != "none":
+        mistake = f"`bias={config.bias!r}` trains biases of the base model, which `critic='adapter'` would share"
+    elif str(config.init_lora_weights).startswith(_CHANGE_THE_BASE):
+        mistake = (
+            f"`init_lora_weights={config.init_lora_weights!r}` subtracts the policy's first adapter from the base "
+            "model, which `critic='adapter'` would share"
+        )
+    if mistake is not None:
+        raise ValueError(f"{mistake}. Use `critic='head'` or `critic='model'`, or plain LoRA with `bias='none'`.")
+    config.inference_mode = False
+    config.modules_to_save = None  # the policy's adapter trains these
+    if not isinstance(config.init_lora_weights, bool):
+        config.init_lora_weights = True
+    dtype = trained_dtype(model)
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
+    model.add_adapter(CRITIC_ATTRIBUTE, config)
+    del model.peft_config[CRITIC_ATTRIBUTE]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained.get(name, True))
+        if is_critic_name(name) and "lora_magnitude_vector" not in name:  # DoRA's needs more than bfloat16
+            parameter.data = parameter.data.to(dtype)
+    return config
+
+
+def trained_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype of the trained parameters, which the critic shares because ZeRO-3 gathers them together."""
+    return next(p.dtype for p in model.parameters() if p.requires_grad)
+
+
+def known_adapter(model: PeftModel, config: LoraConfig) -> AbstractContextManager[None]:
+    """Within it, PEFT knows the critic's adapter and can collect and set its weights."""
+    return _replaced([model], peft_config=lambda known: {**known, CRITIC_ATTRIBUTE: config})
+
+
 @dataclass
 class CausalLMOutputWithCritic(FusedCausalLMOutput):
-    """`FusedCausalLMOutput` with the critic's values, (1, M) beside `log_probs`.
-
-    The value beside a token's log-probability is V of the state in which that token was chosen.
-    """
+    """`FusedCausalLMOutput` with the critic's values."""
 
     critic_values: Tensor | None = None
-
-
-def attach_critic(causal_lm: PreTrainedModel, critic: Critic) -> None:
-    """Make `critic` a submodule of `causal_lm`, which a pass of the policy asks on request (`trainers/forward.py`)."""
-    causal_lm.add_module(CRITIC_ATTRIBUTE, critic)
+    """(1, M), beside `log_probs`: V of the state in which the token was chosen."""
 
 
 def causal_lm_of(model: nn.Module) -> PreTrainedModel:
