@@ -209,17 +209,16 @@ def take_up_settings(trainer: Any, checkpoint: Path) -> None:
         mistake = f"The trainer is a {now['trainer']}, but {of_critic}"
     if mistake:
         raise UserMistake(f"{mistake}. Resume with the same, or start a new run from the checkpoint's policy.")
-    for name in RESTORED:
-        if name in before and name in now and before[name] != now[name]:
-            say_once(
-                trainer.args,
-                f"`{name}` is {now[name]} here, but the checkpoint's {before[name]} goes on: it is part of the state "
-                "of the optimizer. Another one takes a new run, which may start from the checkpoint's policy.",
-            )
-            setattr(trainer.args, name, before[name])
     made_with = before.pop("sorl_trl", "an unknown version")
-    others = [name for name in before if name in now and before[name] != now[name] and name not in RESTORED]
-    if others:
+    changed = [name for name in before if name in now and before[name] != now[name]]
+    for name in (name for name in changed if name in RESTORED):
+        say_once(
+            trainer.args,
+            f"`{name}` is {now[name]} here, but the checkpoint's {before[name]} goes on: it is part of the state "
+            "of the optimizer. Another one takes a new run, which may start from the checkpoint's policy.",
+        )
+        setattr(trainer.args, name, before[name])
+    if others := [name for name in changed if name not in RESTORED]:
         listed = "; ".join(f"`{name}` was {before[name]!r}, is {now[name]!r}" for name in others)
         say_once(trainer.args, f"This run differs from {checkpoint}, which sorl-trl {made_with} wrote: {listed}.")
 

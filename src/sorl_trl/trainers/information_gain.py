@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from trl.trainer.utils import pad
 
 from sorl_trl.checks import NOT_NEGATIVE
 from sorl_trl.ops import information_gains, masked_mean
@@ -52,7 +52,8 @@ class InformationGain:
         self._trainer = trainer
         rollout = agent_rollout_of(trainer)
         has_tags = rollout is not None and not rollout.protocol.turns_are_messages
-        self._prefix = self.prefix if self.prefix is not None else TAG_PREFIX * has_tags
+        tag = TAG_PREFIX if has_tags else ""
+        self._prefix = tag if self.prefix is None else self.prefix
 
     def __call__(self, sampled: Sequence[Sampled], **columns: Any) -> list[list[float | None]]:
         """One gain per turn for each of B trajectories, None for a turn without. All processes call it together.
@@ -112,8 +113,5 @@ class InformationGain:
     def _padded(self, rows: Sequence[list[int]], side: str) -> tuple[Tensor, Tensor]:
         """(N, L) the rows padded on a side, and their mask."""
         ids = [torch.tensor(row, device=self._trainer.accelerator.device) for row in rows]
-        value = self._trainer._tokenizer.pad_token_id or 0
-        return (
-            pad_sequence(ids, batch_first=True, padding_value=value, padding_side=side),
-            pad_sequence([torch.ones_like(row) for row in ids], batch_first=True, padding_side=side),
-        )
+        pad_id = self._trainer._tokenizer.pad_token_id or 0
+        return pad(ids, pad_id, side), pad([torch.ones_like(row) for row in ids], 0, side)

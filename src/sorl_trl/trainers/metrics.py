@@ -107,10 +107,14 @@ def _least(values: Tensor, keep: Tensor) -> Tensor:
     return pad(torch.where(keep.bool(), values, math.inf).flatten(), (0, 1), value=math.inf).min().float()
 
 
-def mean_of_numbers(values: Sequence[float]) -> float:
-    """The mean of the values that are not NaN; NaN if there are none."""
-    numbers = [value for value in values if not math.isnan(value)]
-    return sum(numbers) / len(numbers) if numbers else math.nan
+def mean_kl(metrics: Sequence[tuple[Mapping[str, float], bool]], has_moved: bool) -> float:
+    """The mean KL to the old policy over the micro-batches in which the policy had moved, or had not; NaN without one.
+
+    Before the policy has moved, the KL is only rounding. A micro-batch without a token has none.
+    """
+    of_all = [each["kl_to_old"] for each, moved in metrics if moved == has_moved]
+    known = [kl for kl in of_all if not math.isnan(kl)]
+    return sum(known) / len(known) if known else math.nan
 
 
 class MetricLog:
@@ -123,7 +127,7 @@ class MetricLog:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._waiting: list[tuple[MetricSums, bool]] = []
-        """Each with whether the policy still is the old policy, both as the trainer computes them."""
+        """Those of each micro-batch since the last step, and whether the policy had moved."""
         self._has_warned = False
 
     def shorten(self, mode: str) -> None:
@@ -134,36 +138,36 @@ class MetricLog:
         for name in [name for name in metrics if name in left_out or name.startswith(families)]:
             del metrics[name]
 
-    def observe(self, batch: MicroBatch, objective: Objective, others: Mapping[str, Any]) -> list[dict[str, float]]:
-        """Observe a micro-batch. If the optimizer steps after it, log and return all metrics since the last step.
+    def observe(
+        self, batch: MicroBatch, objective: Objective, others: Mapping[str, Any]
+    ) -> list[tuple[dict[str, float], bool]]:
+        """Observe a micro-batch. If the optimizer steps after it, log all metrics since the last step.
 
-        `others` are metrics of the loss and its terms, in the form of `MetricSums.add`.
+        Returns these, for each micro-batch with whether the policy had moved. `others` are metrics of the loss and its
+        terms, in the form of `MetricSums.add`.
         """
         sums = batch_metrics(batch)
         if self._trainer.args.loss_type not in SURROGATES:  # which stop no gradient
             add_clip_ratios(sums, batch, objective.stopped)
         sums.add(others)
-        is_old = batch.is_training and not (batch.has_moved or self._trainer.args.compares_with_sampler)
-        self._waiting.append((sums, is_old))
+        self._waiting.append((sums, batch.has_moved))
         logged = self._trainer._metrics["train" if batch.is_training else "eval"]
         if batch.age is not None:
             logged["off_policy_age"].append(batch.age)
         if not batch.ends_step:
             return []
-        waiting, are_old = zip(*self._waiting, strict=True)
+        waiting, has_moved = zip(*self._waiting, strict=True)
         self._waiting.clear()
         reduced = reduce_all(waiting, self._trainer.accelerator)
         for name, value in (item for metrics in reduced for item in metrics.items()):
             logged[name].append(value)
-        self._warn_of_noise([each for each, is_old in zip(reduced, are_old, strict=True) if is_old])
-        return reduced
+        found = list(zip(reduced, has_moved, strict=True))
+        if batch.is_training and not self._trainer.args.compares_with_sampler:
+            self._warn_of_noise(mean_kl(found, has_moved=False))
+        return found
 
-    def _warn_of_noise(self, metrics: Sequence[Mapping[str, float]]) -> None:
-        """Warn once if the policy differs by more than rounding from the old policy while both are the same.
-
-        `metrics` are those of the micro-batches in which they are.
-        """
-        kl = mean_of_numbers([each["kl_to_old"] for each in metrics])
+    def _warn_of_noise(self, kl: float) -> None:
+        """Warn once if the KL to the old policy is more than rounding while policy and old policy are the same."""
         if self._has_warned or not kl > ROUNDED_KL:  # true for NaN, too
             return
         self._has_warned, args = True, self._trainer.args
@@ -197,8 +201,8 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
     sums.add_max("turns/ratio_max", ratio, present)
     sums.add_mean("clip_fraction/token", outside_tokens.float(), turns.loss_mask)
     sums.add_mean("clip_fraction/turn", is_outside(ratio, low, high).float(), present)
-    below = is_outside(ratio, low, math.inf).float()
-    sums.add_mean("clip_fraction/negative_turn", below, present & (turn_advantages < 0))
+    is_negative = present & (turn_advantages < 0)
+    sums.add_mean("clip_fraction/negative_turn", is_outside(ratio, low, math.inf).float(), is_negative)
     sums.add_mean("kl_to_old", kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0)
     sums.add_weights("effective_sample_size", batch.ratio, turns.loss_mask)
     sums.add_weights("effective_sample_size/token", log_ratio.exp(), turns.loss_mask)
