@@ -40,11 +40,8 @@ class ClippingBiasNormalizer:
     def add(self, bias: Tensor) -> None:
         """Add the gradient of a scalar, already divided by the number of micro-batches in the step."""
         # autograd.grad, unlike backward, neither touches .grad nor fires DDP's reduction hooks.
-        bias_gradients = torch.autograd.grad(bias, self._parameters, retain_graph=True, allow_unused=True)
-        gradients = [
-            torch.zeros_like(p, dtype=torch.float32) if g is None else g.float()
-            for p, g in zip(self._parameters, bias_gradients, strict=True)
-        ]
+        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        gradients = [each.float() for each in torch.autograd.grad(bias, self._parameters, **options)]
         if self._gradients is None:
             self._gradients = gradients
         else:
@@ -75,10 +72,7 @@ def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
     if not args.bias_norm:
         return None
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        reason = (
-            "it rescales the gradient between backward and optimizer step, when DeepSpeed and FSDP hold it in shards: "
-            "set `bias_norm` to False, or use DDP"
-        )
+        reason = "DeepSpeed and FSDP shard the gradient that it divides: set `bias_norm` to False, or use DDP"
     elif (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         reason = (
             "reentrant gradient checkpointing cannot give the second gradient that it computes: set "

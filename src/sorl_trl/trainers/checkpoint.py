@@ -1,8 +1,7 @@
 """What a checkpoint holds beside TRL's, so that a resumed run goes on exactly, and how it is loaded.
 
 TRL saves weights, optimizer and scheduler. This adds the generation cycle, which is one rollout and its updates, an
-order of prompts that follows the epoch, and the settings of the run; and it loads weights whose names in a file differ
-from those in memory.
+order of prompts that follows the epoch, and the settings of the run.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ _OF_CYCLE = (
     "gradient_accumulation_steps",
 )
 """The fields of the configuration that determine the steps of a generation cycle."""
-SETTINGS_FILE = "run_settings.json"
+CYCLE_FILE, SETTINGS_FILE = "generation_cycle_{}.pt", "run_settings.json"
+"""The first is one for each process, the second one for all."""
 RESTORED = (
     *("learning_rate", "critic_learning_rate", "value_head_learning_rate", "weight_decay"),
     *("adam_beta1", "adam_beta2", "adam_epsilon"),
@@ -87,7 +87,7 @@ def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         **{name: getattr(trainer.args, name) for name in _OF_CYCLE},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(_file(trainer, folder), lambda file: torch.save(state, file))
+    write_whole(folder / CYCLE_FILE.format(trainer.args.process_index), lambda file: torch.save(state, file))
 
 
 def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
@@ -100,7 +100,7 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         UserMistake: The checkpoint has trajectories still to be trained on, but was written by another number of
             processes, with other batch settings, or with another order of rollouts ahead.
     """
-    args, file = trainer.args, _file(trainer, folder)
+    args, file = trainer.args, folder / CYCLE_FILE.format(trainer.args.process_index)
     if args.sync_ref_model:
         say_once(
             args,
@@ -144,10 +144,6 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         return
     trainer._step = state["step"]
     trainer._buffered_inputs = send_to_device(state["buffered_inputs"], trainer.accelerator.device, skip_keys=ON_HOST)
-
-
-def _file(trainer: Any, folder: Path) -> Path:
-    return folder / f"generation_cycle_{trainer.args.process_index}.pt"
 
 
 def checkpoint_now(trainer: Any) -> Path | None:
@@ -194,8 +190,7 @@ def take_up_settings(trainer: Any, checkpoint: Path) -> None:
     A checkpoint without settings, such as one of TRL's, changes nothing.
 
     Raises:
-        UserMistake: The state of the checkpoint's optimizer is another optimizer's, or holds a critic, unlike this
-            run's.
+        UserMistake: The optimizer's state is that of another optimizer, or holds a critic, unlike this run's.
     """
     file = checkpoint / SETTINGS_FILE
     if not file.is_file():

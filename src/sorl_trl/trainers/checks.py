@@ -41,7 +41,7 @@ def agent_rollout_of(trainer: Any) -> AgentRollout | None:
 def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
     """Raise TypeError for another trainer's config. Warn of what other options change."""
     if not isinstance(args, wanted):
-        package = "sorl_trl.experimental" if "experimental" in wanted.__module__ else wanted.__module__.split(".")[0]
+        package = "sorl_trl.experimental" if "experimental" in wanted.__module__ else "sorl_trl"
         raise TypeError(
             f"`args` is a {type(args).__name__}, but must be a {wanted.__name__}: write `from {package} import "
             f"{wanted.__name__}` and keep the arguments."
@@ -92,8 +92,7 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
 def check_reward_names(method: Method, names: list[str]) -> None:
     """Raise ValueError if a filter of groups names a reward function that does not exist."""
     for piece in method.keep:
-        asked = getattr(piece, "reward", None)
-        if asked is not None and asked not in names:
+        if (asked := getattr(piece, "reward", None)) not in (None, *names):
             raise ValueError(f"{piece!r} has `reward` {asked!r}, but must name a reward function: one of {names}.")
 
 
@@ -158,10 +157,9 @@ def check_optimizers(trainer: Any) -> None:
     if trainer.args.target_kl:
         check_scheduler(scheduler)
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        beside = "None" if optimizer is None else f"another {type(optimizer).__name__}"
         raise ValueError(
-            f"`optimizers` holds a {type(scheduler).__name__} of a {type(scheduler.optimizer).__name__}, but beside "
-            f"it {beside}: give the optimizer that it schedules, too."
+            f"`optimizers` holds a {type(scheduler).__name__} of a {type(scheduler.optimizer).__name__}, but not that "
+            "optimizer beside it: give both."
         )
 
 
@@ -172,10 +170,11 @@ def check_dataset(trainer: Any) -> None:
     """
     args, dataset, asked = trainer.args, trainer.train_dataset, trainer.eval_dataset
     asked = asked if isinstance(asked, dict) else {"eval_dataset": asked}
-    for name, rows in {"train_dataset": dataset, **asked}.items():
-        if isinstance(rows, Dataset) and "prompt" in rows.column_names and len(rows):
+    known = {name: rows for name, rows in {"train_dataset": dataset, **asked}.items() if isinstance(rows, Dataset)}
+    for name, rows in known.items():
+        if "prompt" in rows.column_names and len(rows):
             _check_prompt(trainer, name, rows[0]["prompt"])
-        elif isinstance(rows, Dataset) and "prompt" not in rows.column_names and not trainer.environment_factories:
+        elif "prompt" not in rows.column_names and trainer.environment_factories is None:
             raise ValueError(f"`{name}` has the columns {rows.column_names}, but must have `prompt`.")
     prompts = int(args.generation_batch_size) // int(args.num_generations)
     if isinstance(dataset, Dataset) and len(dataset) < prompts:
@@ -193,7 +192,8 @@ def _check_prompt(trainer: Any, name: str, prompt: Any) -> None:
             f"`{name}` has the prompt {prompt[:80]!r}, but calls of tools are messages of the chat template: each "
             "prompt must be a list of messages, such as [{'role': 'user', 'content': '…'}]."
         )
-    if not isinstance(prompt, str) and name == "train_dataset" and trainer._tokenizer.chat_template is not None:
+    is_chat = not isinstance(prompt, str) and trainer._tokenizer.chat_template is not None
+    if is_chat and name == "train_dataset":
         told = endless_messages(trainer._tokenizer, trainer.eos_token_ids, trainer.chat_template_kwargs)
         if told is not None:
             say_once(trainer.args, told)
@@ -250,18 +250,14 @@ def disable_noise(model: nn.Module) -> None:
     Its strength is `p` in dropout's own layers, and elsewhere a number, or one per adapter, whose name has "drop" or
     "jitter" in it. Layers of Falcon, for example, read it from the config, which is then saved with zeros.
     """
-    for module in model.modules():
-        _set_to_zero(module)
-        if isinstance(config := getattr(module, "config", None), PreTrainedConfig):
-            _set_to_zero(config)
-
-
-def _set_to_zero(holder: Any) -> None:
-    is_dropout = "drop" in type(holder).__name__.lower()
-    for name, value in vars(holder).items():
-        if not ("drop" in name or "jitter" in name or (is_dropout and name == "p")):
-            continue
-        if isinstance(value, float):
-            setattr(holder, name, 0.0)
-        elif isinstance(value, dict):  # PEFT's, by adapter; another may hold modules
-            value.update({key: 0.0 for key, each in value.items() if isinstance(each, float)})
+    modules = [*model.modules()]
+    configs = [each.config for each in modules if isinstance(getattr(each, "config", None), PreTrainedConfig)]
+    for holder in (*modules, *configs):
+        is_dropout = "drop" in type(holder).__name__.lower()
+        for name, value in vars(holder).items():
+            if not ("drop" in name or "jitter" in name or (is_dropout and name == "p")):
+                continue
+            if isinstance(value, float):
+                setattr(holder, name, 0.0)
+            elif isinstance(value, dict):  # PEFT's, by adapter; another may hold modules
+                value.update({key: 0.0 for key, each in value.items() if isinstance(each, float)})

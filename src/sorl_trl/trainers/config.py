@@ -158,10 +158,7 @@ class TurnLevelConfig(GRPOConfig):
             if self.bias_norm:
                 raise ValueError(f"{of_type}, but `bias_norm` divides by what clipping removes: set it to False.")
         if self.clip_range_scaling == "length" and self.turn_ratio == "arithmetic":
-            raise ValueError(
-                "`clip_range_scaling` is 'length', but that needs geometric means: with `turn_ratio='arithmetic'`, "
-                "set 'sqrt_length'."
-            )
+            raise ValueError("`clip_range_scaling` is 'length': with `turn_ratio='arithmetic'`, set 'sqrt_length'.")
         super().__post_init__()
         if self.use_vllm and self.compares_with_sampler:
             self._check_sampling()

@@ -31,8 +31,7 @@ class KLControl(TrainerCallback):
     """
 
     def __init__(self, target_kl: float, record: Callable[[float], object]) -> None:
-        self.target_kl = target_kl
-        self._record = record
+        self.target_kl, self._record = target_kl, record
         self._optimizer: Any = None
         self._scheduler: Any = None
 

@@ -74,8 +74,8 @@ class MetricSums:
     def row(self) -> Tensor:
         """(N,) the numbers of this process that other processes need."""
         pairs = [number for pair in self.means.values() for number in pair]
-        extremes = [*self.minima.values(), *self.maxima.values()]
-        return torch.cat([torch.stack([*pairs, *extremes]), *self.weights.values()])
+        single = torch.stack([*pairs, *self.minima.values(), *self.maxima.values()])
+        return torch.cat([single, *self.weights.values()])
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Every metric over all processes. It is NaN, which TRL's averages skip, if nothing was kept."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from sorl_trl.methods import MicroBatch, Objective
@@ -26,8 +25,7 @@ class TrajectoryDump(TrainerCallback):
     """Writes what one process trains on in every `save_trajectories_steps`-th optimizer step, when the step ends."""
 
     def __init__(self, args: TurnLevelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.args = args
-        self.tokenizer = tokenizer
+        self.args, self.tokenizer = args, tokenizer
         self._rows: list[trained.TrainedTrajectory] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -56,13 +54,13 @@ class TrajectoryDump(TrainerCallback):
             self._rows = []
 
     def _trained(self, batch: MicroBatch, objective: Objective) -> Iterator[trained.TrainedTrajectory]:
-        inputs, ratio, log_ratio = batch.inputs, batch.ratio, batch.log_ratio
+        inputs, log_ratio = batch.inputs, batch.log_ratio
         columns = {
             "turn_ids": batch.turns.turn_ids.tolist(),
             "token_ratios": log_ratio.float().exp().tolist(),
-            "ratios": ratio.float().tolist(),
+            "ratios": batch.ratio.float().tolist(),
             "advantages": batch.advantages.expand_as(log_ratio).float().tolist(),
-            "clipped": _clip_states(ratio, batch, objective),
+            "clipped": _clip_states(batch, objective),
         }
         if "context_ids" in inputs:
             columns["context_ids"] = inputs["context_ids"].tolist()
@@ -81,10 +79,10 @@ class TrajectoryDump(TrainerCallback):
             )
 
 
-def _clip_states(ratio: Tensor, batch: MicroBatch, objective: Objective) -> list[list[str]]:
+def _clip_states(batch: MicroBatch, objective: Objective) -> list[list[str]]:
     """For each token INSIDE, OUTSIDE, CLIPPED (outside the range, without a gradient) or UNTRAINED."""
     states = torch.zeros_like(batch.turns.turn_ids)
-    states[is_outside(ratio, *batch.clip_range[:2]) | ratio.isnan()] = 1
+    states[is_outside(batch.ratio, *batch.clip_range[:2]) | batch.ratio.isnan()] = 1
     states[objective.stopped] = 2
     states[~batch.loss_mask] = 3
     names = (trained.INSIDE, trained.OUTSIDE, trained.CLIPPED, trained.UNTRAINED)
@@ -100,6 +98,7 @@ def _asked(example: Mapping[str, Any], length: int, reward: float) -> dict[str, 
     answers = golden if isinstance(golden, Sequence) and not isinstance(golden, str) else [golden]
     found = example.get("trajectory")
     trajectory = found if isinstance(found, Trajectory) else None
+    turns = trajectory.turns if trajectory else ()
     return {
         "tokens": length,
         "question": question if isinstance(question, str) else None,
@@ -107,7 +106,7 @@ def _asked(example: Mapping[str, Any], length: int, reward: float) -> dict[str, 
         "reward": None if math.isnan(reward) else reward,
         "answer": trajectory and trajectory.answer,
         "stop_reason": trajectory and trajectory.stop_reason.value,
-        "actions": [turn.action.tool or turn.action.kind.value for turn in trajectory.turns] if trajectory else [],
-        "turn_rewards": [turn.reward for turn in trajectory.turns] if trajectory else [],
+        "actions": [turn.action.tool or turn.action.kind.value for turn in turns],
+        "turn_rewards": [turn.reward for turn in turns],
         "roles": [seen.role for seen in trajectory.observations] if trajectory else [],
     }

@@ -63,16 +63,13 @@ class ServerPolicy:
         trainer = self._trainer
         if trainer.state.global_step == trainer._last_loaded_step:
             return
-        self._reach()  # TRL's client would wait for a server that is gone
+        self._for_probes.ask("GET", "/weight_info")  # TRL's client would wait for a server that is gone
         try:
             self._vllm.sync_weights()
         except Exception:
-            self._reach()
+            self._for_probes.ask("GET", "/weight_info")
             raise
         trainer._last_loaded_step = trainer.state.global_step
-
-    def _reach(self) -> None:
-        self._for_probes.ask("GET", "/weight_info")
 
     def probe(self, prompt_ids: Sequence[int], seed: int) -> Probe:
         """Sample a token after each beginning of the prompt, at the trainer's temperature.
@@ -95,10 +92,7 @@ class ServerPolicy:
         return Probe(context, lengths, [turn.token_ids[0] for turn in turns], [turn.logprobs[0] for turn in turns])
 
     def check(self, probe: Probe) -> None:
-        """Raise RuntimeError if a probe was sampled from other weights than the trainer's.
-
-        That is, if its log-probabilities differ by more than `TOLERANCE` on average. All processes call it together.
-        """
+        """Raise RuntimeError if a probe differs by more than `TOLERANCE`. All processes call it together."""
         difference = self.difference(probe)
         if not difference <= TOLERANCE:  # true for NaN, too
             raise RuntimeError(
@@ -118,9 +112,8 @@ class ServerPolicy:
         trainer.model.eval()  # the server samples without dropout
         # Use the head that training uses: ZeRO-3 fails if the first pass goes through other modules.
         with torch.no_grad(), trainer.accelerator.autocast():
-            output = trainer.model(
-                input_ids=ids, attention_mask=torch.ones_like(ids), shift_labels=sampled, fused_lm_head=True
-            )
+            options = {"attention_mask": torch.ones_like(ids), "shift_labels": sampled, "fused_lm_head": True}
+            output = trainer.model(input_ids=ids, **options)
         trainer.model.train(is_training)
         differences = (output.log_probs[0, after].float().cpu() - torch.tensor(probe.logprobs)).abs()
         return differences.clamp(max=_MOST).nanmean().item()

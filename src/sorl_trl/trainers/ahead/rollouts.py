@@ -117,8 +117,7 @@ class RolloutsAhead:
         """
         if self._taken >= 0:
             return
-        trainer = self._trainer
-        cycle = trainer.args.cycle_steps
+        trainer, cycle = self._trainer, self._trainer.args.cycle_steps
         self._taken = (micro_batches + -trainer._step % cycle) // cycle
         self._last = math.ceil(trainer.state.max_steps * trainer.args.gradient_accumulation_steps / cycle)
         self._begun = min((batch for batch, _ in self._overtaken), default=self._taken)
@@ -137,10 +136,9 @@ class RolloutsAhead:
         """The output of the rollout, to which training adds `rows` and `sampled_at_step`.
 
         `rows` are the rows of the dataset, one for each trajectory, and `sampled_at_step` is the number of optimizer
-        steps that had been made when the oldest part began, on any process. All processes call it together.
-
-        Raises the error of a rollout under way, on all processes, and RuntimeError if the dataloader's prompts are not
-        those that its sampler announced.
+        steps that had been made when the oldest part began, on any process. All processes call it together, and all
+        raise the error of a rollout under way, and RuntimeError if the dataloader's prompts are not those that its
+        sampler announced.
         """
         if self._policy is None or not trainer.model.training:
             return self.rollout(prompts, trainer)
@@ -155,9 +153,9 @@ class RolloutsAhead:
         return {**output, "rows": [row for part in parts for row in part.rows], "sampled_at_step": sampled_at}
 
     def renew(self, prompts: list[Any]) -> None:
-        """Give the sampling policy the trainer's weights, before a rollout is asked for. All processes do it together.
+        """In a run, give the sampling policy the trainer's weights, before a rollout is asked for.
 
-        Raises the error of a rollout under way, on all processes. Does nothing outside a run.
+        All processes do it together, and all raise the error of a rollout under way.
         """
         if self._policy is not None:
             together(self._trainer, self._raise_failures)  # before weights are sent, because a server may be gone
@@ -238,11 +236,11 @@ class RolloutsAhead:
                 ages.append(self._taken - asked)
                 changed.append(asked != answered)
         oldest = max(gather_object([max(ages, default=0)]))
-        own = {"age_mean": sum(ages) / max(len(ages), 1), "age_max": oldest, "seconds_waiting": waited}
-        own["turns_across_versions"] = sum(changed) / max(len(changed), 1)
-        for of_part in (*metrics, {f"async/{name}": float(value) for name, value in own.items()}):
-            for name, value in of_part.items():
-                self._trainer._log_metric(name, value)
+        turns = max(len(ages), 1)
+        own = {"async/age_mean": sum(ages) / turns, "async/turns_across_versions": sum(changed) / turns}
+        own |= {"async/age_max": float(oldest), "async/seconds_waiting": waited}
+        for name, value in (item for each in (*metrics, own) for item in each.items()):
+            self._trainer._log_metric(name, value)
 
 
 def upcoming_batches(trainer: Any, first: int) -> Iterator[list[dict[str, Any]]]:
