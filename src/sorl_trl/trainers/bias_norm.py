@@ -40,8 +40,10 @@ class ClippingBiasNormalizer:
     def add(self, bias: Tensor) -> None:
         """Add the gradient of a scalar, already divided by the number of micro-batches in the step."""
         # autograd.grad, unlike backward, neither touches .grad nor fires DDP's reduction hooks.
-        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-        gradients = [each.float() for each in torch.autograd.grad(bias, self._parameters, **options)]
+        found = torch.autograd.grad(
+            bias, self._parameters, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        gradients = [gradient.float() for gradient in found]
         if self._gradients is None:
             self._gradients = gradients
         else:

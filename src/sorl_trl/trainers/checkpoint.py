@@ -200,8 +200,7 @@ def take_up_settings(trainer: Any, checkpoint: Path) -> None:
     if optim != now["optim"] and not {optim, now["optim"]} <= ONE_STATE:
         mistake = f"`optim` is {now['optim']!r}, but {checkpoint} holds the state of {optim!r}"
     elif "critic" in before and "critic" not in now:
-        of_critic = f"{checkpoint} is of a {before['trainer']}, whose optimizer holds a critic"
-        mistake = f"The trainer is a {now['trainer']}, but {of_critic}"
+        mistake = f"The trainer is a {now['trainer']}, but {checkpoint} is of a {before['trainer']}, with a critic"
     if mistake:
         raise UserMistake(f"{mistake}. Resume with the same, or start a new run from the checkpoint's policy.")
     made_with = before.pop("sorl_trl", "an unknown version")

@@ -95,8 +95,7 @@ def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dic
     totals, low, high = pairs.sum(0), lows.amin(0), highs.amax(0)
     values = [totals[:, ::2] / totals[:, 1::2], low.masked_fill(low == math.inf, math.nan)]  # 0 / 0 is NaN
     values.append(high.masked_fill(high == -math.inf, math.nan))
-    names = [*means, *minima, *maxima]
-    found = [dict(zip(names, row, strict=True)) for row in torch.cat(values, dim=-1).tolist()]
+    found = [dict(zip([*means, *minima, *maxima], row, strict=True)) for row in torch.cat(values, dim=-1).tolist()]
     sizes = map(effective_sample_size, shares.sum((0, 1)).view(-1, 3))
     found[-1] |= {name: size.item() for name, size in zip(weights, sizes, strict=True)}
     return found
