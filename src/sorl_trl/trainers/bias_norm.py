@@ -40,11 +40,10 @@ class ClippingBiasNormalizer:
     def add(self, bias: Tensor) -> None:
         """Add the gradient of a scalar, already divided by the number of micro-batches in the step."""
         # autograd.grad, unlike backward, neither touches .grad nor fires DDP's reduction hooks.
-        bias_gradients = torch.autograd.grad(bias, self._parameters, retain_graph=True, allow_unused=True)
-        gradients = [
-            torch.zeros_like(p, dtype=torch.float32) if g is None else g.float()
-            for p, g in zip(self._parameters, bias_gradients, strict=True)
-        ]
+        found = torch.autograd.grad(
+            bias, self._parameters, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        gradients = [gradient.float() for gradient in found]
         if self._gradients is None:
             self._gradients = gradients
         else:
@@ -52,10 +51,8 @@ class ClippingBiasNormalizer:
 
     def normalize(self, accelerator: Accelerator) -> float:
         """Divide every `.grad` by max(1, ‖C(θ)‖₂), reset C(θ) and return the norm. All processes call it together."""
-        clipped_anywhere = accelerator.reduce(
-            torch.tensor(float(self._gradients is not None), device=accelerator.device), reduction="sum"
-        )
-        if clipped_anywhere == 0:
+        is_clipped = torch.tensor(float(self._gradients is not None), device=accelerator.device)
+        if accelerator.reduce(is_clipped, reduction="sum") == 0:
             return 0.0
         gradients = self._gradients or [torch.zeros_like(p, dtype=torch.float32) for p in self._parameters]
         flat = accelerator.reduce(torch.cat([g.reshape(-1) for g in gradients]), reduction="mean")
@@ -73,23 +70,19 @@ def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
         ValueError: DeepSpeed or FSDP is used, gradient checkpointing is reentrant, or TRL's options mask tokens out
             of the loss.
     """
-    args = trainer.args
+    args, reason = trainer.args, None
     if not args.bias_norm:
         return None
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        raise ValueError(
-            "`bias_norm` is True, but it rescales the gradient between backward and optimizer step, when DeepSpeed "
-            "and FSDP hold it in shards: set `bias_norm` to False, or use DDP."
+        reason = "DeepSpeed and FSDP shard the gradient that it divides: set `bias_norm` to False, or use DDP"
+    elif (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        reason = (
+            "reentrant gradient checkpointing cannot give the second gradient that it computes: set "
+            "`gradient_checkpointing_kwargs={'use_reentrant': False}`"
         )
-    if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-        raise ValueError(
-            "`bias_norm` is True, but computes a second gradient, which reentrant gradient checkpointing cannot "
-            "give: set `gradient_checkpointing_kwargs={'use_reentrant': False}`."
-        )
-    if args.top_entropy_quantile != 1.0 or args.off_policy_mask_threshold is not None:
-        raise ValueError(
-            "`bias_norm` is True, but `top_entropy_quantile` or `off_policy_mask_threshold` masks tokens that it "
-            "would count as clipped: use one or the other."
-        )
+    elif args.top_entropy_quantile != 1.0 or args.off_policy_mask_threshold is not None:
+        reason = "it would count what `top_entropy_quantile` or `off_policy_mask_threshold` masks: use one of them"
+    if reason:
+        raise ValueError(f"`bias_norm` is True, but {reason}.")
     named = trainer.model.named_parameters()
     return ClippingBiasNormalizer(parameter for name, parameter in named if not is_critic_name(name))

@@ -1,13 +1,11 @@
 """What a checkpoint holds beside TRL's, so that a resumed run goes on exactly, and how it is loaded.
 
 TRL saves weights, optimizer and scheduler. This adds the generation cycle, which is one rollout and its updates, an
-order of prompts that follows the epoch, and the settings of the run; and it loads weights whose names in a file differ
-from those in memory.
+order of prompts that follows the epoch, and the settings of the run.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
@@ -22,32 +20,24 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from trl.trainer.utils import RepeatSampler
 
-from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
 from sorl_trl.records.resume_point import damage, ranks_where
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.shipped import package_version
 from sorl_trl.trainers.batch import ON_HOST
-from sorl_trl.trainers.checks import say_once
+from sorl_trl.trainers.checks import agent_rollout_of, say_once
 
 _OF_CYCLE = (
-    "world_size",
-    "per_device_train_batch_size",
-    "steps_per_generation",
-    "num_iterations",
+    *("world_size", "per_device_train_batch_size", "steps_per_generation", "num_iterations"),
     "gradient_accumulation_steps",
 )
 """The fields of the configuration that determine the steps of a generation cycle."""
-SETTINGS_FILE = "run_settings.json"
+CYCLE_FILE, SETTINGS_FILE = "generation_cycle_{}.pt", "run_settings.json"
+"""The first is one for each process, the second one for all."""
 RESTORED = (
-    "learning_rate",
-    "critic_learning_rate",
-    "value_head_learning_rate",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
+    *("learning_rate", "critic_learning_rate", "value_head_learning_rate", "weight_decay"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon"),
 )
 """Options that are part of the state of optimizer and scheduler. A resumed run keeps the checkpoint's values."""
 OF_TRANSFORMERS = (
@@ -73,14 +63,8 @@ class EpochRepeatSampler(RepeatSampler):
     @classmethod
     def like(cls, sampler: RepeatSampler) -> EpochRepeatSampler:
         """A sampler with the settings of `sampler`."""
-        return cls(
-            data_source=sampler.data_source,
-            mini_repeat_count=sampler.mini_repeat_count,
-            batch_size=sampler.batch_size,
-            repeat_count=sampler.repeat_count,
-            shuffle=sampler.shuffle,
-            seed=sampler.seed,
-        )
+        names = ("data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed")
+        return cls(**{name: getattr(sampler, name) for name in names})
 
     def __iter__(self) -> Iterator[int]:
         if self.shuffle:
@@ -93,8 +77,7 @@ class EpochRepeatSampler(RepeatSampler):
 def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
     """Write into a checkpoint this process's step within the cycle, and the trajectories still to be trained on.
 
-    TRL saves neither, and would generate new trajectories at once. `ahead` are the run's rollouts ahead, if it has
-    them.
+    TRL saves neither, and would generate new trajectories at once. `ahead` are the run's rollouts ahead, if any.
     """
     is_unfinished = trainer._step % trainer.args.cycle_steps != 0
     state = {
@@ -104,21 +87,20 @@ def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         **{name: getattr(trainer.args, name) for name in _OF_CYCLE},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(_file(trainer, folder), lambda file: torch.save(state, file))
+    write_whole(folder / CYCLE_FILE.format(trainer.args.process_index), lambda file: torch.save(state, file))
 
 
 def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
     """Restore the step within the cycle, the trajectories still to be trained on, and the state of rollouts ahead.
 
-    Three cases are not exact: an iterable dataset after its first pass, because transformers cannot tell how long a
-    pass is; and, with a warning, processes whose random state is not in the checkpoint, and a reference that
-    `sync_ref_model` has moved. Sums between two log entries are lost, as in transformers' own trainer.
+    An iterable dataset after its first pass does not go on exactly, because transformers cannot tell how long a pass
+    is; nor does what a warning names. Sums between two log entries are lost, as in transformers' own trainer.
 
     Raises:
         UserMistake: The checkpoint has trajectories still to be trained on, but was written by another number of
             processes, with other batch settings, or with another order of rollouts ahead.
     """
-    args, file = trainer.args, _file(trainer, folder)
+    args, file = trainer.args, folder / CYCLE_FILE.format(trainer.args.process_index)
     if args.sync_ref_model:
         say_once(
             args,
@@ -141,9 +123,18 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         return
     # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
     state = torch.load(file, map_location="cpu", weights_only=True)
-    has_waiting = _load_ahead(ahead, state.get("ahead") or {})
+    of_ahead = state.get("ahead") or {}
+    is_out_of_order = bool(ranks_where(bool(of_ahead.get("late") or of_ahead.get("early"))))
+    if is_out_of_order:
+        now = {} if ahead is None else ahead.state_dict()
+        if ahead is None or any(now[key] != of_ahead.get(key) for key in ("parts_of_batch", "grace")):
+            raise UserMistake(
+                "The checkpoint's run trained on rollouts in the order of completion: resume with the same "
+                "`async_order`, `async_staleness` and batch settings, or start a new run."
+            )
+        ahead.load_state_dict(of_ahead)
     changed = [name for name in _OF_CYCLE if state[name] != getattr(args, name)]
-    if changed and (has_waiting or state["buffered_inputs"] is not None):
+    if changed and (is_out_of_order or state["buffered_inputs"] is not None):
         raise UserMistake(
             f"`{changed[0]}` is {getattr(args, changed[0])}, but was {state[changed[0]]} when {folder} was written, "
             "with trajectories still to be trained on. Resume with the same, or start a new run."
@@ -153,24 +144,6 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         return
     trainer._step = state["step"]
     trainer._buffered_inputs = send_to_device(state["buffered_inputs"], trainer.accelerator.device, skip_keys=ON_HOST)
-
-
-def _load_ahead(ahead: Stateful | None, state: dict[str, Any]) -> bool:
-    """Hand the state of rollouts ahead back. Returns whether any process has trained on them out of order."""
-    if not ranks_where(bool(state.get("late") or state.get("early"))):
-        return False
-    now = {} if ahead is None else ahead.state_dict()
-    if ahead is None or any(now[key] != state.get(key) for key in ("parts_of_batch", "grace")):
-        raise UserMistake(
-            "The checkpoint's run trained on rollouts in the order of completion: resume with the same `async_order`, "
-            "`async_staleness` and batch settings, or start a new run."
-        )
-    ahead.load_state_dict(state)
-    return True
-
-
-def _file(trainer: Any, folder: Path) -> Path:
-    return folder / f"generation_cycle_{trainer.args.process_index}.pt"
 
 
 def checkpoint_now(trainer: Any) -> Path | None:
@@ -198,8 +171,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     names = [field.name for field in fields(args) if field.name not in general]
     found: dict[str, Any] = {name: getattr(args, name) for name in names if not name.startswith(NOT_COMPARED)}
     found |= {"trainer": type(trainer).__name__, "method": trainer.method.describe()}
-    rollout = inspect.unwrap(trainer.rollout_func) if trainer.rollout_func else None
-    if isinstance(rollout, AgentRollout):
+    if (rollout := agent_rollout_of(trainer)) is not None:
         parts = {"limits": rollout.limits or RolloutLimits(), "engine": rollout.engine, "protocol": rollout.protocol}
         found |= {f"{kind}.{name}": value for kind, part in parts.items() for name, value in asdict(part).items()}
     found["sorl_trl"] = package_version()
@@ -208,8 +180,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def save_settings(trainer: Any, checkpoint: Path) -> None:
-    """Write the trainer's settings into a checkpoint, whose folder is made if it is missing."""
-    checkpoint.mkdir(parents=True, exist_ok=True)
+    """Write the trainer's settings into the folder of a checkpoint."""
     write_whole(checkpoint / SETTINGS_FILE, (json.dumps(settings_of(trainer), indent=2) + "\n").encode())
 
 
@@ -219,35 +190,29 @@ def take_up_settings(trainer: Any, checkpoint: Path) -> None:
     A checkpoint without settings, such as one of TRL's, changes nothing.
 
     Raises:
-        UserMistake: The state of the checkpoint's optimizer is another optimizer's, or holds a critic, unlike this
-            run's.
+        UserMistake: The optimizer's state is that of another optimizer, or holds a critic, unlike this run's.
     """
     file = checkpoint / SETTINGS_FILE
     if not file.is_file():
         return
     before, now = json.loads(file.read_bytes()), settings_of(trainer)
-    optim = before.get("optim", now["optim"])
+    optim, mistake = before.get("optim", now["optim"]), None
     if optim != now["optim"] and not {optim, now["optim"]} <= ONE_STATE:
-        raise UserMistake(
-            f"`optim` is {now['optim']!r}, but {checkpoint} holds the state of {optim!r}. Resume with the same, or "
-            "start a new run from the checkpoint's policy."
-        )
-    if "critic" in before and "critic" not in now:
-        raise UserMistake(
-            f"The trainer is a {now['trainer']}, but {checkpoint} is of a {before['trainer']}, whose optimizer "
-            "holds a critic. Resume with the same, or start a new run from the checkpoint's policy."
-        )
-    for name in RESTORED:
-        if name in before and name in now and before[name] != now[name]:
-            say_once(
-                trainer.args,
-                f"`{name}` is {now[name]} here, but the checkpoint's {before[name]} goes on: it is part of the state "
-                "of the optimizer. Another one takes a new run, which may start from the checkpoint's policy.",
-            )
-            setattr(trainer.args, name, before[name])
+        mistake = f"`optim` is {now['optim']!r}, but {checkpoint} holds the state of {optim!r}"
+    elif "critic" in before and "critic" not in now:
+        mistake = f"The trainer is a {now['trainer']}, but {checkpoint} is of a {before['trainer']}, with a critic"
+    if mistake:
+        raise UserMistake(f"{mistake}. Resume with the same, or start a new run from the checkpoint's policy.")
     made_with = before.pop("sorl_trl", "an unknown version")
-    others = [name for name in before if name in now and before[name] != now[name] and name not in RESTORED]
-    if others:
+    changed = [name for name in before if name in now and before[name] != now[name]]
+    for name in (name for name in changed if name in RESTORED):
+        say_once(
+            trainer.args,
+            f"`{name}` is {now[name]} here, but the checkpoint's {before[name]} goes on: it is part of the state "
+            "of the optimizer. Another one takes a new run, which may start from the checkpoint's policy.",
+        )
+        setattr(trainer.args, name, before[name])
+    if others := [name for name in changed if name not in RESTORED]:
         listed = "; ".join(f"`{name}` was {before[name]!r}, is {now[name]!r}" for name in others)
         say_once(trainer.args, f"This run differs from {checkpoint}, which sorl-trl {made_with} wrote: {listed}.")
 
@@ -255,37 +220,22 @@ def take_up_settings(trainer: Any, checkpoint: Path) -> None:
 def load_weights(trainer: Any, checkpoint: str, load: Callable[[], None]) -> None:
     """Load the weights of a checkpoint into the trainer's policy, with transformers' `load` if that gets them right.
 
-    Engines that shard parameters load their own checkpoints. PEFT would load an adapter of bfloat16 in float32, so
-    parameters keep their dtypes.
+    transformers saves mixtures of experts and many vision-language models under other names, and with other shapes,
+    than they have in memory. `from_pretrained` converts them; `load` does not, and would leave the weights that the
+    model began with. PEFT would load an adapter of bfloat16 in float32, so parameters keep their dtypes. Engines that
+    shard parameters load their own checkpoints.
     """
-    policy = trainer.model
+    policy, saved = trainer.model, set[str]()
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         load()
-    elif not load_renamed(policy, Path(checkpoint)):
-        before = {name: parameter.dtype for name, parameter in policy.named_parameters()}
-        load()
-        for name, parameter in policy.named_parameters():
-            parameter.data = parameter.data.to(before.get(name, parameter.dtype))
-
-
-def load_renamed(model: Any, checkpoint: Path) -> bool:
-    """Load the weights of `checkpoint` if some have names that `model` lacks, and return whether it did.
-
-    transformers saves mixtures of experts and many vision-language models under other names, and with other shapes,
-    than they have in memory. `from_pretrained` converts them; transformers' `Trainer` does not, and would go on with
-    the weights that the model began with.
-    """
-    if not isinstance(model, PreTrainedModel) or saved_names(checkpoint) <= {*model.state_dict()}:
-        return False
-    saved = type(model).from_pretrained(checkpoint, dtype=model.dtype)
-    model.load_state_dict(saved.state_dict())
-    return True
-
-
-def saved_names(checkpoint: Path) -> set[str]:
-    """The names of the weights in a checkpoint of safetensors files."""
-    names = set[str]()
-    for path in checkpoint.glob("model*.safetensors"):
+        return
+    for path in Path(checkpoint).glob("model*.safetensors"):
         with safe_open(path, framework="pt") as file:
-            names |= {*file.keys()}
-    return names
+            saved |= {*file.keys()}
+    if isinstance(policy, PreTrainedModel) and not saved <= {*policy.state_dict()}:
+        policy.load_state_dict(type(policy).from_pretrained(checkpoint, dtype=policy.dtype).state_dict())
+        return
+    before = {name: parameter.dtype for name, parameter in policy.named_parameters()}
+    load()
+    for name, parameter in policy.named_parameters():
+        parameter.data = parameter.data.to(before.get(name, parameter.dtype))

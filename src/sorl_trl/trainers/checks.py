@@ -14,16 +14,7 @@ from transformers import PreTrainedConfig
 
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.learning_rate import check_scheduler
-from sorl_trl.methods import (
-    EngineTurnMask,
-    EngineVeto,
-    LeaveOneOut,
-    Method,
-    TopK,
-    TopP,
-    TurnRatio,
-    ZeroVariance,
-)
+from sorl_trl.methods import EngineTurnMask, EngineVeto, LeaveOneOut, Method, TopK, TopP, TurnRatio, ZeroVariance
 from sorl_trl.ops.importance import LONGEST
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.slots import NotServed, check_served
@@ -41,25 +32,29 @@ def say_once(args: TurnLevelConfig, message: str) -> None:
         logger.warning(message)
 
 
+def agent_rollout_of(trainer: Any) -> AgentRollout | None:
+    """The trainer's `AgentRollout`, from within what checks its output or samples ahead; None if it has another."""
+    rollout = inspect.unwrap(trainer.rollout_func) if trainer.rollout_func else None
+    return rollout if isinstance(rollout, AgentRollout) else None
+
+
 def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
     """Raise TypeError for another trainer's config. Warn of what other options change."""
     if not isinstance(args, wanted):
-        package = "sorl_trl.experimental" if "experimental" in wanted.__module__ else wanted.__module__.split(".")[0]
+        package = "sorl_trl.experimental" if "experimental" in wanted.__module__ else "sorl_trl"
         raise TypeError(
             f"`args` is a {type(args).__name__}, but must be a {wanted.__name__}: write `from {package} import "
             f"{wanted.__name__}` and keep the arguments."
         )
-    said = []
     if args.loss_type == "cispo" and args.epsilon_high is None:
-        said.append(f"ratios are capped at `epsilon`, {args.epsilon:g}, because `epsilon_high` is not set")
-    if said:
-        say_once(args, f"With `loss_type={args.loss_type!r}`, {', and '.join(said)}.")
+        say_once(args, f"`epsilon_high` is not set, so that 'cispo' caps ratios at `epsilon`, {args.epsilon:g}.")
     if args.disable_dropout and args.neftune_noise_alpha:
-        said_of = (
+        say_once(
+            args,
             f"`neftune_noise_alpha` is {args.neftune_noise_alpha:g}, but `disable_dropout` is True, which switches "
+            "NEFTune off, too: its noise would be in every ratio.",
         )
         args.neftune_noise_alpha = None
-        say_once(args, f"{said_of}NEFTune off, too: its noise would be in every ratio.")
 
 
 def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -> None:
@@ -78,9 +73,8 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
         raise ValueError(
             f"`scale_rewards` is {args.scale_rewards!r}, but must be 'none': {method.credit!r} divides by no spread."
         )
-    of_engine = [
-        piece for piece in (*method.keep, method.weight) if isinstance(piece, EngineVeto | EngineTurnMask | TurnRatio)
-    ]
+    comparing = EngineVeto | EngineTurnMask | TurnRatio
+    of_engine = [piece for piece in (*method.keep, method.weight) if isinstance(piece, comparing)]
     knows_another = args.async_staleness or (args.use_vllm and args.vllm_importance_sampling_correction)
     if of_engine and (args.compares_with_sampler or not knows_another):
         raise ValueError(
@@ -98,8 +92,7 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
 def check_reward_names(method: Method, names: list[str]) -> None:
     """Raise ValueError if a filter of groups names a reward function that does not exist."""
     for piece in method.keep:
-        asked = getattr(piece, "reward", None)
-        if asked is not None and asked not in names:
+        if (asked := getattr(piece, "reward", None)) not in (None, *names):
             raise ValueError(f"{piece!r} has `reward` {asked!r}, but must name a reward function: one of {names}.")
 
 
@@ -137,10 +130,10 @@ def check_precision(trainer: Any) -> None:
     args = trainer.args
     longest = {"sqrt_length": LONGEST**0.5, "length": LONGEST}.get(args.clip_range_scaling, 1)
     sides = {"epsilon": args.epsilon, "epsilon_high": args.epsilon_high}
-    given = {name: side for name, side in sides.items() if side is not None and side / longest < ROUNDED_LOG_RATIO}
+    side, name = min((side, name) for name, side in sides.items() if side is not None)
     is_rounded = args.bf16 or trainer.model.dtype == torch.bfloat16
-    if given and is_rounded and args.importance_sampling_level != "token" and not args.is_on_policy:
-        name, side = next(iter(given.items()))
+    is_of_tokens = args.importance_sampling_level == "token"
+    if side / longest < ROUNDED_LOG_RATIO and is_rounded and not (is_of_tokens or args.is_on_policy):
         scaled = f", divided by up to {longest:g}" if longest > 1 else ""
         say_once(
             args,
@@ -164,24 +157,25 @@ def check_optimizers(trainer: Any) -> None:
     if trainer.args.target_kl:
         check_scheduler(scheduler)
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        beside = "None" if optimizer is None else f"another {type(optimizer).__name__}"
         raise ValueError(
-            f"`optimizers` holds a {type(scheduler).__name__} of a {type(scheduler.optimizer).__name__}, but beside "
-            f"it {beside}: give the optimizer that it schedules, too."
+            f"`optimizers` holds a {type(scheduler).__name__} of a {type(scheduler.optimizer).__name__}, but not that "
+            "optimizer beside it: give both."
         )
 
 
 def check_dataset(trainer: Any) -> None:
-    """Raise ValueError for rows without a prompt, or fewer than a rollout takes: TRL would train on none of them.
+    """Raise ValueError for rows without a prompt, for text where messages are needed, and for too few rows.
 
-    So does text where messages are needed. Warns if messages would not end.
+    TRL would train on none of the rows if a rollout takes more. Warns if messages do not end generation.
     """
     args, dataset, asked = trainer.args, trainer.train_dataset, trainer.eval_dataset
     asked = asked if isinstance(asked, dict) else {"eval_dataset": asked}
-    for name, rows in {"train_dataset": dataset, **asked}.items():
-        if isinstance(rows, Dataset) and "prompt" not in rows.column_names and trainer.environment_factories is None:
+    known = {name: rows for name, rows in {"train_dataset": dataset, **asked}.items() if isinstance(rows, Dataset)}
+    for name, rows in known.items():
+        if "prompt" in rows.column_names and len(rows):
+            _check_prompt(trainer, name, rows[0]["prompt"])
+        elif "prompt" not in rows.column_names and trainer.environment_factories is None:
             raise ValueError(f"`{name}` has the columns {rows.column_names}, but must have `prompt`.")
-        _check_prompts(trainer, name, rows)
     prompts = int(args.generation_batch_size) // int(args.num_generations)
     if isinstance(dataset, Dataset) and len(dataset) < prompts:
         raise ValueError(
@@ -190,19 +184,16 @@ def check_dataset(trainer: Any) -> None:
         )
 
 
-def _check_prompts(trainer: Any, name: str, rows: Any) -> None:
-    """Raise ValueError for a dataset of text where turns are messages. Warn if messages do not end generation."""
-    if not isinstance(rows, Dataset) or "prompt" not in rows.column_names or not len(rows):
-        return
-    rollout = inspect.unwrap(trainer.rollout_func) if trainer.rollout_func else None
-    in_messages = isinstance(rollout, AgentRollout) and rollout.protocol.turns_are_messages
-    prompt = rows[0]["prompt"]
+def _check_prompt(trainer: Any, name: str, prompt: Any) -> None:
+    rollout = agent_rollout_of(trainer)
+    in_messages = rollout is not None and rollout.protocol.turns_are_messages
     if isinstance(prompt, str) and (trainer.tools or in_messages):
         raise ValueError(
             f"`{name}` has the prompt {prompt[:80]!r}, but calls of tools are messages of the chat template: each "
             "prompt must be a list of messages, such as [{'role': 'user', 'content': '…'}]."
         )
-    if not isinstance(prompt, str) and name == "train_dataset" and trainer._tokenizer.chat_template is not None:
+    is_chat = not isinstance(prompt, str) and trainer._tokenizer.chat_template is not None
+    if is_chat and name == "train_dataset":
         told = endless_messages(trainer._tokenizer, trainer.eos_token_ids, trainer.chat_template_kwargs)
         if told is not None:
             say_once(trainer.args, told)
@@ -210,55 +201,47 @@ def _check_prompts(trainer: Any, name: str, rows: Any) -> None:
 
 def check_ahead(trainer: Any) -> None:
     """Raise ValueError if a trainer with `async_staleness` cannot sample ahead of training."""
-    args = trainer.args
-    asked = f"`async_staleness` is {args.async_staleness}, but "
-    rollout = inspect.unwrap(trainer.rollout_func) if trainer.rollout_func else None
-    if not isinstance(rollout, AgentRollout):
-        raise ValueError(
-            f"{asked}there are no `tools`, and `rollout_func` is no `AgentRollout` or `SearchRollout`: "
-            "nothing else is sampled ahead."
-        )
+    if reason := _why_not_ahead(trainer, trainer.args, agent_rollout_of(trainer)):
+        raise ValueError(f"`async_staleness` is {trainer.args.async_staleness}, but {reason}.")
+
+
+def _why_not_ahead(trainer: Any, args: TurnLevelConfig, rollout: AgentRollout | None) -> str | None:
+    if rollout is None:
+        return "there are no `tools`, and `rollout_func` is no `AgentRollout`: nothing else is sampled ahead"
     if type(rollout).__call__ is not AgentRollout.__call__:
-        raise ValueError(
-            f"{asked}`{type(rollout).__name__}` overrides `__call__`, which nothing calls ahead of training: override "
-            "`collect`."
-        )
+        name = type(rollout).__name__
+        return f"`{name}` overrides `__call__`, which nothing calls ahead of training: override `collect`"
     if not isinstance(trainer.train_dataset, Dataset):
-        raise ValueError(f"{asked}`train_dataset` must be a `datasets.Dataset`: others do not show what comes next.")
-    if "prompt" not in trainer.train_dataset.column_names:
-        raise ValueError(f"{asked}`train_dataset` has no column `prompt`: its environments must not make them all.")
-    if images := {"image", "images"} & set(trainer.train_dataset.column_names):
-        raise ValueError(f"{asked}`train_dataset` has {images.pop()!r}, and the rollout is for text.")
+        return "`train_dataset` must be a `datasets.Dataset`: others do not show what comes next"
+    columns = {*trainer.train_dataset.column_names}
+    if "prompt" not in columns:
+        return "`train_dataset` has no column `prompt`: its environments must not make them all"
+    if images := {"image", "images"} & columns:
+        return f"`train_dataset` has {images.pop()!r}, and the rollout is for text"
     rows = int(args.generation_batch_size) // trainer.accelerator.num_processes
     if args.async_order == "completed" and rows % int(args.num_generations):
-        raise ValueError(
-            f"`async_order` is 'completed', but a process has {rows} rows of a batch, no multiple of "
-            f"`num_generations`, {args.num_generations}: its groups would lie across processes."
+        return (
+            f"`async_order` is 'completed', for which the {rows} rows of a process must be a multiple of "
+            f"`num_generations`, {args.num_generations}: its groups would lie across processes"
         )
     if trainer.use_vllm and trainer.vllm_mode != "server":
-        raise ValueError(
-            f"{asked}`vllm_mode` is {trainer.vllm_mode!r}, which samples or trains: use 'server' on another GPU."
-        )
-    if not trainer.use_vllm:
-        _check_copies(trainer, rollout, asked)
+        return f"`vllm_mode` is {trainer.vllm_mode!r}, which samples or trains: use 'server' on another GPU"
+    return None if trainer.use_vllm else _why_not_copied(trainer, rollout)
 
 
-def _check_copies(trainer: Any, rollout: AgentRollout, asked: str) -> None:
-    """Raise ValueError if copies of the policy cannot sample in this process."""
+def _why_not_copied(trainer: Any, rollout: AgentRollout) -> str | None:
     instead = "set `use_vllm=True` and `vllm_mode='server'`"
     if trainer._dist.is_fsdp or trainer._dist.is_zero3:
-        raise ValueError(f"{asked}sharded parameters are not copied: {instead}.")
+        return f"sharded parameters are not copied: {instead}"
     if rollout.engine.rollout_engine == "lockstep":
-        raise ValueError(f"{asked}`rollout_engine` is 'lockstep', and copies of the policy sample in 'slots'.")
+        return "`rollout_engine` is 'lockstep', and copies of the policy sample in 'slots'"
     if trainer.args.cast_lm_head_to_fp32:
-        raise ValueError(f"{asked}`cast_lm_head_to_fp32` is True, which a copy of the policy loses: {instead}.")
+        return f"`cast_lm_head_to_fp32` is True, which a copy of the policy loses: {instead}"
     try:
         check_served(trainer.model, trainer.generation_config)
     except NotServed as reason:
-        raise ValueError(
-            f"{asked}copies of the policy sample in slots, which do not serve it: {reason}. For rollouts ahead, "
-            f"{instead}."
-        ) from reason
+        return f"copies of the policy sample in slots, which do not serve it: {reason}. For rollouts ahead, {instead}"
+    return None
 
 
 def disable_noise(model: nn.Module) -> None:
@@ -267,18 +250,14 @@ def disable_noise(model: nn.Module) -> None:
     Its strength is `p` in dropout's own layers, and elsewhere a number, or one per adapter, whose name has "drop" or
     "jitter" in it. Layers of Falcon, for example, read it from the config, which is then saved with zeros.
     """
-    for module in model.modules():
-        _set_to_zero(module)
-        if isinstance(config := getattr(module, "config", None), PreTrainedConfig):
-            _set_to_zero(config)
-
-
-def _set_to_zero(holder: Any) -> None:
-    is_dropout = "drop" in type(holder).__name__.lower()
-    for name, value in vars(holder).items():
-        if not ("drop" in name or "jitter" in name or (is_dropout and name == "p")):
-            continue
-        if isinstance(value, float):
-            setattr(holder, name, 0.0)
-        elif isinstance(value, dict):  # PEFT's, by adapter; another may hold modules
-            value.update({key: 0.0 for key, each in value.items() if isinstance(each, float)})
+    modules = [*model.modules()]
+    configs = [each.config for each in modules if isinstance(getattr(each, "config", None), PreTrainedConfig)]
+    for holder in (*modules, *configs):
+        is_dropout = "drop" in type(holder).__name__.lower()
+        for name, value in vars(holder).items():
+            if not ("drop" in name or "jitter" in name or (is_dropout and name == "p")):
+                continue
+            if isinstance(value, float):
+                setattr(holder, name, 0.0)
+            elif isinstance(value, dict):  # PEFT's, by adapter; another may hold modules
+                value.update({key: 0.0 for key, each in value.items() if isinstance(each, float)})

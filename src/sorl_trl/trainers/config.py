@@ -8,39 +8,20 @@ from typing import Annotated, Any
 
 from trl import GRPOConfig
 
-from sorl_trl.checks import (
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE_COUNT,
-    SHARE,
-    SWITCH,
-    Allowed,
-    Number,
-    OneOf,
-    check_fields,
-)
+from sorl_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE_COUNT, SHARE, SWITCH, Allowed, Number, OneOf, check_fields
 from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS
 
 SOFT_LOSS_TYPES = ("cispo", "sapo", "vespo")
 """The loss types whose surrogate clips no gradient away."""
 OF_TRL: Mapping[str, Allowed] = {
-    "learning_rate": NOT_NEGATIVE,
-    "beta": NOT_NEGATIVE,
-    "epsilon": Number(least=0, finite=False),
-    "epsilon_high": Number(least=0, finite=False),
-    "num_generations": POSITIVE_COUNT,
-    "num_generations_eval": POSITIVE_COUNT,
-    "per_device_train_batch_size": POSITIVE_COUNT,
-    "per_device_eval_batch_size": POSITIVE_COUNT,
-    "steps_per_generation": POSITIVE_COUNT,
-    "generation_batch_size": POSITIVE_COUNT,
-    "gradient_accumulation_steps": POSITIVE_COUNT,
-    "num_iterations": POSITIVE_COUNT,
-    "temperature": Number(above=0),
-    "top_p": SHARE,
+    **dict.fromkeys(("learning_rate", "beta"), NOT_NEGATIVE),
+    **dict.fromkeys(("epsilon", "epsilon_high"), Number(least=0, finite=False)),
+    **dict.fromkeys(("num_generations", "num_generations_eval", "num_iterations"), POSITIVE_COUNT),
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), POSITIVE_COUNT),
+    **dict.fromkeys(("steps_per_generation", "generation_batch_size", "gradient_accumulation_steps"), POSITIVE_COUNT),
+    **{"temperature": Number(above=0), "top_p": SHARE},
 }
 """Fields of TRL's that it does not check before it uses them, and their allowed values. YAML reads `1e-6` as text."""
-
 PLAIN_SAMPLING: Mapping[str, Any] = {
     **{"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0},
     **{"frequency_penalty": 0.0, "logit_bias": {}, "allowed_token_ids": [], "bad_words": [], "min_tokens": 0},
@@ -53,26 +34,8 @@ PLAIN_SAMPLING: Mapping[str, Any] = {
 class TurnLevelConfig(GRPOConfig):
     """`trl.GRPOConfig` plus the options of turn-level training.
 
-    Parameters that are not listed here have TRL's meaning and default. Every default is a plain value, so writing it
-    into a recipe changes nothing.
-
-    Parameters:
-        importance_sampling_level: The unit that shares one importance ratio: "turn" (SORL), "token" (PPO, GRPO) or
-            "sequence" (GSPO).
-        loss_type: How token losses are averaged: "turn" averages over the tokens of each turn, then over the turns of
-            each trajectory, then over trajectories (the SO-PPO objective). Otherwise, any loss type of TRL's.
-        epsilon: How far a ratio may fall below 1 before it is clipped (TRL's default is 0.2).
-        turn_ratio: How the token ratios of a turn are averaged, "geometric" or "arithmetic".
-        clip_range_scaling: Our addition: how the clip range shrinks with the length of a turn or sequence.
-        bias_norm: Whether to apply clipping-triggered normalization in ST-PPO's form, a division of the gradient.
-        target_kl: Our addition: the KL to the old policy, in nats per token, that the learning rate aims for.
-        gamma: Discount per turn, or per token with SO-PPO's `advantage_level="token"`.
-        async_staleness: How many rollouts to sample ahead while one is trained on.
-        async_order: Which of the rollouts sampled ahead to train on next: in "dataset" order or "completed" first.
-        async_old_policy: The policy that ratios then compare with: "behaviour" or "proximal".
-        save_trajectories_steps: How often, in optimizer steps, to write the trajectories being trained on.
-        log_turn_details: Whether to log every metric instead of the dozen that matter most.
-        disable_dropout: Whether to switch dropout and other noise of training mode off (TRL's default is False).
+    The help of each field says what it does (docs/options.md); TRL's other fields keep their meaning and default.
+    Every default is a plain value, so writing it into a recipe changes nothing.
     """
 
     importance_sampling_level: Annotated[str, OneOf(IMPORTANCE_SAMPLING_LEVELS)] = field(
@@ -148,7 +111,7 @@ class TurnLevelConfig(GRPOConfig):
         metadata={
             "help": "Which groups to train on next. 'dataset' (default): those of the next prompts. 'completed': "
             "those that finish first, for tasks in which a few take very long. Others overtake a slow group for at "
-            "most 2 x `async_staleness` batches, so it is at most 3 x `async_staleness` rollouts late."
+            "most 2 x `async_staleness` batches, so it is at most 3 x `async_staleness` rollouts old."
         },
     )
     async_old_policy: Annotated[str, OneOf(("behaviour", "proximal"))] = field(
@@ -189,12 +152,13 @@ class TurnLevelConfig(GRPOConfig):
     def __post_init__(self) -> None:
         check_fields(self, inherited=OF_TRL)
         if self.loss_type in SOFT_LOSS_TYPES:
-            self._check_soft_loss()
+            of_type = f"`loss_type` is {self.loss_type!r}, which clips no gradient away"
+            if self.clip_range_scaling != "none":
+                raise ValueError(f"{of_type}, but `clip_range_scaling` scales the range of a clip: set it to 'none'.")
+            if self.bias_norm:
+                raise ValueError(f"{of_type}, but `bias_norm` divides by what clipping removes: set it to False.")
         if self.clip_range_scaling == "length" and self.turn_ratio == "arithmetic":
-            raise ValueError(
-                "`clip_range_scaling` is 'length', but that needs geometric means: with `turn_ratio='arithmetic'`, "
-                "set 'sqrt_length'."
-            )
+            raise ValueError("`clip_range_scaling` is 'length': with `turn_ratio='arithmetic'`, set 'sqrt_length'.")
         super().__post_init__()
         if self.use_vllm and self.compares_with_sampler:
             self._check_sampling()
@@ -211,15 +175,6 @@ class TurnLevelConfig(GRPOConfig):
                     f"`async_staleness`, ratios would not begin at 1. Set it to {plain[name]!r}, or "
                     "`async_old_policy='proximal'`."
                 )
-
-    def _check_soft_loss(self) -> None:
-        of_type = f"`loss_type` is {self.loss_type!r}, which clips no gradient away"
-        if self.clip_range_scaling != "none":
-            raise ValueError(f"{of_type}, but `clip_range_scaling` scales the range of a clip: set it to 'none'.")
-        if self.bias_norm:
-            raise ValueError(
-                f"{of_type}, but `bias_norm` divides by the norm of what clipping removes: set it to False."
-            )
 
     @property
     def cycle_steps(self) -> int:

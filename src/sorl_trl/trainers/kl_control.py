@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from sorl_trl.learning_rate import check_scheduler, scale_learning_rate
 from sorl_trl.methods import MicroBatch
 from sorl_trl.ops import kl_controlled_factor
-from sorl_trl.trainers.metrics import mean_of_numbers
+from sorl_trl.trainers.metrics import mean_kl
 
 FACTOR = "policy_lr_factor"
 """The scheduler's attribute that holds the factor."""
@@ -19,9 +19,9 @@ FACTOR = "policy_lr_factor"
 class KLControl(TrainerCallback):
     """Multiplies the policy's learning rate, but not the critic's, by a factor that follows the KL.
 
-    It observes the micro-batches of an update and acts before the backward pass of the last one, in which DeepSpeed
-    steps the optimizer. The factor is part of the scheduler's state and of its base rates. It therefore survives a
-    resume, and if something else lowers the learning rates, the lowered rates are scheduled from then on.
+    It acts before the backward pass of an update's last micro-batch, in which DeepSpeed steps the optimizer. The
+    factor is part of the scheduler's state and of its base rates. It therefore survives a resume, and if something
+    else lowers the learning rates, the lowered rates are scheduled from then on.
 
     `target_kl` is in nats per token; 0 leaves the schedule alone, even when a run that had lowered the rate is
     resumed. `record` is called with the factor of each update.
@@ -31,38 +31,23 @@ class KLControl(TrainerCallback):
     """
 
     def __init__(self, target_kl: float, record: Callable[[float], object]) -> None:
-        self.target_kl = target_kl
-        self._record = record
+        self.target_kl, self._record = target_kl, record
         self._optimizer: Any = None
         self._scheduler: Any = None
-        self._has_moved: list[bool] = []
-        """Per micro-batch of this update, whether the policy has moved. Before it has, the KL is only rounding."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._optimizer, self._scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
-        self._has_moved.clear()
-        # The attribute is part of the scheduler's state, which every checkpoint has.
-        before = getattr(self._scheduler, FACTOR, 1.0)
+        factor = getattr(self._scheduler, FACTOR, 1.0)  # part of its state, which every checkpoint has
         if self.target_kl:
             check_scheduler(self._scheduler)
-            setattr(self._scheduler, FACTOR, before)
-        elif before != 1:
-            self._scale(before, 1.0)
+            setattr(self._scheduler, FACTOR, factor)
+        elif factor != 1:
+            self._scale(factor, 1.0)
 
-    def observe(self, batch: MicroBatch, metrics: Sequence[Mapping[str, float]]) -> None:
-        """Observe a micro-batch, and set the learning rate if the optimizer steps after it.
-
-        For the last micro-batch of an update, `metrics` are those of all its micro-batches, over all processes.
-        """
-        if not batch.is_training or not self.target_kl:
-            return
-        self._has_moved.append(batch.has_moved)
-        if batch.ends_step:
-            pairs = zip(metrics, self._has_moved, strict=True)
-            self._record(self.adjust(mean_of_numbers([each["kl_to_old"] for each, moved in pairs if moved])))
-            self._has_moved.clear()
+    def observe(self, batch: MicroBatch, metrics: Sequence[tuple[Mapping[str, float], bool]]) -> None:
+        """Set the learning rate if the optimizer steps after a micro-batch. `metrics` are what `MetricLog` returns."""
+        if batch.is_training and batch.ends_step and self.target_kl:
+            self._record(self.adjust(mean_kl(metrics, has_moved=True)))
 
     def adjust(self, kl: float) -> float:
         """Set the policy's learning rate for an update that measures `kl`, and return the factor."""

@@ -25,27 +25,23 @@ SORL_PAPER = {
     eprint  = {arXiv:2511.20718},
 }""",  # noqa: E501
 }
-SHOWN = sorted({name for settings in SETTINGS.values() for name in settings} | {"beta", "learning_rate"})
-"""The config fields that the card lists: those in which named methods differ, `beta` and `learning_rate`."""
-TRLS_PART = "## Training procedure"
-"""The heading from which on TRL's card is kept: trackers, method, versions, citations."""
 _WITHOUT_A_VALUE = re.compile(r", \w+=None|\w+=None(, )?")
 
 
 def credited(trainer: Any) -> tuple[str, dict[str, str]]:
     """The name of the method and its paper, for the card. It names SORL only if the settings use a part of it."""
-    name, paper, args = trainer._name, trainer._paper, trainer.args
+    name, paper = trainer._name, trainer._paper
     if paper is not SORL_PAPER:  # a subclass has its own
         return name, paper
-    of_sorl = ["turn-level importance ratios"] if args.importance_sampling_level == "turn" else []
-    if args.bias_norm:
+    of_sorl = ["turn-level importance ratios"] if trainer.args.importance_sampling_level == "turn" else []
+    if trainer.args.bias_norm:
         of_sorl.append("clipping-triggered normalization")
     elif any(isinstance(term, ClipPenalty) for term in trainer.method.terms):
         of_sorl.append("a gated KL penalty")
     plain = name.removeprefix("SO-")
-    if len(of_sorl) == 1:
-        return f"{plain} with {of_sorl[0]}", paper
-    return (name, paper) if of_sorl else (plain, GRPOTrainer._paper if plain == GRPOTrainer._name else {})
+    if not of_sorl:
+        return plain, GRPOTrainer._paper if plain == GRPOTrainer._name else {}
+    return f"{plain} with {of_sorl[0]}" if len(of_sorl) == 1 else name, paper
 
 
 def rewrite_card(trainer: Any, readme: Path) -> None:
@@ -54,7 +50,8 @@ def rewrite_card(trainer: Any, readme: Path) -> None:
     method, is_ours = trainer.method, type(trainer)._paper is SORL_PAPER  # a subclass with a paper is its own method
     idle = "credit" if hasattr(trainer, "critic") else None  # a critic takes its place
     pieces = [f"{name}: {piece_name(piece)}" for name, piece in method.pieces() if name != idle]
-    settings = {name: getattr(trainer.args, name, None) for name in SHOWN}
+    shown = sorted({"beta", "learning_rate"}.union(*SETTINGS.values()))  # and what named methods differ in
+    settings = {name: getattr(trainer.args, name, None) for name in shown}
     info = trainer.train_dataset.info
     rows = {
         "base model": card.data.base_model or Path(trainer.model.config._name_or_path).name,
@@ -66,6 +63,6 @@ def rewrite_card(trainer: Any, readme: Path) -> None:
         "settings": ", ".join(f"`{name}={value!r}`" for name, value in settings.items() if value is not None),
     }
     table = "".join(f"| {name} | {said} |\n" for name, said in rows.items() if said)
-    _, _, kept = card.text.partition(TRLS_PART)
-    card.text = f"\n# {card.data.model_name}\n\n| | |\n|---|---|\n{table}\n{TRLS_PART}{kept}"
+    _, heading, kept = card.text.partition("## Training procedure")  # trackers, method, versions, citations
+    card.text = f"\n# {card.data.model_name}\n\n| | |\n|---|---|\n{table}\n{heading}{kept}"
     card.save(readme)

@@ -14,12 +14,7 @@ from sorl_trl.trainers.critic.model import is_critic_name
 
 
 class PolicyGeneration(VLLMGeneration):
-    """TRL's `VLLMGeneration` for the trainers of this package: vLLM gets no critic, and a server has a `WeightClient`.
-
-    TRL's constructor of a trainer makes the object by its name in TRL's module, and the object connects to a server at
-    once, in a way that only NCCL serves. There is nothing to pass and nothing to override, so the trainers replace
-    that name while the constructor runs (`used_by_trl`).
-    """
+    """TRL's `VLLMGeneration`, but vLLM gets no critic, and a server is reached through a `WeightClient`."""
 
     def _init_vllm(self) -> None:
         if self.mode != "server":
@@ -38,7 +33,11 @@ class PolicyGeneration(VLLMGeneration):
 
 @contextmanager
 def used_by_trl() -> Iterator[None]:
-    """Within it, TRL's constructor of a trainer makes a `PolicyGeneration`."""
+    """Within it, TRL's constructor of a trainer makes a `PolicyGeneration`.
+
+    It looks the class up in its module, and the object connects to a server at once, in a way that only NCCL serves.
+    There is nothing to pass and nothing to override.
+    """
     trls = grpo_trainer.VLLMGeneration
     grpo_trainer.VLLMGeneration = PolicyGeneration
     try:

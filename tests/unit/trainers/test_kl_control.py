@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 from sorl_trl.learning_rate import scale_learning_rate
 from sorl_trl.ops import kl_controlled_factor
 from sorl_trl.trainers.kl_control import KLControl
-from sorl_trl.trainers.metrics import mean_of_numbers
+from sorl_trl.trainers.metrics import mean_kl
 
 TARGET = 0.1
 SCHEDULERS: dict[str, Any] = {
@@ -59,7 +59,7 @@ class Run:
         """With one KL per micro-batch: the factor, and the rates with which the optimizer steps."""
         factor = 1.0
         if self.schedule is not None:
-            factor = self.schedule.adjust(mean_of_numbers(kl))
+            factor = self.schedule.adjust(mean_kl([({"kl_to_old": each}, True) for each in kl], has_moved=True))
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.step()
         self.scheduler.step(*[1.0] * isinstance(self.scheduler, lr_scheduler.ReduceLROnPlateau))

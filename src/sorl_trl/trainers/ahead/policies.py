@@ -30,12 +30,10 @@ _PLAIN = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "lo
 
 @dataclass(frozen=True)
 class Probe:
-    """Tokens that a server has sampled, one after each of several beginnings of a prompt."""
+    """Tokens that a server has sampled, one after each of several beginnings of the `context`, of these `lengths`."""
 
     context: list[int]
-    """The longest beginning."""
     lengths: list[int]
-    """The lengths of the beginnings."""
     token_ids: list[int]
     logprobs: list[float]
 
@@ -52,35 +50,26 @@ class ServerPolicy:
     def renew(self, version: int, setup: RolloutSetup, prompts: list[Any]) -> None:
         """Send the weights if they have changed, and check by a probe after one of the prompts that they are there.
 
-        Each turn from now on is stamped with the version that it was sampled from. All processes call it together.
-
-        Raises, on all processes, EngineUnavailable if the server is gone, and RuntimeError if it has other weights.
+        Each turn from now on is stamped with the `version`. All processes call it together, and all raise
+        EngineUnavailable if the server is gone, and RuntimeError if it has other weights.
         """
         together(self._trainer, self._send)  # no process relies on weights that are still under way
-        probe: list[Any] = [None]
-
-        def ask() -> None:
-            if self._trainer.accelerator.is_main_process:
-                probe[0] = self.probe(setup.encode(prompts[:1])[0], version)
-
-        together(self._trainer, ask)
-        self.check(broadcast_object_list(probe)[0])
+        is_main = self._trainer.accelerator.is_main_process
+        probe = together(self._trainer, lambda: self.probe(setup.encode(prompts[:1])[0], version) if is_main else None)
+        self.check(broadcast_object_list([probe])[0])
         self._server.version = version
 
     def _send(self) -> None:
         trainer = self._trainer
         if trainer.state.global_step == trainer._last_loaded_step:
             return
-        self._reach()  # TRL's client would wait for a server that is gone
+        self._for_probes.ask("GET", "/weight_info")  # TRL's client would wait for a server that is gone
         try:
             self._vllm.sync_weights()
         except Exception:
-            self._reach()
+            self._for_probes.ask("GET", "/weight_info")
             raise
         trainer._last_loaded_step = trainer.state.global_step
-
-    def _reach(self) -> None:
-        self._for_probes.ask("GET", "/weight_info")
 
     def probe(self, prompt_ids: Sequence[int], seed: int) -> Probe:
         """Sample a token after each beginning of the prompt, at the trainer's temperature.
@@ -92,14 +81,9 @@ class ServerPolicy:
         count = min(len(context), _PROBED_TOKENS)
         lengths = [len(context) * number // count for number in range(1, count + 1)]
         body = {
-            **_PLAIN,
-            "model": model,
+            **{**_PLAIN, "model": model, "max_tokens": 1, "temperature": self._trainer.temperature, "seed": seed},
             "prompt": [context[:length] for length in lengths],
-            "max_tokens": 1,
-            "temperature": self._trainer.temperature,
-            "seed": seed,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
+            **{"return_token_ids": True, "return_tokens_as_token_ids": True},
         }
         turns = sampled_turns(self._for_probes.ask("POST", "/v1/completions", body), of=count)
         if not all(turn.token_ids for turn in turns):
@@ -108,10 +92,7 @@ class ServerPolicy:
         return Probe(context, lengths, [turn.token_ids[0] for turn in turns], [turn.logprobs[0] for turn in turns])
 
     def check(self, probe: Probe) -> None:
-        """Raise RuntimeError if a probe was sampled from other weights than the trainer's.
-
-        That is, if its log-probabilities differ by more than `TOLERANCE` on average. All processes call it together.
-        """
+        """Raise RuntimeError if a probe differs by more than `TOLERANCE`. All processes call it together."""
         difference = self.difference(probe)
         if not difference <= TOLERANCE:  # true for NaN, too
             raise RuntimeError(
@@ -131,9 +112,8 @@ class ServerPolicy:
         trainer.model.eval()  # the server samples without dropout
         # Use the head that training uses: ZeRO-3 fails if the first pass goes through other modules.
         with torch.no_grad(), trainer.accelerator.autocast():
-            output = trainer.model(
-                input_ids=ids, attention_mask=torch.ones_like(ids), shift_labels=sampled, fused_lm_head=True
-            )
+            options = {"attention_mask": torch.ones_like(ids), "shift_labels": sampled, "fused_lm_head": True}
+            output = trainer.model(input_ids=ids, **options)
         trainer.model.train(is_training)
         differences = (output.log_probs[0, after].float().cpu() - torch.tensor(probe.logprobs)).abs()
         return differences.clamp(max=_MOST).nanmean().item()
@@ -166,7 +146,11 @@ class PolicyCopies:
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
         """Make an engine for a rollout that begins now and samples from the present weights."""
         if self._fresh is None:
-            self._fresh = _copied(self._trainer.accelerator.unwrap_model(self._trainer.model))
+            policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
+            self._fresh = copy.deepcopy(policy).eval().requires_grad_(False)
+            for module in self._fresh.modules():
+                # TRL's and accelerate's wrappers of `forward` would call the original model.
+                module.__dict__.pop("forward", None)
         engine = model_engine(self._fresh, end, self._trainer.generation_config, "slots", options.kv_cache_gib)
         assert isinstance(engine, SlotEngine)  # "slots" refuses a model that it does not serve
         engine.logprobs_at = self._trainer.temperature  # those that the trainer computes
@@ -179,31 +163,23 @@ class PolicyCopies:
 Policy: TypeAlias = ServerPolicy | PolicyCopies
 
 
-def _copied(policy: nn.Module) -> nn.Module:
-    model = copy.deepcopy(policy).eval().requires_grad_(False)
-    for module in model.modules():
-        # TRL's and accelerate's wrappers of `forward` would call the original model.
-        module.__dict__.pop("forward", None)
-    return model
-
-
-def together(trainer: Any, function: Callable[..., None], *args: Any) -> None:
+def together(trainer: Any, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function on all processes, and raise an error on all if any of them raises one.
 
     If the only failure is that the engine is gone, a checkpoint is written before EngineUnavailable is raised. Call
     this before any work of the next rollout.
     """
-    error: Exception | None = None
+    result, error, failure = None, None, None
     try:
-        function(*args)
+        result = function(*args)
     except Exception as raised:
-        error = raised
-    mine = None if error is None else (isinstance(error, EngineUnavailable), str(error) or repr(error))
-    said = [each for each in gather_object([mine]) if each is not None]
-    if said and all(is_gone for is_gone, _ in said):
+        error, failure = raised, (isinstance(raised, EngineUnavailable), str(raised) or repr(raised))
+    failures = [each for each in gather_object([failure]) if each is not None]
+    if failures and all(is_gone for is_gone, _ in failures):
         folder = checkpoint_now(trainer) or "the last checkpoint, where there is one"
-        raise EngineUnavailable(f"{said[0][1]}. Resume from {folder}.") from error
+        raise EngineUnavailable(f"{failures[0][1]}. Resume from {folder}.") from error
     if error is not None:
         raise error
-    if said:
-        raise RuntimeError(f"another process failed: {said[0][1]}")
+    if failures:
+        raise RuntimeError(f"another process failed: {failures[0][1]}")
+    return result

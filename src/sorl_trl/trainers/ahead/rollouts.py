@@ -33,9 +33,8 @@ _JOIN_S = 1.0
 class Part:
     """Rows of a batch that one thread samples together: the whole batch, or a group."""
 
-    batch: int
-    number: int
-    """The index of the part in its batch."""
+    place: tuple[int, int]
+    """The number of its batch, and its number in that batch."""
     version: int
     """How many batches had been taken when it began."""
     step: int
@@ -43,23 +42,21 @@ class Part:
     rows: list[dict[str, Any]]
     """Rows of the dataset."""
     engine: Engine
+    thread: threading.Thread = field(init=False)
     result: Future[tuple[dict[str, Any], dict[str, float]]] = field(default_factory=Future)
     """What `AgentRollout.collect` returns or raises."""
-    thread: threading.Thread | None = None
 
 
 class RolloutsAhead:
     """A `rollout_func` that samples the batches of this process ahead of training, and returns one per call.
 
     In a run (`running`), the dataloader is only the clock: with each of its batches the trainer asks for one rollout,
-    and the rows of that rollout are read here, in the order of the dataloader's sampler. Batch b begins once the
-    sampling policy has the weights that b - `staleness` batches have trained.
+    and the rows of that rollout are read here, in the order of the dataloader's sampler, each once. Batch b begins
+    once the sampling policy has the weights that b - `staleness` batches have trained.
 
-    In the order of the dataset, call b returns batch b, whose rows are those of the dataloader, and no turn is more
-    than `staleness` versions old. In the order of completion, a call returns the groups that finish first. Others
-    overtake a slow group for at most 2 * `staleness` batches, so no turn is more than 3 * `staleness` versions old. Of
-    the dataloader's batch, only the prompts are read there, to check that both are at the same place; its rows are
-    trained on when their groups are finished. In both orders, a run trains on every row of the dataloader once.
+    In the order of the dataset, call b returns batch b, and no turn is more than `staleness` versions old. In the
+    order of completion, a call returns the groups that finish first. Others overtake a slow group for at most
+    2 * `staleness` batches, so no turn is more than 3 * `staleness` versions old.
 
     Everything that involves random numbers, other processes or metrics happens in the training thread: when a part
     begins, and when it is taken. In evaluation and outside a run, it is the rollout itself, which samples at once.
@@ -83,7 +80,7 @@ class RolloutsAhead:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A run: within it, training takes rollouts that were sampled ahead. At its end, what is under way is aborted.
+        """Within it, training takes rollouts that were sampled ahead. At its end, what is under way is aborted.
 
         Threads that wait for a tool end when it replies, and the reply is ignored.
         """
@@ -107,14 +104,10 @@ class RolloutsAhead:
             policy, self._policy = self._policy, None
             self._ended.set()
             policy.close()
-            self._join()
-
-    def _join(self) -> None:
-        for part in self._under_way:
-            part.engine.wake()
-        until = time.monotonic() + _JOIN_S
-        for part in self._under_way:
-            if part.thread is not None and part.thread.is_alive():
+            for part in self._under_way:
+                part.engine.wake()
+            until = time.monotonic() + _JOIN_S
+            for part in self._under_way:
                 part.thread.join(max(until - time.monotonic(), 0.0))
 
     def begin_at(self, micro_batches: int) -> None:
@@ -124,8 +117,7 @@ class RolloutsAhead:
         """
         if self._taken >= 0:
             return
-        trainer = self._trainer
-        cycle = trainer.args.cycle_steps
+        trainer, cycle = self._trainer, self._trainer.args.cycle_steps
         self._taken = (micro_batches + -trainer._step % cycle) // cycle
         self._last = math.ceil(trainer.state.max_steps * trainer.args.gradient_accumulation_steps / cycle)
         self._begun = min((batch for batch, _ in self._overtaken), default=self._taken)
@@ -133,22 +125,20 @@ class RolloutsAhead:
 
     def state_dict(self) -> dict[str, Any]:
         """Which parts of which batches were trained on out of order, and the settings that this depends on."""
-        places = {"late": sorted(self._overtaken), "early": sorted(self._overtook)}
-        return {"parts_of_batch": self._parts_of_batch, "grace": self._grace, **places}
+        settings = {"parts_of_batch": self._parts_of_batch, "grace": self._grace}
+        return settings | {"late": sorted(self._overtaken), "early": sorted(self._overtook)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict` of a run in the same order, before the run begins."""
-        late, early = ({(batch, number) for batch, number in state[key]} for key in ("late", "early"))
-        self._overtaken, self._overtook = late, early
+        self._overtaken, self._overtook = ({(b, number) for b, number in state[key]} for key in ("late", "early"))
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """The output of the rollout, to which training adds `rows` and `sampled_at_step`.
 
         `rows` are the rows of the dataset, one for each trajectory, and `sampled_at_step` is the number of optimizer
-        steps that had been made when the oldest part began, on any process. All processes call it together.
-
-        Raises the error of a rollout under way, on all processes, and RuntimeError if the dataloader's prompts are not
-        those that its sampler announced.
+        steps that had been made when the oldest part began, on any process. All processes call it together, and all
+        raise the error of a rollout under way, and RuntimeError if the dataloader's prompts are not those that its
+        sampler announced.
         """
         if self._policy is None or not trainer.model.training:
             return self.rollout(prompts, trainer)
@@ -163,9 +153,9 @@ class RolloutsAhead:
         return {**output, "rows": [row for part in parts for row in part.rows], "sampled_at_step": sampled_at}
 
     def renew(self, prompts: list[Any]) -> None:
-        """Give the sampling policy the trainer's weights, before a rollout is asked for. All processes do it together.
+        """In a run, give the sampling policy the trainer's weights, before a rollout is asked for.
 
-        Raises the error of a rollout under way, on all processes. Does nothing outside a run.
+        All processes do it together, and all raise the error of a rollout under way.
         """
         if self._policy is not None:
             together(self._trainer, self._raise_failures)  # before weights are sent, because a server may be gone
@@ -185,8 +175,9 @@ class RolloutsAhead:
                 self._shown[self._begun] = [row["prompt"] for row in rows]
             for number in range(self._parts_of_batch):
                 place = self._begun, number
-                if place in self._overtaken if self._begun < self._taken else place not in self._overtook:
-                    self._begin(policy, *place, rows[number * self._rows_of_part :][: self._rows_of_part])
+                is_left = place in self._overtaken if self._begun < self._taken else place not in self._overtook
+                if is_left:
+                    self._begin(policy, place, rows[number * self._rows_of_part :][: self._rows_of_part])
             self._begun += 1
         if self._shown.pop(self._taken) != prompts:
             raise RuntimeError(
@@ -194,14 +185,14 @@ class RolloutsAhead:
                 "sampler announced: rollouts cannot be sampled ahead of a dataloader that changes or skips rows."
             )
 
-    def _begin(self, policy: Policy, batch: int, number: int, rows: list[dict[str, Any]]) -> None:
+    def _begin(self, policy: Policy, place: tuple[int, int], rows: list[dict[str, Any]]) -> None:
         engine = policy.engine(self._end(self._setup), self.rollout.engine)
         engine.seed = draw_seed()
-        part = Part(batch, number, self._taken, self._trainer.state.global_step, rows, engine)
+        part = Part(place, self._taken, self._trainer.state.global_step, rows, engine)
         collect = partial(_collect, part, self.rollout.fork(), self._setup, self._ended)
-        part.thread = threading.Thread(target=collect, name=f"sorl-ahead-{batch}.{number}", daemon=True)
-        self._under_way.append(part)
+        part.thread = threading.Thread(target=collect, name="sorl-ahead-{}.{}".format(*place), daemon=True)
         part.thread.start()
+        self._under_way.append(part)
 
     def _end(self, setup: RolloutSetup) -> TurnEnd:
         return TurnEnd(setup.tokenizer, self.rollout.protocol.stop_strings, setup.eos_token_ids)
@@ -209,18 +200,18 @@ class RolloutsAhead:
     def _wait_for_parts(self) -> tuple[list[Part], float]:
         """The parts to train on next, on all processes, and the seconds waited. Raises what a part has raised."""
         began = time.perf_counter()
-        due = [part for part in self._under_way if part.batch <= self._taken - self._grace]
-        others = [part for part in self._under_way if part not in due]
+        due = [part for part in self._under_way if part.place[0] <= self._taken - self._grace]
         missing = self._parts_of_batch - len(due)
         while True:
-            failed = any(part.result.done() and part.result.exception() is not None for part in self._under_way)
-            there = [part for part in others if part.result.done()]
-            if failed or (len(there) >= missing and all(part.result.done() for part in due)):
+            done = [part for part in self._under_way if part.result.done()]
+            there = [part for part in done if part not in due][:missing]
+            failed = any(part.result.exception() is not None for part in done)
+            if failed or (len(there) == missing and all(part in done for part in due)):
                 break
-            wait([part.result for part in self._under_way if not part.result.done()], _LISTEN_S, FIRST_COMPLETED)
+            wait([part.result for part in self._under_way if part not in done], _LISTEN_S, FIRST_COMPLETED)
         waited = time.perf_counter() - began
         together(self._trainer, self._raise_failures)
-        return [*due, *there[:missing]], waited
+        return [*due, *there], waited
 
     def _raise_failures(self) -> None:
         """Raise the error of a rollout under way, if one has failed."""
@@ -231,30 +222,25 @@ class RolloutsAhead:
     def _take(self, parts: list[Part]) -> None:
         for part in parts:
             self._under_way.remove(part)
-            place = part.batch, part.number
-            self._overtaken.discard(place)
-            if part.batch > self._taken:
-                self._overtook.add(place)
-        self._overtaken |= {(part.batch, part.number) for part in self._under_way if part.batch <= self._taken}
+        self._overtaken -= {part.place for part in parts}
+        self._overtaken |= {part.place for part in self._under_way if part.place[0] <= self._taken}
+        self._overtook |= {part.place for part in parts}
         self._overtook = {place for place in self._overtook if place[0] > self._taken}
 
     def _log(self, parts: list[Part], waited: float) -> None:
-        for part in parts:
-            for name, value in part.result.result()[1].items():
-                self._trainer._log_metric(name, value)
-        versions = [
-            turn.versions or (part.version, part.version)
-            for part in parts
-            for trajectory in part.result.result()[0]["trajectory"]
-            for turn in trajectory.turns
-        ]
-        ages = [self._taken - asked for asked, _ in versions]
-        changed = [asked != answered for asked, answered in versions]
+        outputs, metrics = zip(*(part.result.result() for part in parts), strict=True)
+        ages, changed = [], []
+        for part, output in zip(parts, outputs, strict=True):
+            for turn in (turn for trajectory in output["trajectory"] for turn in trajectory.turns):
+                asked, answered = turn.versions or (part.version, part.version)
+                ages.append(self._taken - asked)
+                changed.append(asked != answered)
         oldest = max(gather_object([max(ages, default=0)]))
-        own = {"age_mean": sum(ages) / max(len(ages), 1), "age_max": oldest, "seconds_waiting": waited}
-        own["turns_across_versions"] = sum(changed) / max(len(changed), 1)
-        for name, value in own.items():
-            self._trainer._log_metric(f"async/{name}", float(value))
+        turns = max(len(ages), 1)
+        own = {"async/age_mean": sum(ages) / turns, "async/turns_across_versions": sum(changed) / turns}
+        own |= {"async/age_max": float(oldest), "async/seconds_waiting": waited}
+        for name, value in (item for each in (*metrics, own) for item in each.items()):
+            self._trainer._log_metric(name, value)
 
 
 def upcoming_batches(trainer: Any, first: int) -> Iterator[list[dict[str, Any]]]:
