@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from sorl_trl import InformationGain, SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.diagnostics import CollapseGuard
 from sorl_trl.diagnostics.collapse_rules import Level
+from sorl_trl.methods import Method
 from sorl_trl.search import BM25Index, SearchArguments
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, teach
@@ -62,6 +63,8 @@ class Case:
     micro_batches: int = 2
     method: str | dict[str, Any] = "so_grpo"
     """As a recipe has it."""
+    no_baseline: bool = False
+    """Whether turns are credited with what they earn: no trajectory of a greedy policy is better than its group."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further fields of the trainer's config."""
     search_url: str = ""
@@ -166,7 +169,7 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | Recorded
         processing_class=AutoTokenizer.from_pretrained(folder / "policy"),
         peft_config=LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM") if case.lora else None,
         rollout_func=recorded,
-        method=case.method,
+        method=Method(credit=lambda rollout: rollout.returns) if case.no_baseline else case.method,
     )
     if case.stopped:
         trainer.add_callback(CollapseGuard("stop", [Level("always", "reward", "none", threshold=-1.0, patience=1)]))
