@@ -196,7 +196,7 @@ def build_config(case: Case) -> SOGRPOConfig:
         "beta": 0.05,
         # Linear in the gradient, where Adam would blow up rounding differences.
         "optim": "sgd",
-        "learning_rate": 10.0 if case.lora else 1.0,
+        "learning_rate": 5.0 if case.lora else 1.0,
         "target_kl": 0.0,
         "lr_scheduler_type": "constant",
         "shuffle_dataset": False,

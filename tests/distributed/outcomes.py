@@ -26,7 +26,7 @@ SAME_METRICS = (
     "llds/loss",
     "lr_factor",
 )
-# An adapter's steps are ten times as long (`build_config`), and its two factors multiply rounding differences.
+# An adapter's steps are five times as long (`build_config`), and its two factors multiply rounding differences.
 WEIGHT_TOLERANCE = {"full": 1e-5, "lora": 1e-4}
 
 

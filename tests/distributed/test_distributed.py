@@ -60,7 +60,7 @@ def fixed(tmp_path: Path, tokenizer: Any) -> Case:
 def search(tmp_path: Path) -> Case:
     taught_policy(tmp_path / "policy")
     search_index(tmp_path)
-    return Case(str(tmp_path), rollout="search", turn_rewards=True)
+    return Case(str(tmp_path), rollout="search", turn_rewards=True, no_baseline=True)
 
 
 @pytest.mark.distributed
@@ -157,7 +157,7 @@ class TestCollector:
     @pytest.mark.parametrize("config", ["ddp_cpu", pytest.param("zero2_cpu", marks=needs_deepspeed)])
     def test_ranks_sample_ahead_as_one_process_does(self, search: Case, config: str) -> None:
         options = {"async_staleness": 1, "num_iterations": 1, "max_steps": 3, "beta": 0.0}
-        case = replace(search, no_baseline=True, options=options)
+        case = replace(search, options=options)
         result = launch(config, case)
         assert [log["async/age_max"] for log in result["logs"][:-1]] == [0.0, 1.0, 1.0]
         assert_as_alone(case, result)
@@ -165,7 +165,7 @@ class TestCollector:
     def test_ranks_take_what_is_completed_first(self, search: Case) -> None:
         """Of ages of its own on each rank: the learning rate, and so the weights, are the same on all."""
         options = {"async_staleness": 1, "async_order": "completed", "num_iterations": 1, "max_steps": 6}
-        case = replace(search, no_baseline=True, options={**options, "target_kl": 1e-10})
+        case = replace(search, options={**options, "target_kl": 1e-10})
         result = launch("ddp_cpu", case)
         assert min(log["lr_factor"] for log in result["logs"][:-1]) < 1.0, "a weak test"
         assert result["spread"] == 0.0

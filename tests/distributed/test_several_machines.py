@@ -39,7 +39,7 @@ def case(tmp_path: Path) -> Case:
     taught_policy(tmp_path / "policy", SCRIPTS)
     search_index(tmp_path)
     # At the usual rate of 1, four steps multiply the rounding of this policy to 3e-5.
-    return Case(str(tmp_path), rollout="search", turn_rewards=True, options={"learning_rate": 0.2})
+    return Case(str(tmp_path), rollout="search", turn_rewards=True, no_baseline=True, options={"learning_rate": 0.2})
 
 
 @pytest.fixture
