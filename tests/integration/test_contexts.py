@@ -74,6 +74,22 @@ def test_contexts_are_written_beside_what_they_were_trained_with(tmp_path: Path,
     assert any(min(each.context_ids) < 0 for each in written)
 
 
+def test_a_rollout_may_name_its_fields_as_it_likes(tmp_path: Path, tokenizer: Any) -> None:
+    """Even as those that rollouts ahead of training return."""
+
+    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        output = SeveralContexts()(prompts, trainer)
+        return {**output, "rows": [7.0] * len(prompts), "sampled_at_step": 5}
+
+    def reward(rows: list[float], sampled_at_step: list[int], **_: Any) -> list[float]:
+        return [row + step for row, step in zip(rows, sampled_at_step, strict=True)]
+
+    trainer = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, rollout_func=rollout, reward_funcs=reward)
+    batch = trainer._generate_and_score_completions([dict(row) for row in prompts()])
+    assert trainer._metrics["train"]["reward"] == [12.0]
+    assert int(batch["generated_at_step"]) == 0
+
+
 def test_a_context_that_begins_with_the_policys_token_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         rows = len(prompts)

@@ -236,7 +236,7 @@ class TestInformationGain:
         seen: list[Any] = []
         apply = trainer._apply_method
         trainer._apply_method = lambda rollout: (seen.append(rollout), apply(rollout))[1]
-        rows = [{**row, "answer": ["w5 w6"]} for row in prompts(2) for _ in range(4)]
+        rows = [{**row, "answer": ["w5 w6"], "sampled": 1} for row in prompts(2) for _ in range(4)]
         trainer._generate_and_score_completions([dict(row) for row in rows])
         made, scored, answer = seen[0].sampled, seen[0].scored, tokenizer.encode("w7 w5 w6")
         for row, each in enumerate(made):

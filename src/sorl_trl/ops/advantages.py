@@ -45,6 +45,49 @@ def group_turn_advantages(returns: Tensor, turn_mask: Tensor, num_generations: i
     return advantages / (turn_std(returns, turn_mask, num_generations) + STD_FLOOR) if scale else advantages
 
 
+def outcome_advantages(rewards: Tensor, num_generations: int, scale: str) -> tuple[Tensor, Tensor]:
+    """Compare the rewards of trajectories within each group: Â_i = (r_i − mean r) / (σ + 1e-4), and σ, both (N,).
+
+    Source: GRPO (arXiv 2402.03300), as in TRL. A trajectory whose reward is NaN enters neither mean nor σ, and gets 0.
+
+    Args:
+        rewards: (N,), group after group.
+        num_generations: G, the trajectories of a group; it must divide N.
+        scale: "group" divides by the σ of the group, "batch" by that of all, and "none" by nothing; σ is then the
+            group's, and shows which groups differ.
+    """
+    grouped = rewards.view(-1, num_generations)
+    advantages = (grouped - grouped.nanmean(1, keepdim=True)).view(-1)
+    std = _nan_std(rewards.view(1, -1) if scale == "batch" else grouped)
+    std = std.repeat_interleave(len(rewards) // len(std))
+    return (advantages if scale == "none" else advantages / (std + STD_FLOOR)).nan_to_num(nan=0.0), std
+
+
+def summed_advantages(rewards_per_func: Tensor, weights: Tensor, num_generations: int) -> tuple[Tensor, Tensor]:
+    """Compare the rewards of each function within its group, sum, and scale over the batch: Â and σ, both (N,).
+
+    Source: TRL's `multi_objective_aggregation="normalize_then_sum"`.
+
+    Args:
+        rewards_per_func: (N, F), group after group, NaN where a function gave none.
+        weights: (F,).
+        num_generations: G; it must divide N.
+    """
+    grouped = rewards_per_func.view(-1, num_generations, len(weights)).transpose(1, 2)
+    of_groups = (grouped - grouped.nanmean(2, keepdim=True)) / (_nan_std(grouped).unsqueeze(2) + STD_FLOOR)
+    summed = (of_groups.transpose(1, 2).reshape_as(rewards_per_func) * weights).nansum(1)
+    return outcome_advantages(summed.masked_fill(rewards_per_func.isnan().all(1), torch.nan), len(summed), "batch")
+
+
+def _nan_std(x: Tensor) -> Tensor:
+    """The standard deviation over the last dimension of what is not NaN; NaN of one value among several, 0 of one."""
+    if x.size(-1) == 1:
+        return torch.zeros_like(x[..., 0])
+    count = (~x.isnan()).sum(-1)
+    variance = (x - x.nanmean(-1, keepdim=True)).square().nansum(-1) / (count - 1).clamp(min=1)
+    return variance.sqrt().masked_fill(count < 2, torch.nan)
+
+
 def leave_one_out_advantages(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
     """Compare turns with the other trajectories of their group: Â_{i,k} = R_{i,k} − b_{k,−i}, (B, K).
 

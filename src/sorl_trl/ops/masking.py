@@ -60,14 +60,17 @@ def turn_layout(turn_ids: Tensor | TurnLayout, num_turns: int | None = None) -> 
     return TurnLayout(turn_ids, num_turns, loss_mask, slots, present, lengths, counts)
 
 
-def turn_ids_from_mask(loss_mask: Tensor) -> Tensor:
+def turn_ids_from_mask(loss_mask: Tensor, context_ids: Tensor | None = None) -> Tensor:
     """Number the maximal runs of 1s in `loss_mask` (B, T): (B, T) int64, −1 where the mask is 0.
 
-    Use it for masks that come without a record of turns. Two adjacent turns form one run, so they become one turn.
+    Use it for masks that come without a record of turns. Two adjacent turns form one run, so they become one turn,
+    unless they have different `context_ids` (B, T).
     """
     kept = loss_mask.bool()
-    kept_before = pad(kept, (1, -1)) if kept.size(1) else kept
-    starts = kept & ~kept_before
+    contexts = torch.zeros_like(kept) if context_ids is None else context_ids
+    if not kept.size(1):
+        return kept.long()
+    starts = kept & ~(pad(kept, (1, -1)) & (contexts == pad(contexts, (1, -1))))
     return torch.where(kept, starts.long().cumsum(dim=1) - 1, -1)
 
 

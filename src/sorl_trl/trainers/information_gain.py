@@ -55,10 +55,10 @@ class InformationGain:
         tag = TAG_PREFIX if has_tags else ""
         self._prefix = tag if self.prefix is None else self.prefix
 
-    def __call__(self, sampled: Sequence[Sampled], **columns: Any) -> list[list[float | None]]:
+    def __call__(self, _sampled: Sequence[Sampled], **columns: Any) -> list[list[float | None]]:
         """One gain per turn for each of B trajectories, None for a turn without. All processes call it together.
 
-        `sampled` are the trajectories, which the trainer adds to the columns of the dataset.
+        `_sampled` are the trajectories, which the trainer adds to the columns of the dataset.
         """
         if self.column not in columns:
             raise ValueError(
@@ -67,7 +67,7 @@ class InformationGain:
             )
         window = positions_of(self._trainer.accelerator.unwrap_model(self._trainer.model))
         asked = []
-        for row, (trajectory, golden) in enumerate(zip(sampled, columns[self.column], strict=True)):
+        for row, (trajectory, golden) in enumerate(zip(_sampled, columns[self.column], strict=True)):
             prefix, answer = self._answer(golden)
             for turn, (start, _) in enumerate(trajectory.turns):
                 context = [*trajectory.read_before(start), *prefix]
@@ -75,7 +75,7 @@ class InformationGain:
                 if fits and answer and len(trajectory.turns) > 1:  # one turn alone has no gain
                     asked.append(((row, turn), context, answer))
         asked.sort(key=lambda each: len(each[1]) + len(each[2]), reverse=True)  # for little padding
-        counts = [len(trajectory.turns) for trajectory in sampled]
+        counts = [len(trajectory.turns) for trajectory in _sampled]
         has_turn = torch.arange(max([1, *counts])) < torch.tensor(counts).unsqueeze(1)
         scores = torch.full(has_turn.shape, torch.nan)
         found = self._scores([context for _, context, _ in asked], [answer for *_, answer in asked])

@@ -46,11 +46,11 @@ def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
     """
     if isinstance(reward_func, nn.Module):
         return reward_func
-    takes_sampled, takes_turns = (_takes(reward_func, each) for each in ("sampled", TURN_IDS))
+    takes_sampled, takes_turns = (_takes(reward_func, each) for each in (SAMPLED, TURN_IDS))
 
     def given(arguments: dict[str, Any]) -> tuple[list[Sampled], dict[str, Any]]:
         sampled: list[Sampled] = arguments.pop(SAMPLED)
-        own: dict[str, Any] = {"sampled": sampled} if takes_sampled else {}
+        own: dict[str, Any] = {SAMPLED: sampled} if takes_sampled else {}
         if takes_turns:
             own[TURN_IDS] = [list(row.turn_ids) for row in sampled]
         return sampled, {**own, **arguments}
@@ -111,6 +111,23 @@ def _record(reward: Any, trajectory: Sampled, row: int, index: int, name: str) -
         return math.inf  # leaves the trajectory out
     trajectory.turn_rewards[index] = turn_rewards
     return math.fsum(given)
+
+
+def scorable(trainer: Any, sampled: Sequence[Sampled], rewards_per_func: Tensor) -> Tensor:
+    """All processes' (N, F) rewards, with NaN for trajectories that cannot be scored, whose shares are logged.
+
+    A trajectory without a token of the policy, such as one whose search was down, says nothing about the policy. An
+    infinite reward would make the advantages of its whole group NaN.
+    """
+    own = torch.tensor([not row.turns for row in sampled], device=trainer.accelerator.device)
+    without_turn = trainer.accelerator.gather(own)
+    left_out = without_turn | rewards_per_func.isinf().any(1)
+    rewards_per_func = torch.where(left_out.unsqueeze(1), torch.nan, rewards_per_func)
+    unscored = rewards_per_func.isnan().all(1) & ~without_turn
+    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+    logged["trajectories_without_turn"].append(without_turn.float().mean().item())
+    logged["trajectories_unscored"].append(unscored.float().mean().item())
+    return rewards_per_func
 
 
 def split_rewards(

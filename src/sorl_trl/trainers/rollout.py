@@ -15,13 +15,12 @@ from trl.trainer.utils import nanmax, nanmin, nanstd, pad, use_adapter
 
 from sorl_trl.agents.agent_rollout import MESSAGES
 from sorl_trl.methods import ScoredRollout
-from sorl_trl.ops import bounded_log_ratio, turn_layout
-from sorl_trl.ops.advantages import STD_FLOOR
+from sorl_trl.ops import bounded_log_ratio, engine_ratio, outcome_advantages, summed_advantages, turn_layout
 from sorl_trl.records.resume_point import ranks_where
 from sorl_trl.rollout.generation import positions_of
 from sorl_trl.trainers.batch import GENERATED_AT, OLD_SINCE, drop, gather_rows, loss_mask_of, own_rows, token_count
 from sorl_trl.trainers.prompts import image_inputs, prompts_of
-from sorl_trl.trainers.rewards import SAMPLED, split_rewards
+from sorl_trl.trainers.rewards import SAMPLED, scorable, split_rewards
 from sorl_trl.trainers.sampled import Sampled, padded, sampled_rows, state_keys
 from sorl_trl.types import ActionKind, Trajectory
 
@@ -68,9 +67,9 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
         trainer._ahead.renew(prompts)
     prompt_ids, completion_ids, env_mask, completions, logprobs, columns, shown, by_tools = trainer._generate(prompts)
     images = images if shown is None else shown
-    sampled_at = columns.pop("sampled_at_step", trainer.state.global_step)
-    rows = columns.pop("rows", inputs)
-    if rows is not inputs:  # those of a rollout ahead, which may have overtaken others
+    sampled_at, rows = trainer.state.global_step, inputs
+    if trainer._ahead is not None and trainer.model.training:  # other rows may have been overtaken
+        sampled_at, rows = columns.pop("sampled_at_step"), columns.pop("rows")
         prompts = [row["prompt"] for row in rows]
     context_ids = columns.pop("context_ids", None)
     window = None if context_ids is None else positions_of(trainer.accelerator.unwrap_model(trainer.model))
@@ -101,7 +100,7 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     asked = [{**row, SAMPLED: own} for row, own in zip(rows, sampled, strict=True)]
     rewards = scorable(trainer, sampled, trainer._calculate_rewards(asked, prompts, completions, completion_ids))
     scored = scored_rollout(trainer, rows, sampled, batch, rewards)
-    advantages = outcome_advantages(trainer, scored)
+    advantages = trls_advantages(trainer, scored)
     table = table_columns(trainer, prompts, completions, rewards)
     log_pending_metrics(trainer)
     if images is not None and trainer.log_multimodal:
@@ -230,27 +229,15 @@ def engine_weights(trainer: Any, batch: Mapping[str, Any]) -> Tensor:
     """TRL's weights π_old/μ of tokens (B, T) or sequences (B, 1), and its metrics of them."""
     mode, mask = trainer.vllm_importance_sampling_mode, loss_mask_of(batch).bool()
     difference = batch["old_per_token_logps"] - batch["sampling_per_token_logps"]
-    log_ratio = torch.where(mask, difference, 0.0).nan_to_num(nan=0.0)
-    is_of_sequences = mode in ("sequence_mask", "sequence_truncate")
-    ratio = (log_ratio.sum(1, keepdim=True) if is_of_sequences else log_ratio).exp()
-    least, most = trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max
-    bounds = (-torch.inf if least is None else least, torch.inf if most is None else most)
-    if mode in ("sequence_truncate", "token_truncate"):
-        ratio = ratio.clamp(*bounds)
-    elif mode in ("sequence_mask", "token_mask"):
-        ratio = ratio.masked_fill((ratio < bounds[0]) | (ratio > bounds[1]), 0.0)
-    else:
-        raise ValueError(
-            f"`vllm_importance_sampling_mode` is {mode!r}, but must be 'token_truncate', 'token_mask', "
-            "'sequence_truncate' or 'sequence_mask'."
-        )
+    bounds = trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max
+    ratio = engine_ratio(difference, mask, mode, *bounds)
     gather, zero = trainer.accelerator.gather, difference.new_zeros(())
     logged = trainer._metrics["train" if trainer.model.training else "eval"]
     known = difference[mask & ~difference.isnan()].abs()
     mean, largest = (known.mean(), known.max()) if known.numel() else (zero, zero)
     logged["sampling/sampling_logp_difference/mean"].append(gather(mean).mean().item())
     logged["sampling/sampling_logp_difference/max"].append(gather(largest).max().item())
-    shown = ratio.flatten() if is_of_sequences else ratio[mask]
+    shown = ratio.flatten() if mode.startswith("sequence") else ratio[mask]
     low, mean, high = (shown.min(), shown.mean(), shown.max()) if shown.numel() else (zero, zero, zero)
     logged["sampling/importance_sampling_ratio/min"].append(nanmin(gather(low)).item())
     logged["sampling/importance_sampling_ratio/mean"].append(gather(mean).nanmean().item())
@@ -261,23 +248,6 @@ def engine_weights(trainer: Any, batch: Mapping[str, Any]) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------------
 # Rewards
 # -------------------------------------------------------------------------------------------------------------------
-
-
-def scorable(trainer: Any, sampled: Sequence[Sampled], rewards_per_func: Tensor) -> Tensor:
-    """All processes' (N, F) rewards, with NaN for trajectories that cannot be scored, whose shares are logged.
-
-    A trajectory without a token of the policy, such as one whose search was down, says nothing about the policy. An
-    infinite reward would make the advantages of its whole group NaN.
-    """
-    own = torch.tensor([not row.turns for row in sampled], device=trainer.accelerator.device)
-    without_turn = trainer.accelerator.gather(own)
-    left_out = without_turn | rewards_per_func.isinf().any(1)
-    rewards_per_func = torch.where(left_out.unsqueeze(1), torch.nan, rewards_per_func)
-    unscored = rewards_per_func.isnan().all(1) & ~without_turn
-    logged = trainer._metrics["train" if trainer.model.training else "eval"]
-    logged["trajectories_without_turn"].append(without_turn.float().mean().item())
-    logged["trajectories_unscored"].append(unscored.float().mean().item())
-    return rewards_per_func
 
 
 def scored_rollout(
@@ -330,31 +300,13 @@ def _void(rows: Sequence[Mapping[str, Any]], accelerator: Accelerator) -> Tensor
     return gathered[:, 1] if bool(gathered[:, 0].all()) else None
 
 
-def outcome_advantages(trainer: Any, scored: ScoredRollout) -> Tensor:
-    """(N,) TRL's advantages, by `scale_rewards` and `multi_objective_aggregation`, and the metrics of rewards.
-
-    A trajectory without a reward enters no baseline, and gets 0.
-    """
-    per_func, size = scored.rewards_per_func, scored.num_generations
-    totals = scored.totals()
+def trls_advantages(trainer: Any, scored: ScoredRollout) -> Tensor:
+    """(N,) TRL's advantages, by `scale_rewards` and `multi_objective_aggregation`, and the metrics of rewards."""
+    per_func, totals = scored.rewards_per_func, scored.totals()
     if trainer.multi_objective_aggregation == "normalize_then_sum":
-        grouped = per_func.view(-1, size, per_func.size(1))
-        mean = grouped.nanmean(1, keepdim=True)
-        std = nanstd(grouped, dim=1, keepdim=True) if size > 1 else torch.zeros_like(mean)
-        normalized = ((grouped - mean) / (std + STD_FLOOR)).view_as(per_func)
-        rewards = (normalized * scored.reward_weights).nansum(1)
-        rewards = torch.where(scored.scored, rewards, torch.nan)
-        std = nanstd(rewards).expand_as(rewards) if rewards.numel() > 1 else torch.zeros_like(rewards)
-        advantages = (rewards - rewards.nanmean()) / (std + STD_FLOOR)
+        advantages, std = summed_advantages(per_func, scored.reward_weights, scored.num_generations)
     else:
-        advantages = totals - totals.view(-1, size).nanmean(1).repeat_interleave(size)
-        if scored.scale == "batch":
-            std = nanstd(totals).expand_as(totals) if totals.numel() > 1 else torch.zeros_like(totals)
-        else:  # with "none", only to see which groups differ
-            std = nanstd(totals.view(-1, size), dim=1) if size > 1 else totals.view(-1, size).new_zeros(len(totals))
-            std = std.repeat_interleave(size)
-        if scored.scale != "none":
-            advantages = advantages / (std + STD_FLOOR)
+        advantages, std = outcome_advantages(totals, scored.num_generations, scored.scale)
     logged = trainer._metrics["train" if trainer.model.training else "eval"]
     for i, name in enumerate(scored.reward_names):
         logged[f"rewards/{name}/mean"].append(per_func[:, i].nanmean().item())
@@ -362,7 +314,7 @@ def outcome_advantages(trainer: Any, scored: ScoredRollout) -> Tensor:
     logged["reward"].append(totals.nanmean().item())
     logged["reward_std"].append(nanstd(totals).item())
     logged["frac_reward_zero_std"].append(torch.isclose(std, torch.zeros_like(std)).float().mean().item())
-    return advantages.nan_to_num(nan=0.0)
+    return advantages
 
 
 # -------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sorl_trl.ops import validate_turn_ids
+from sorl_trl.ops import turn_ids_from_mask, validate_turn_ids
 
 RolloutOutput = dict[str, Any]
 PER_TOKEN = ("logprobs", "env_mask", "turn_ids", "context_ids")
@@ -177,7 +177,8 @@ def sampled_rows(
     masks = [[1] * len(ids) for ids in completion_ids] if env_mask is None else env_mask
     contexts = [[0] * len(ids) for ids in completion_ids] if context_ids is None else context_ids
     if turn_ids is None:
-        turn_ids = [_turns(mask, context) for mask, context in zip(masks, contexts, strict=True)]
+        found = turn_ids_from_mask(padded(masks, 0), padded(contexts, 0)).tolist()
+        turn_ids = [row[: len(ids)] for row, ids in zip(found, completion_ids, strict=True)]
     else:
         validate_turn_ids(padded(turn_ids, -1), padded(masks, 0))
     rows = [Sampled(*row) for row in zip(prompt_ids, completion_ids, turn_ids, contexts, strict=True)]
@@ -185,17 +186,6 @@ def sampled_rows(
         for number, row in enumerate(rows):
             _check_window(number, row, window)
     return rows
-
-
-def _turns(mask: Sequence[int], contexts: Sequence[int]) -> list[int]:
-    """The turn of each token: a run of the policy's tokens in one context."""
-    turns, turn, before = [], -1, None
-    for is_policys, context in zip(mask, contexts, strict=True):
-        if is_policys and before != context:
-            turn += 1
-        before = context if is_policys else None
-        turns.append(turn if is_policys else -1)
-    return turns
 
 
 def _check_window(number: int, row: Sampled, window: int) -> None:
