@@ -1,6 +1,6 @@
 """Evaluate a checkpoint.
 
-    python evaluate.py --model_name_or_path CHECKPOINT --benchmarks nq hotpotqa --index INDEX --output RUN
+    python evaluate.py RUN --benchmarks nq hotpotqa
 
 `sorl evaluate` is the same command, without a clone; `src/sorl_trl/cli/evaluate.py` has both.
 """

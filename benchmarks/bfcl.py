@@ -28,6 +28,7 @@ from benchmarks.real_model import by_itself, sorl
 from benchmarks.rows import claim, locked, read_rows, write_rows
 from sorl_trl.files import write_whole
 from sorl_trl.qa import write_questions
+from sorl_trl.records import RECIPE_FILE
 from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.environments.bfcl import (
@@ -40,6 +41,7 @@ from sorl_trl.rollout.environments.bfcl import (
     task_of,
 )
 from sorl_trl.sandbox import imitate, store_policy
+from sorl_trl.shipped import RECIPES
 from sorl_trl.types import Action, ActionKind, Turn
 
 FILE = Path(__file__).parent / "results" / "bfcl.json"
@@ -81,6 +83,7 @@ def prepare(model_name: str) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(model_name)
     parts = split(tokenizer)
     RUNS.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(RECIPES.find(RECIPE), RUNS / RECIPE_FILE)
     for name, file in {"eval": "eval", "train": "candidates"}.items():
         write_questions(map(question_of, parts[name]), RUNS / f"{file}.jsonl")
     for name, rests in {"train": (1, 2, 3), "eval": (0,)}.items():
@@ -97,7 +100,7 @@ def choose() -> None:
     """Write the tasks to train on: those of the candidates that the warm start solves now and then."""
     tried = RUNS / "candidates"
     words = ("--temperature", 1, "--num_samples", TRIES, "--questions", RUNS / "candidates.jsonl")
-    sorl(RUNS, "evaluate", RUNS / "warm-start", "--config", RECIPE, "--output", tried, *words)
+    sorl(RUNS, "evaluate", RUNS, "--model_name_or_path", RUNS / "warm-start", "--output", tried, *words)
     rows = list(read_evaluated(tried, "candidates"))
     solved = {name: [row["correct"] for row in rows if row["question_id"] == name] for name in _ids(rows)}
     kept = [name for name, correct in solved.items() if 0 < sum(correct) < TRIES]
@@ -111,7 +114,7 @@ def _ids(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def measured(policy: Path, output: Path, *words: Any) -> dict[str, float]:
     """What `sorl evaluate` finds on the held-out tasks."""
-    sorl(output.parent, "evaluate", policy, "--config", RECIPE, "--output", output, *words)
+    sorl(output.parent, "evaluate", RUNS, "--model_name_or_path", policy, "--output", output, *words)
     rows = list(read_evaluated(output, "eval"))
     found = [json.loads(row["environment"]) for row in rows]
     names = ("solved", "requests_solved", "calls_per_request", "wrong_call", "failed_call")

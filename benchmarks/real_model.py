@@ -169,8 +169,8 @@ def sorl(folder: Path, *words: Any) -> float:
 
 
 def exact_match(policy: Path, output: Path, *words: Any) -> float:
-    recipe = ("--config", RUNS / "recipe.yaml", "--kv_cache_gib", 0.5)  # several may share a GPU
-    sorl(output.parent, "evaluate", policy, *recipe, "--output", output, *words)
+    asked = (RUNS, "--model_name_or_path", policy, "--kv_cache_gib", 0.5)  # several may share a GPU
+    sorl(output.parent, "evaluate", *asked, "--output", output, *words)
     scores = [row["exact_match"] for row in read_evaluated(output, "eval")]
     return sum(scores) / len(scores)
 

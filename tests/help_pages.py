@@ -18,8 +18,8 @@ from trl import ModelConfig
 
 from sorl_trl import SOGRPOConfig
 from sorl_trl.cli import quickstart
-from sorl_trl.cli.evaluation_run import GROUPS
 from sorl_trl.cli.main import HELP
+from sorl_trl.evaluation.arguments import GROUPS
 from sorl_trl.recipe.arguments import TRAINERS, TaskArguments, TrainerArguments
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments

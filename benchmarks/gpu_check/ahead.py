@@ -60,7 +60,7 @@ class EmptySearch:
 def save_policy(folder: Path, seed: int) -> Path:
     """A random policy, whose heads are 64 wide, with a tokenizer."""
     from sorl_trl.sandbox import PolicyConfig, make_policy, store_policy, word_tokenizer
-    from sorl_trl.sandbox.policy import TAGS
+    from sorl_trl.sandbox.imitation import TAGS
 
     tokenizer = word_tokenizer(["who found it"], TAGS)
     return store_policy(make_policy(tokenizer, PolicyConfig(hidden_size=128, heads=2), seed), tokenizer, folder)

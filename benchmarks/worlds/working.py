@@ -6,38 +6,21 @@ so many tokens. That turns of some length do better than others is then owed to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
 
 from benchmarks.worlds.clerk import Clerk, WorkingNoise, words
 from benchmarks.worlds.dated import HOPS, build_dated
 from benchmarks.worlds.questions import EVALUATION_QUESTIONS, PRACTICE_WORLDS, TRAIN_QUESTIONS, SearchWorld
-from sorl_trl.rollout import EngineOptions, Generator, RolloutLimits
-from sorl_trl.sandbox import PolicyConfig, WarmStartConfig, World, WorldSize, warm_start
+from sorl_trl.rollout import EngineOptions, RolloutLimits
+from sorl_trl.sandbox import PolicyConfig, WarmStartConfig, WorldSize, warm_start
 
 POLICY = PolicyConfig(96, 2, 4)
 """0.28 M parameters: two wide layers take less time than four narrow ones."""
 TRAJECTORIES, STEPS = 6000, 800
 """To imitate, and of imitation. 800 steps of one seed each gave a greedy EM of .84 in turns of 4 tokens, and of 1.0 in
 turns of 10 and 40. In turns of 80, 500 steps (95 CPU seconds) taught every decision."""
-
-
-@dataclass(frozen=True)
-class WorkingWarmStart(WarmStartConfig):
-    """As the sandbox's, with a clerk for its expert."""
-
-    noise: WorkingNoise = field(default_factory=WorkingNoise)
-    verbosity: int = 40
-
-    def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
-        prompts = self.prompts(tokenizer, world.train)
-        return Clerk(self.verbosity, tokenizer, world.relations, prompts, self.noise, self.seed)
-
-    def texts(self) -> Iterable[str]:
-        return words()
 
 
 @dataclass(frozen=True)
@@ -72,15 +55,17 @@ class WorkingWorld(SearchWorld):
         )
 
     @property
-    def warm_start(self) -> WorkingWarmStart:
-        return WorkingWarmStart(
+    def warm_start(self) -> WarmStartConfig:
+        return WarmStartConfig(
             policy=POLICY,
+            expert=partial(Clerk, self.verbosity),
+            noise=WorkingNoise(),
+            words=" ".join(words()),
             limits=self.limits,
             trajectories=TRAJECTORIES,
             steps=STEPS,
             # A step reads about as many tokens whatever their turns are; short ones say little of each decision.
             batch_size=min(32, max(8, 320 // self.verbosity)),
-            verbosity=self.verbosity,
         )
 
     @property

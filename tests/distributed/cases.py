@@ -13,8 +13,7 @@ from peft import LoraConfig
 from transformers import AutoTokenizer
 
 from sorl_trl import InformationGain, SearchRollout, SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.diagnostics import CollapseGuard
-from sorl_trl.diagnostics.collapse_rules import Level
+from sorl_trl.diagnostics import CollapseGuard, Level
 from sorl_trl.methods import Method
 from sorl_trl.search import BM25Index, SearchArguments
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn

@@ -16,10 +16,10 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.cli import evaluation_run
 from sorl_trl.cli.evaluate import read_words
-from sorl_trl.cli.evaluation_run import for_tasks
 from sorl_trl.command_line import UserMistake
+from sorl_trl.evaluation.agents import for_tasks
+from sorl_trl.evaluation.arguments import parse_arguments as parse_evaluation
 from sorl_trl.qa import environment_reward, solved_reward, write_questions
 from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer
@@ -118,7 +118,7 @@ def test_a_run_on_tasks_is_evaluated_and_made_again_by_its_own_recipe(folder: Pa
     write_recipe(arguments, folder / "out")
     (folder / "out" / "config.json").touch()
     words, recipe = read_words([str(folder / "out")])
-    evaluated = for_tasks(evaluation_run.parse_arguments(words, recipe), [question_of(TASK)])
+    evaluated = for_tasks(parse_evaluation(words, recipe), [question_of(TASK)])
     assert evaluated.evaluation.benchmarks == ["bfcl_multi_turn_base"]
     asked = evaluated.rollout
     assert (asked.max_turns, asked.protocol, asked.max_turn_tokens) == (21, "terse", 24)

@@ -17,9 +17,9 @@ import datasets
 import pytest
 from benchmarks.worlds.invented import Population, build_invented
 from peft import LoraConfig, get_peft_model
-from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
-from sorl_trl.cli import compare, evaluate
+from sorl_trl.cli import evaluate
 from sorl_trl.cli.main import main
 from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import Question, write_questions
@@ -254,27 +254,21 @@ def test_an_adapter_is_put_upon_its_base_model(world: Path, tmp_path: Path) -> N
     assert said["adapter"] == said["merged"] != said["base"]
 
 
-@pytest.mark.parametrize("mode", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_a_checkpoints_own_way_of_sampling_is_not_taken(world: Path, tmp_path: Path, mode: dict[str, Any]) -> None:
-    shutil.copytree(world / "policy", tmp_path / "policy")
-    chatty = GenerationConfig(do_sample=True, temperature=3.0, top_k=2, top_p=0.5, min_p=0.3, repetition_penalty=9.0)
-    chatty.save_pretrained(tmp_path / "policy")
-    for name, checkpoint in (("plain", world / "policy"), ("chatty", tmp_path / "policy")):
-        evaluate.main(command_line(world, tmp_path / name, **mode, model_name_or_path=checkpoint))
-    assert trajectories(tmp_path / "chatty") == trajectories(tmp_path / "plain")
-
-
-def test_a_chat_model_is_asked_through_its_template(world: Path, tmp_path: Path) -> None:
+def test_a_chat_model_is_asked_through_its_template(
+    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A template that ends messages with another token than the policy's last is warned of."""
     shutil.copytree(world / "policy", tmp_path / "policy")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} [EOS] {% endfor %}{{ told }} :"
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} [PAD] {% endfor %}{{ told }} :"
     tokenizer.save_pretrained(tmp_path / "policy")
     changed = {"model_name_or_path": tmp_path / "policy", "protocol": "search_r1", "prompt_template": "{question}"}
     sizes = {"max_observation_tokens": 40, "max_completion_length": 160}
     told = ["--chat", "--chat_template_kwargs", '{"told": "question"}']
     evaluate.main([*command_line(world, tmp_path / "run", **changed, **sizes), *told])
     for row in trajectories(tmp_path / "run"):
-        assert row["prompt"] == f"{row['question']} [EOS] question :"
+        assert row["prompt"] == f"{row['question']} [PAD] question :"
+    assert "The chat template ends messages with" in caplog.text
 
 
 def test_a_chat_needs_a_template_before_any_model_is_loaded(world: Path, tmp_path: Path) -> None:
@@ -283,18 +277,6 @@ def test_a_chat_needs_a_template_before_any_model_is_loaded(world: Path, tmp_pat
     words = command_line(world, tmp_path / "run", model_name_or_path=tmp_path / "policy")
     with pytest.raises(UserMistake, match="`chat` is True, but the policy's tokenizer has no chat template"):
         evaluate.main([*words, "--chat"])
-
-
-def test_a_message_that_would_not_end_is_told(world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shutil.copytree(world / "policy", tmp_path / "policy")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} PAD {% endfor %}".replace(
-        "PAD", tokenizer.pad_token
-    )
-    tokenizer.save_pretrained(tmp_path / "policy")
-    changed = {"model_name_or_path": tmp_path / "policy", "protocol": "search_r1", "prompt_template": "{question}"}
-    evaluate.main([*command_line(world, tmp_path / "run", **changed, max_observation_tokens=40), "--chat"])
-    assert "The chat template ends messages with" in caplog.text
 
 
 def test_tasks_of_the_leaderboard(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,7 +299,7 @@ def test_tasks_of_the_leaderboard(world: Path, tmp_path: Path, capsys: pytest.Ca
     assert found["worlds"]["GorillaFileSystem"]["tasks"] == 2
     assert read_settings(tmp_path / "run")["rollout"]["max_turns"] == 21 * 4
     main(["view", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")])
-    compare.main([str(tmp_path / "run")] * 2)
+    evaluate.compare([str(tmp_path / "run")] * 2)
     assert "| solved " in capsys.readouterr().out
     assert '"role":"user"' in (tmp_path / "page.html").read_text()
 
@@ -334,6 +316,6 @@ def test_two_runs_are_compared(world: Path, tmp_path: Path, capsys: pytest.Captu
     evaluate.main(command_line(world, Path(runs[0]), **SAMPLED))
     evaluate.main(command_line(world, Path(runs[1]), **SAMPLED, index=None, no_search=True, limit=10))
     capsys.readouterr()
-    compare.main(runs)
+    evaluate.compare(runs)
     printed = capsys.readouterr().out
     assert "| own " in printed and " 2 questions." in printed

@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM
 from sorl_trl import load_critic
 from sorl_trl.cli.main import main
 from sorl_trl.records.evaluated import read_settings
-from sorl_trl.sandbox import WorldSize, make_policy, train_tokenizer
-from sorl_trl.sandbox.policy import PolicyConfig
+from sorl_trl.sandbox import PolicyConfig, WorldSize, make_policy, train_tokenizer
 from sorl_trl.search import BM25Index
 from tests.worlds import build_world, taught_policy
 
@@ -116,7 +115,6 @@ def assert_summed_up(folder: Path, world: str) -> Any:
         assert {"sampled_em", "greedy_em", "greedy_searches", "greedy_em_of_2_hops"} <= {*summary[part]}
     assert summary["before"]["sampled_em"] > 0.15, "the warm start did not learn to search"
     assert summary["no_search"]["greedy_em"] <= summary["guess_rate"]
-    assert (folder / "curves.png").stat().st_size > 10_000
     policy = AutoModelForCausalLM.from_pretrained(folder / "policy")
     assert policy.dtype == torch.float32
     return summary

@@ -10,7 +10,8 @@ import torch
 from datasets import Dataset
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, chatml_tools
-from sorl_trl.cli.evaluation_run import load_agent, parse_arguments
+from sorl_trl.evaluation.agents import load_agent
+from sorl_trl.evaluation.arguments import parse_arguments
 from sorl_trl.qa import Question, build_prompt_rows, encode_prompts
 from sorl_trl.rollout import RolloutArguments, RolloutLimits, Sanitizer
 from sorl_trl.search import NoSearch

@@ -121,8 +121,3 @@ class TestCommands:
         home: Home = request.getfixturevalue(made_by)
         home.sorl("view", run, "-o", f"{made_by}.html")
         assert (home.folder / f"{made_by}.html").stat().st_size > 15_000, "styles and scripts are in it"
-
-    def test_report(self, trained: Home) -> None:
-        trained.sorl("report", "runs/mine", "runs/quickstart/policy", "-o", "report")
-        written = {path.name for path in (trained.folder / "report").iterdir()}
-        assert written == {"report.html"}

@@ -1,16 +1,18 @@
-"""Evaluate a checkpoint: `evaluate.py` and `sorl evaluate RUN`.
+"""The commands `sorl evaluate`, which `evaluate.py` is too, and `sorl compare`.
 
-RUN is the output of `sorl train`, a checkpoint in it, a PEFT adapter's folder, or a Hub id. The recipe that trained it
-(or `--config`) says how the agent is asked and where it searches, and a flag overrides it. Under `accelerate launch`,
-the processes share the batches, and the result is the same as with one. Started again, an interrupted evaluation
+    sorl evaluate RUN                             the policy of a run, asked as in training
+    sorl evaluate RUN --model_name_or_path MODEL  another policy, asked in the same way
+    sorl evaluate --model_name_or_path MODEL …    a policy without a run: flags say how it is asked
+
+RUN is the output of `sorl train`, a checkpoint in it, a PEFT adapter's folder, or a Hub id. Its `recipe.yaml`, if it
+has one, says how the agent is asked and where it searches, and a flag overrides it. Under `accelerate launch`, the
+processes share the batches, and the result is the same as with one. Started again, an interrupted evaluation
 continues; so does one whose search engine failed, with the questions that were lost.
 """
 
 from __future__ import annotations
 
-import sys
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +22,57 @@ from sorl_trl.command_line import (
     UserMistake,
     check_checkpoint,
     is_first_process,
+    mistakes,
     read_config,
     refuse,
-    run_command,
-    take_config,
 )
-from sorl_trl.files import missing
 from sorl_trl.records import RECIPE_FILE, checkpoints, evaluation_of, policy_in
 from sorl_trl.search.arguments import SOURCES
-from sorl_trl.shipped import RECIPES
 
-PATHS = ("corpus", "index", "data_source_folder")
+COMPARISON = """\
+Compares two evaluations on the questions that both asked: means, differences, 95 % intervals and p. It prints a table
+and writes nothing.
+
+example: sorl compare runs/quickstart/greedy_before runs/quickstart/policy
+"""
+
+
+def main(words: Sequence[str]) -> None:
+    if not words:
+        refuse("sorl evaluate needs the folder of a run")
+    words, recipe = read_words(words)
+    from sorl_trl.evaluation.arguments import parse_arguments  # takes seconds
+    from sorl_trl.evaluation.run import run_evaluation
+
+    run_evaluation(parse_arguments(words, recipe))
 
 
 def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Complete a command line with its model and its output, and read its recipe.
+    """Complete a command line with its model and its output, and read the recipe beside its run.
 
     Raises:
         UserMistake: They name something that does not exist. No slow import has happened yet.
     """
-    config, words = take_config(words)
-    if words and not words[0].startswith("-"):
-        words = ["--model_name_or_path", *words]
-        if words[2:] and not words[2].startswith("-"):
-            refuse(f"{words[2]!r} belongs to no argument of sorl evaluate")
-    given = _given(words)
-    said = {} if config is None else read_config(RECIPES.find(config), words, SOURCES)
-    own = {} if "train_questions" in said else said  # a file of arguments for evaluation
-    name, output = (vars(given)[each] or own.get(each) for each in ("model_name_or_path", "output"))
-    if name is not None:
-        policy = evaluated_policy(name, output)
-        output = output or str(evaluation_of(name))
-        words = [*words, "--model_name_or_path", policy, "--output", output]
-        folder = Path(policy)
-        of_run = [folder.parent] if folder in checkpoints(folder.parent) else []
-        beside = [each / RECIPE_FILE for each in (folder, *of_run)]
-        found = next((path for path in beside if path.is_file()), None)
-        said = said if config or found is None else read_config(found, words, SOURCES)
-    _take_questions(said, given)
-    check_paths({**said, **{name: value for name, value in vars(given).items() if value}})
-    return words, said
-
-
-def _given(words: Sequence[str]) -> Namespace:
-    """Arguments whose values must exist, as the command line itself gives them."""
+    run, words = (words[0], [*words[1:]]) if words and not words[0].startswith("-") else (None, [*words])
     parser = Parser(add_help=False)
-    for name in ("model_name_or_path", "output", *PATHS):
-        parser.add_argument(f"--{name}")
-    for name in ("questions", "benchmarks"):
-        parser.add_argument(f"--{name}", nargs="*")
-    return parser.parse_known_args(words)[0]
+    for option in ("--model_name_or_path", "--output"):
+        parser.add_argument(option)
+    for option in ("--questions", "--benchmarks"):
+        parser.add_argument(option, nargs="*")
+    given = parser.parse_known_args(words)[0]
+    name = given.model_name_or_path or run
+    if name is None:
+        return words, {}  # the parser of all arguments says what is missing
+    policy, output = evaluated_policy(name, given.output), given.output or str(evaluation_of(name))
+    if policy_in(output):
+        raise UserMistake(f"`output` is {output!r}, which holds a policy: name a folder where nothing else is")
+    recipe = read_recipe(Path(run or policy), words)
+    if run and not recipe and given.model_name_or_path:
+        raise UserMistake(f"{run} holds no {RECIPE_FILE}: name a run that says how {name} is asked")
+    asked = recipe.get("eval_questions")
+    if asked is not None and not given.questions and not given.benchmarks:
+        recipe["benchmarks" if asked in (*qa.BENCHMARKS, *qa.BFCL_BENCHMARKS) else "questions"] = [asked]
+    return [*words, "--model_name_or_path", policy, "--output", output], recipe
 
 
 def evaluated_policy(name: str, output: str | None) -> str:
@@ -88,33 +91,24 @@ def evaluated_policy(name: str, output: str | None) -> str:
     return str(policy)
 
 
-def check_paths(arguments: Mapping[str, Any]) -> None:
-    """Raise UserMistake for a path that does not exist, and for an output folder that holds a policy."""
-    named = [(name, arguments[name]) for name in PATHS if arguments.get(name)]
-    named += [("questions", path) for path in arguments.get("questions") or ()]
-    for name, path in named:
-        if not Path(path).exists():
-            raise UserMistake(missing(name, path))
-    output = arguments.get("output")
-    if output and policy_in(output):
-        raise UserMistake(f"`output` is {output!r}, which holds a policy: name a folder where nothing else is")
+def read_recipe(run: Path, words: Sequence[str]) -> dict[str, Any]:
+    """The recipe in the folder of a run, or in the run of a checkpoint; empty without one."""
+    folders = [run, run.parent] if run in checkpoints(run.parent) else [run]
+    files = [folder / RECIPE_FILE for folder in folders if (folder / RECIPE_FILE).is_file()]
+    return read_config(files[0], words, SOURCES) if files else {}
 
 
-def _take_questions(recipe: dict[str, Any], given: Namespace) -> None:
-    """Take the questions that training evaluates on if the command line names none."""
-    asked = recipe.get("eval_questions")
-    if asked is not None and not given.questions and not given.benchmarks:
-        recipe["benchmarks" if asked in (*qa.BENCHMARKS, *qa.BFCL_BENCHMARKS) else "questions"] = [asked]
+def compare(words: Sequence[str]) -> None:
+    """Print how two finished evaluations differ, question by question."""
+    parser = Parser(prog="sorl compare", usage="sorl compare BEFORE AFTER", description=COMPARISON)
+    parser.add_argument(
+        "before", metavar="BEFORE", help="the folder that `sorl evaluate` evaluated, or its `--output`"
+    )
+    parser.add_argument("after", metavar="AFTER", help="the same of the other run")
+    arguments = parser.parse_args(words)
+    from sorl_trl.evaluation.figures import compare_runs, read_run
+    from sorl_trl.evaluation.tables import format_comparison
 
-
-def main(words: Sequence[str]) -> None:
-    if not words:
-        refuse("sorl evaluate needs the folder of a run")
-    words, config = read_words(words)
-    from sorl_trl.cli.evaluation_run import parse_arguments, run_evaluation  # takes seconds
-
-    run_evaluation(parse_arguments(words, config))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))
+    with mistakes():
+        comparisons = compare_runs(read_run(arguments.before), read_run(arguments.after))
+    print(format_comparison(comparisons, arguments.before, arguments.after))

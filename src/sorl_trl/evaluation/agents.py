@@ -1,16 +1,47 @@
-"""A policy with everything that an evaluation needs, and the prompts of questions and tasks."""
+"""Makes the agent that an evaluation asks: a policy with its collector, as in training, and its prompts."""
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils.hub import has_file
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from sorl_trl import qa
-from sorl_trl.rollout import Collector, Engine, Generator, RolloutArguments, Sanitizer
-from sorl_trl.rollout.environments.bfcl import are_tasks, task_rows
+from sorl_trl.command_line import mistakes
+from sorl_trl.evaluation.arguments import Arguments, EvaluationArguments, ModelArguments
+from sorl_trl.rollout import (
+    ChatProtocol,
+    Collector,
+    Engine,
+    EnvironmentResponder,
+    Generator,
+    Responder,
+    RolloutArguments,
+    Sanitizer,
+    TagProtocol,
+    TurnEnd,
+    model_engine,
+)
+from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, are_tasks, check_given, most_messages, task_rows
+from sorl_trl.rollout.protocol import endless_messages
+from sorl_trl.search import SearchBackend
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,3 +64,102 @@ def prompt_rows(
         return task_rows(questions, tokenizer, rollout.is_terse)
     clean = Sanitizer(tokenizer).clean
     return qa.build_prompt_rows(questions, rollout.prompt_template, rollout.chat, clean)
+
+
+def for_tasks(arguments: Arguments, tasks: Sequence[qa.Question]) -> Arguments:
+    """The arguments for tasks of the leaderboard. By default, `max_turns` is the most that the tasks may take.
+
+    Raises ValueError for an argument that was given but has no meaning for tasks.
+    """
+    check_given(arguments.given)
+    max_turns = arguments.rollout.max_turns if "max_turns" in arguments.given else most_messages(tasks)
+    return replace(arguments, rollout=replace(arguments.rollout, max_turns=max_turns))
+
+
+def load_agent(arguments: Arguments, search: SearchBackend | None, device: torch.device) -> Agent:
+    """Make the same collector as in training, with a generator that samples from the policy, as trainers do.
+
+    Without `search`, it is for tasks of the leaderboard.
+    """
+    rollout, template_kwargs = arguments.rollout, arguments.evaluation.template_kwargs
+    tokenizer = checked_tokenizer(arguments, for_tasks=search is None)
+    with mistakes(_cannot_be_loaded(arguments.model)):
+        model = load_model(arguments.model, device)
+    with mistakes():
+        protocol: TagProtocol
+        environment: SearchBackend | Responder
+        if search is None:
+            protocol = ChatProtocol().in_chat(tokenizer, template_kwargs)
+            environment = EnvironmentResponder(partial(BFCLEnvironment, rollout.is_terse))
+        else:
+            protocol, environment = rollout.tag_protocol(tokenizer, template_kwargs), search
+        limits = rollout.limits(arguments.evaluation.max_completion_length)
+        collector = Collector(tokenizer, environment, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
+        end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
+        is_chat = rollout.chat or search is None
+        if is_chat and (warning := endless_messages(tokenizer, end.eos_token_ids, template_kwargs)):
+            logger.warning(warning)
+        kind, gib = arguments.engine.rollout_engine, arguments.engine.kv_cache_gib
+        engine = model_engine(model, end, generation_config(arguments.evaluation), kind, kv_cache_gib=gib)
+    rows = partial(prompt_rows, rollout=rollout, tokenizer=tokenizer)
+    return Agent(collector, engine, rows, template_kwargs)
+
+
+def checked_tokenizer(arguments: Arguments, for_tasks: bool) -> PreTrainedTokenizerBase:
+    """The policy's tokenizer. Raises UserMistake if there is none, or it lacks a chat template that it needs."""
+    with mistakes(_cannot_be_loaded(arguments.model)):
+        tokenizer = load_tokenizer(arguments.model)
+    with mistakes():
+        arguments.rollout.check_template(tokenizer, for_tasks)
+    return tokenizer
+
+
+def _cannot_be_loaded(model: ModelArguments) -> str:
+    return f"`model_name_or_path` is {model.model_name_or_path!r}, which cannot be loaded"
+
+
+def load_tokenizer(model: ModelArguments) -> PreTrainedTokenizerBase:
+    """Load the checkpoint's tokenizer, or the base model's for an adapter that has none.
+
+    Raises:
+        OSError: The checkpoint does not exist or has no tokenizer.
+    """
+    name, revision = model.model_name_or_path, model.model_revision
+    adapter = find_adapter_config_file(name, revision=revision)
+    if adapter and not has_file(name, "tokenizer_config.json", revision=revision):
+        base = json.loads(Path(adapter).read_bytes())
+        name, revision = base["base_model_name_or_path"], base.get("revision") or "main"
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        name, revision=revision, trust_remote_code=model.trust_remote_code
+    )
+    return tokenizer
+
+
+def load_model(model: ModelArguments, device: torch.device) -> PreTrainedModel:
+    """Load the policy in evaluation mode, with its base model if the checkpoint is an adapter."""
+    policy: Any = AutoModelForCausalLM.from_pretrained(
+        model.model_name_or_path,
+        revision=model.model_revision,
+        dtype=model.dtype,
+        attn_implementation=model.attn_implementation,
+        trust_remote_code=model.trust_remote_code,
+    )
+    loaded: PreTrainedModel = policy.to(device).eval()
+    return loaded
+
+
+def message_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The token ids that end a message, as in training: the end-of-sequence tokens of tokenizer and checkpoint."""
+    configured: Any = model.generation_config and model.generation_config.eos_token_id
+    ends = configured if isinstance(configured, list) else [configured]
+    return sorted({token_id for token_id in (tokenizer.eos_token_id, *ends) if token_id is not None})
+
+
+def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
+    """Greedy or plain sampling, without the penalties and cuts of a checkpoint's own generation config."""
+    sampling: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}  # without meaning if greedy
+    if evaluation.temperature:
+        sampling = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "top_k": 0, "min_p": 0.0}
+    return GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=bool(evaluation.temperature), repetition_penalty=1.0, **sampling
+    )

@@ -1,20 +1,48 @@
-"""The arguments of an evaluation: the datasets, the sampling, and where results go."""
+"""The arguments of an evaluation: the policy, how it is asked and where it searches, the datasets, the sampling."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_choice, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, OneOf, check_choice, check_fields
+from sorl_trl.command_line import given_words, parse_dataclasses
 from sorl_trl.qa import BENCHMARKS, BFCL, BFCL_BENCHMARKS
+from sorl_trl.rollout import EngineOptions, RolloutArguments
+from sorl_trl.search import SearchArguments
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+ALSO_IN_RECIPES = (
+    *("max_completion_length", "chat_template_kwargs"),
+    *("dtype", "attn_implementation", "trust_remote_code"),
+)
+"""Arguments of other groups that affect what the policy does and mean the same in training."""
+
+
+@dataclass
+class ModelArguments:
+    """Which policy to evaluate, and how to load it: the fields of TRL's `ModelConfig` that do not concern training."""
+
+    model_name_or_path: str = field(metadata={"help": "Checkpoint folder, PEFT adapter folder, or Hub id."})
+    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit on the Hub."})
+    dtype: Annotated[str, OneOf(DTYPES)] = field(
+        default="auto",
+        metadata={"help": f"Data type of the weights: {', '.join(DTYPES)}. 'auto' takes the one they were saved in."},
+    )
+    attn_implementation: str | None = field(default=None, metadata={"help": "Attention implementation to use."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass
 class EvaluationArguments:
-    """The arguments of an evaluation. Raises ValueError if a value is not allowed."""
+    """What to ask, how to sample, and where results go. Raises ValueError if a value is not allowed."""
 
     output: str = field(
         metadata={"help": "Folder for results; an interrupted evaluation in it continues. Default: RUN/evaluation."}
@@ -66,8 +94,9 @@ class EvaluationArguments:
         names = [*self.benchmarks, *(Path(path).stem for path in self.questions)]
         if not names:
             raise ValueError("`benchmarks` and `questions` are both empty: name at least one dataset.")
-        if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise ValueError(f"`benchmarks` and `questions` name {twice[0]!r} twice: datasets need different names.")
+        name, count = Counter(names).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"`benchmarks` and `questions` name {name!r} twice: datasets need different names.")
         if self.temperature == 0 and (self.num_samples > 1 or self.top_p < 1):
             raise ValueError(
                 f"`temperature` is 0, which is greedy, but `num_samples` is {self.num_samples} and `top_p` "
@@ -84,3 +113,31 @@ def _mapping(given: dict[str, Any] | str | None) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise ValueError(f"`chat_template_kwargs` is {given!r}, but must be a JSON object.")
     return read
+
+
+GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
+"""The dataclasses in the order of `Arguments`."""
+
+
+@dataclass
+class Arguments:
+    """The whole command line of one run."""
+
+    model: ModelArguments
+    rollout: RolloutArguments
+    engine: EngineOptions
+    evaluation: EvaluationArguments
+    search: SearchArguments
+    given: dict[str, Any]
+    """The values that recipe and command line set, by name. All others have their defaults."""
+
+
+def parse_arguments(words: Sequence[str], recipe: Mapping[str, Any]) -> Arguments:
+    """Parse a command line, with those values of a recipe as defaults that are not for training alone."""
+    agent_fields = [
+        field.name for group in (RolloutArguments, EngineOptions, SearchArguments) for field in fields(group)
+    ]
+    shared = {*agent_fields, *ALSO_IN_RECIPES, "questions", "benchmarks"}
+    recipe = {name: value for name, value in recipe.items() if name in shared}
+    parsed = parse_dataclasses(GROUPS, words, recipe, "sorl evaluate")
+    return Arguments(*[*parsed, {**recipe, **given_words(GROUPS, words)}])

@@ -1,4 +1,4 @@
-"""Computes means over questions, with intervals by the percentile bootstrap.
+"""Computes means over questions, with intervals by the percentile bootstrap, and compares two runs.
 
 As many questions as there are are drawn with replacement, and averaged; the middle 95 % of many such means are the
 interval. The draws depend only on the number of questions and the name of the dataset.
@@ -14,8 +14,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sorl_trl.evaluation.run_folder import Outcome, is_masked
-from sorl_trl.records.evaluated import MEASURES, SCORES
+from sorl_trl.files import check_run_folder
+from sorl_trl.records import policy_in
+from sorl_trl.records.evaluated import (
+    MEASURES,
+    RESULTS,
+    SCORES,
+    Outcome,
+    evaluated_shards,
+    evaluation_in,
+    is_masked,
+    outdated,
+    read_outcomes,
+    read_settings,
+)
 from sorl_trl.types import StopReason
 
 Floats = npt.NDArray[np.float64]
@@ -24,6 +36,13 @@ Figure = dict[str, float]
 
 RESAMPLES = 10_000
 """Our choice, with which the ends of an interval vary by about a hundredth of its width."""
+COMPARED = (
+    *("exact_match", "f1", "sub_exact_match", "choice_accuracy", "solved", "requests_solved"),
+    *("searches", "calls_per_request", "generated_tokens"),
+)
+"""Measures of answers and of environments; a run has some of them."""
+Run = Mapping[str, Sequence[Outcome]]
+"""The outcomes of a run, by dataset."""
 
 
 def summarize(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -139,3 +158,66 @@ def _resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
             times = np.bincount(rng.integers(size, size=size), minlength=size).astype(np.float64)
             means.append((times @ filled) / (times @ known))
     return np.array(means)
+
+
+def read_run(path: str) -> dict[str, list[Outcome]]:
+    """Read the outcomes of a finished evaluation: `path` itself, or the one that `sorl evaluate` has put into it.
+
+    Raises:
+        FileNotFoundError: There is no finished evaluation.
+        ValueError: The policy has changed since.
+    """
+    check_run_folder(path)
+    run = evaluation_in(path)
+    if not (run / RESULTS).exists():
+        remedy = f"`sorl evaluate {path}` makes one" if policy_in(path) else "name a run that was evaluated"
+        raise FileNotFoundError(f"{path} holds no finished evaluation: {remedy}")
+    if problem := outdated(run):
+        raise ValueError(problem)
+    return {name: read_outcomes(evaluated_shards(run, name)) for name in read_settings(run)["datasets"]}
+
+
+def compare_runs(before: Run, after: Run) -> list[dict[str, Any]]:
+    """Compare each dataset that both runs have, on the questions that both asked.
+
+    Args:
+        before: The first run.
+        after: The second run; differences are `after` minus `before`.
+
+    Returns:
+        For each dataset, its `name`; the number of `questions` for which each run has a trajectory that is not masked,
+        and of others, which are `left_out`; and its `measures`: the means over these questions, `before` and `after`,
+        and their difference as a figure with its `p`.
+
+    Raises:
+        ValueError: The runs have no scored question in common.
+    """
+    common = [name for name in before if name in after]
+    compared = [found for name in common if (found := _compare_dataset(name, before[name], after[name]))]
+    if not compared:
+        raise ValueError("The runs have no scored question in common.")
+    return compared
+
+
+def _compare_dataset(name: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, Any] | None:
+    """Compare one dataset; None if there is no question to compare."""
+    asked = [by_question([{**each, **each["environment"]} for each in run]) for run in (before, after)]
+    common = [key for key in asked[0] if key in asked[1]]
+    first, second = (question_columns({key: questions[key] for key in common}, COMPARED) for questions in asked)
+    # Counts apply to every trajectory that is not masked.
+    scored = ~np.isnan(first["generated_tokens"] + second["generated_tokens"])
+    if not scored.any():
+        return None
+    differences = bootstrap({measure: (second[measure] - first[measure])[scored] for measure in COMPARED}, name)
+    measures = {
+        measure: {
+            "before": float(np.nanmean(first[measure][scored])),
+            "after": float(np.nanmean(second[measure][scored])),
+            **figure(mean, resampled),
+            "p": p_value(resampled),
+        }
+        for measure, (mean, resampled) in differences.items()
+    }
+    questions = int(scored.sum())
+    left_out = len(asked[0].keys() | asked[1].keys()) - questions
+    return {"name": name, "questions": questions, "left_out": left_out, "measures": measures}

@@ -9,15 +9,8 @@ from sorl_trl.evaluation.figures import Figure
 
 _SCORES = {"exact_match": "EM", "f1": "F1", "sub_exact_match": "sub-EM", "choice_accuracy": "choice"}
 _COUNTS = {"searches": "searches", "turns": "turns", "generated_tokens": "tokens"}
-_ERRORS = {
-    "wrong_call": "wrong call",
-    "failed_call": "failed call",
-    "empty_turn_model_response": "no call",
-    "instance_state_mismatch": "wrong state",
-    "execution_response_mismatch": "missing result",
-    "force_terminated": "too many messages",
-}
-"""Headers of the columns for what the environment counts."""
+_TASKS = ("solved", "requests_solved", "calls_per_request")
+"""What environments measure that has a column of its own."""
 _CUT = ("turn_limit", "trajectory_limit", "context_limit", "max_turns")
 
 
@@ -44,7 +37,7 @@ def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _format_tasks(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """`format_results` for tasks, followed by what went wrong and the share solved in each world."""
+    """`format_results` for tasks, followed by what else was measured and the share solved in each world."""
     n = max(round(summary["trajectories"] / summary["questions"]) for summary in summaries)
     best = [f"pass@{n}"] if n > 1 else []
     header = ["dataset", "tasks", "solved", *best, "requests solved", "calls per request", "tokens", "cut", "masked"]
@@ -53,21 +46,23 @@ def _format_tasks(summaries: Sequence[Mapping[str, Any]]) -> str:
     if len(summaries) > 1:
         scores = [_average([each.get(name) for each in measured.values()]) for name in ("solved", "requests_solved")]
         rows.append(["**mean**", "-", scores[0], *["-"] * len(best), scores[1], *["-"] * 4])
-    errors = [[name, *(_mean(each.get(error)) for error in _ERRORS)] for name, each in measured.items()]
-    of_worlds = [summary.get("worlds", {}) for summary in summaries]
-    names = dict.fromkeys(world for each in of_worlds for world in each)
-    worlds = [[world, *(_of_world(each.get(world)) for each in of_worlds)] for world in names]
-    return "\n".join(
-        [
-            _table(header, rows),
-            f"Per trajectory:\n\n{_table(['dataset', *_ERRORS.values()], errors)}",
-            f"Solved in each world:\n\n{_table(['world', *measured], worlds)}",
-            "In brackets: 95 % bootstrap intervals over tasks. Calls, tokens: means over trajectories. Cut: the share "
-            "that a limit of tokens or turns ended. Masked trajectories, whose environment was down, are in no mean; "
-            "started again, the run makes them anew. Mean: over the datasets, each with the same weight. A task "
-            "counts for each of its worlds.\n",
-        ]
+    others = dict.fromkeys(name for each in measured.values() for name in each if name not in _TASKS)
+    counts = [[dataset, *(_mean(each.get(name)) for name in others)] for dataset, each in measured.items()]
+    shares = [summary.get("worlds", {}) for summary in summaries]
+    names = dict.fromkeys(world for each in shares for world in each)
+    worlds = [[world, *(_share_of_tasks(each.get(world)) for each in shares)] for world in names]
+    parts = [_table(header, rows)]
+    if others:
+        parts.append(f"Per trajectory:\n\n{_table(['dataset', *(name.replace('_', ' ') for name in others)], counts)}")
+    if worlds:
+        parts.append(f"Solved in each world:\n\n{_table(['world', *measured], worlds)}")
+    parts.append(
+        "In brackets: 95 % bootstrap intervals over tasks. Calls, tokens: means over trajectories. Cut: the share "
+        "that a limit of tokens or turns ended. Masked trajectories, whose environment was down, are in no mean; "
+        "started again, the run makes them anew. Mean: over the datasets, each with the same weight. A task counts "
+        "for each of its worlds.\n"
     )
+    return "\n".join(parts)
 
 
 def format_comparison(comparisons: Sequence[Mapping[str, Any]], before: str, after: str) -> str:
@@ -112,7 +107,7 @@ def _task_result(summary: Mapping[str, Any], with_best: bool) -> list[str]:
     return [summary["name"], str(summary["questions"]), solved, *best, requests, *counts, *ended]
 
 
-def _of_world(figure: Figure | None) -> str:
+def _share_of_tasks(figure: Figure | None) -> str:
     return f"{_with_interval(figure)} of {figure['tasks']}" if figure else "-"
 
 

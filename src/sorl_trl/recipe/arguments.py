@@ -14,7 +14,7 @@ from trl import ModelConfig
 from sorl_trl import qa
 from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields
 from sorl_trl.command_line import Parser, given_words, mistakes, parse_dataclasses, read_config, take_config
-from sorl_trl.diagnostics.collapse_guard import ACTIONS
+from sorl_trl.diagnostics.callbacks import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import METHODS, method_from
 from sorl_trl.recipe.first_look import COMMAND, check_questions

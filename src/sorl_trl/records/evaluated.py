@@ -2,7 +2,9 @@
 
 settings.json                          all that determines the outcome of the run
 trajectories/<dataset>/000000.parquet  one batch; `datasets.load_dataset("parquet", …)` reads them
-results.json                           written once all batches are complete
+results.json, results.md               written once all batches are complete
+
+Files get their names only once they are complete, so that a killed run leaves complete batches only.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,12 @@ from sorl_trl.files import write_whole
 from sorl_trl.qa import Question
 from sorl_trl.records import evaluation_of
 from sorl_trl.text import storable
-from sorl_trl.types import Observation, Trajectory, Turn
+from sorl_trl.types import Observation, StopReason, Trajectory, Turn
 
-SETTINGS, FOLDER, RESULTS = "settings.json", "trajectories", "results.json"
-FILES = "policy_files"
+SETTINGS, FOLDER, RESULTS, TABLE = "settings.json", "trajectories", "results.json", "results.md"
+POLICY_HASH = "policy_files"
 """The model setting that holds the `files_hash` of its folder."""
-POLICY_FILES = (
+POLICY_PATTERNS = (
     *("*.safetensors", "*.bin", "*.index.json", "*config.json", "*.jinja", "chat_template*", "*.model", "*.py"),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
 )
@@ -41,6 +43,9 @@ COUNTS = ("searches", "turns", "invalid_actions", "neutralized", "generated_toke
 """Counts per trajectory. Searches are those that were answered; `neutralized` counts what observations tried to
 inject."""
 MEASURES = SCORES + COUNTS
+Outcome = Mapping[str, Any]
+"""From the row of a trajectory: its `question_id`, `question`, `stop_reason` and measures; what its `environment`
+measured, by name; and the `worlds` of its task."""
 
 _TOKEN_IDS = pa.list_(pa.int32())
 _PASSAGE = pa.struct({"id": pa.string(), "title": pa.string(), "text": pa.string(), "score": pa.float64()})
@@ -153,6 +158,23 @@ def read_evaluated(run: str | os.PathLike[str], dataset: str) -> Iterator[dict[s
         yield from pq.ParquetFile(shard).read().to_pylist()
 
 
+def read_outcomes(shards: Iterable[Path]) -> list[Outcome]:
+    """Read the outcomes of batches, in their order, without what was said."""
+    columns = ["question_id", "question", "stop_reason", *MEASURES, "metadata", "environment"]
+    rows = (row for shard in shards for row in pq.ParquetFile(shard).read(columns=columns).to_pylist())
+    return [_outcome(row) for row in rows]
+
+
+def _outcome(row: dict[str, Any]) -> Outcome:
+    environment = json.loads(row.pop("environment", None) or "{}")
+    return {**row, "environment": environment, "worlds": json.loads(row.pop("metadata")).get("worlds", [])}
+
+
+def is_masked(outcome: Outcome) -> bool:
+    """Whether an infrastructure failure ended the trajectory, so that it says nothing about the policy."""
+    return StopReason(outcome["stop_reason"]).is_infrastructure_failure
+
+
 def count_evaluated(run: str | os.PathLike[str], dataset: str) -> int:
     """How many trajectories `read_evaluated` yields. It reads none of them."""
     return sum(pq.read_metadata(shard).num_rows for shard in evaluated_shards(run, dataset))
@@ -169,7 +191,7 @@ def files_hash(policy: str | os.PathLike[str]) -> str | None:
 
     It covers the name, the size and a hundred pieces of each file, so that a copy has the hash of the original.
     """
-    files = sorted({path for pattern in POLICY_FILES for path in Path(policy).glob(pattern) if path.is_file()})
+    files = sorted({path for pattern in POLICY_PATTERNS for path in Path(policy).glob(pattern) if path.is_file()})
     found = hashlib.sha256()
     for path in files:
         size = path.stat().st_size
@@ -184,7 +206,7 @@ def files_hash(policy: str | os.PathLike[str]) -> str | None:
 def outdated(evaluation: str | os.PathLike[str]) -> str | None:
     """The message that the policy has changed since it was evaluated, and what to do; None if nothing shows that."""
     model = read_settings(evaluation).get("model", {})
-    name, before = model.get("model_name_or_path"), model.get(FILES)
+    name, before = model.get("model_name_or_path"), model.get(POLICY_HASH)
     if before is None or files_hash(name) in (None, before):
         return None
     run = Path(evaluation).absolute().parent  # perhaps it was moved, and another run has its name now

@@ -1,23 +1,35 @@
-"""A supervised warm start: a policy imitates a noisy expert until it searches and answers, though badly."""
+"""A tiny policy, and a warm start: it imitates a noisy expert until it searches and answers, though badly."""
 
 from __future__ import annotations
 
 import hashlib
 import random
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import transformers
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import Lowercase
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from tqdm.auto import trange
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from sorl_trl.qa import Question, build_prompt_rows, encode_prompts
-from sorl_trl.rollout import Collector, Generator, RolloutLimits, assemble
+from sorl_trl.rollout import Collector, RolloutLimits, assemble
 from sorl_trl.sandbox.expert import (
     HASTY_NOISE,
     LIMITS,
@@ -27,16 +39,94 @@ from sorl_trl.sandbox.expert import (
     PROTOCOL,
     SURE_NOISE,
     THINKING_LIMITS,
+    UNKNOWN,
     ExpertNoise,
     Hasty,
     ScriptedExpert,
     Thinker,
 )
-from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer
 from sorl_trl.sandbox.world import CORPUS_FILE, World
 from sorl_trl.search import BM25Index
 
 _IGNORED_LABEL = -100
+PAD, EOS, UNK = "[PAD]", "[EOS]", "[UNK]"
+TAGS = tuple(f"<{slash}{name}>" for name in ("search", "information", "answer") for slash in ("", "/"))
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """The size of a Llama with tied embeddings. Ours: it learns to copy the atlas's names in 15 CPU-seconds."""
+
+    hidden_size: int = 64
+    layers: int = 2
+    heads: int = 4
+
+
+def train_tokenizer(worlds: Sequence[World], texts: Iterable[str] = ()) -> PreTrainedTokenizerFast:
+    """Make a word-level tokenizer of all words of the worlds and of `texts`, with each protocol tag as one token."""
+    return word_tokenizer((*_texts(worlds), *texts), TAGS)
+
+
+def word_tokenizer(texts: Iterable[str], tags: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Make a word-level tokenizer of all words in the texts, lower-cased, with each tag as one token.
+
+    Decoding puts one space between any two tokens.
+    """
+    words = sorted({word for text in texts for word in text.lower().split()})
+    vocabulary = {token: i for i, token in enumerate([PAD, EOS, UNK, *words])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNK))
+    tokenizer.normalizer = Lowercase()
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        clean_up_tokenization_spaces=False,
+    )
+    # Not special: trainers skip special tokens when they decode for their logs, which must still show the actions.
+    wrapped.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    return wrapped
+
+
+def make_policy(
+    tokenizer: PreTrainedTokenizerFast,
+    config: PolicyConfig,
+    seed: int,
+    positions: int = 2 * (LIMITS.max_trajectory_tokens or 0),
+) -> LlamaForCausalLM:
+    """Make a randomly initialised Llama in evaluation mode. The global random state stays as it was.
+
+    `positions` is how many tokens it can read, prompt and trajectory together.
+    """
+    llama = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden_size,
+        intermediate_size=3 * config.hidden_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        max_position_embeddings=positions,
+        tie_word_embeddings=True,
+        # Larger than usual (ours): if names differ from the first step on, copying is learnt twice as fast.
+        initializer_range=0.05,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(llama)
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
+
+
+def _texts(worlds: Sequence[World]) -> Iterable[str]:
+    yield PROMPT_TEMPLATE.format(question="")
+    yield from (UNKNOWN, PROTOCOL.no_results, PROTOCOL.search_failed, PROTOCOL.invalid_feedback)
+    for world in worlds:
+        yield from (passage.text for passage in world.passages)
+        yield from (question.question for question in (*world.train, *world.evaluation))
+        yield from (word for relation in world.relations for word in (relation.keyword, relation.noun))
 
 
 @dataclass(frozen=True)
@@ -45,23 +135,21 @@ class WarmStartConfig:
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     noise: ExpertNoise = field(default_factory=ExpertNoise)
+    expert: Callable[..., ScriptedExpert] = ScriptedExpert
+    """Makes the expert that is imitated, from the arguments of `ScriptedExpert`."""
     limits: RolloutLimits = LIMITS
     """The limits of the expert's trajectories."""
+    words: str = ""
+    """Words of the expert's that neither the worlds nor the protocol contain."""
+    prompt_template: str = PROMPT_TEMPLATE
+    chat: bool = False
+    """Whether prompts are messages, for a tokenizer with a chat template."""
     trajectories: int = 12000
     """How many trajectories the expert makes, divided equally among the practice worlds."""
     steps: int = 800
     batch_size: int = 16
     learning_rate: float = 3e-3
     seed: int = 0
-
-    prompt_template: ClassVar[str] = PROMPT_TEMPLATE
-    chat: ClassVar[bool] = False
-    """Whether prompts are messages, for a tokenizer with a chat template."""
-    experts: ClassVar[type[ScriptedExpert]] = ScriptedExpert
-
-    def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
-        """Make the expert that answers a world's train questions."""
-        return self.experts(tokenizer, world.relations, self.prompts(tokenizer, world.train), self.noise, self.seed)
 
     def prompts(
         self, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]
@@ -70,41 +158,31 @@ class WarmStartConfig:
         rows = build_prompt_rows(questions, self.prompt_template, self.chat)
         return dict(zip(map(tuple, encode_prompts(tokenizer, rows)), questions, strict=True))
 
-    def texts(self) -> Iterable[str]:
-        """Texts with words of the expert's that neither the worlds nor the protocol contain."""
-        return ()
+    def make_expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> ScriptedExpert:
+        """Make the expert that answers a world's train questions."""
+        return self.expert(tokenizer, world.relations, self.prompts(tokenizer, world.train), self.noise, self.seed)
 
 
-@dataclass(frozen=True)
-class ThinkingWarmStart(WarmStartConfig):
-    """A warm start that imitates a `Thinker`, with room for its thoughts and half as many steps more.
-
-    It takes more steps because longer turns separate a name from its copy. The quickstart uses it.
-    """
-
-    noise: ExpertNoise = HASTY_NOISE
-    limits: RolloutLimits = THINKING_LIMITS
-    steps: int = 1200
-    experts: ClassVar[type[ScriptedExpert]] = Thinker
-
-    def texts(self) -> Iterable[str]:
-        return ("<think> </think> i need the this is , now done nothing",)
-
-
-@dataclass(frozen=True)
-class LanguageModelWarmStart(WarmStartConfig):
-    """For a pretrained model with a chat template. It learns the protocol from some 200 examples in plain English."""
-
-    noise: ExpertNoise = SURE_NOISE
-    limits: RolloutLimits = PLAIN_LIMITS
-    trajectories: int = 192
-    steps: int = 24
-    batch_size: int = 8
-    learning_rate: float = 5e-5
-
-    prompt_template: ClassVar[str] = PLAIN_TEMPLATE
-    chat: ClassVar[bool] = True
-    experts: ClassVar[type[ScriptedExpert]] = Hasty
+THINKING = WarmStartConfig(
+    expert=Thinker,
+    noise=HASTY_NOISE,
+    limits=THINKING_LIMITS,
+    words="<think> </think> i need the this is , now done nothing",
+    steps=1200,
+)
+"""The quickstart's: room for thoughts, and more steps, because longer turns separate a name from its copy."""
+LANGUAGE_MODEL = WarmStartConfig(
+    expert=Hasty,
+    noise=SURE_NOISE,
+    limits=PLAIN_LIMITS,
+    prompt_template=PLAIN_TEMPLATE,
+    chat=True,
+    trajectories=192,
+    steps=24,
+    batch_size=8,
+    learning_rate=5e-5,
+)
+"""For a pretrained model with a chat template. It learns the protocol from some 200 examples in plain English."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +214,7 @@ def warm_start(
     target = Path(cache_dir) / f"warm-start-{_cache_key(world, practice, config)}"
     if target.is_dir():
         return target
-    tokenizer = train_tokenizer([world, *practice], config.texts())
+    tokenizer = train_tokenizer([world, *practice], [config.words])
     share = -(-config.trajectories // len(practice))
     examples = [example for part in practice for example in expert_examples(part, tokenizer, share, config)]
     model = make_policy(tokenizer, config.policy, config.seed, 2 * (config.limits.max_trajectory_tokens or 0))
@@ -144,7 +222,7 @@ def warm_start(
     return store_policy(model, tokenizer, target)
 
 
-def teach(model_name: str, practice: World, target: Path, config: LanguageModelWarmStart) -> Path:
+def teach(model_name: str, practice: World, target: Path, config: WarmStartConfig = LANGUAGE_MODEL) -> Path:
     """Let a pretrained model imitate the expert in a practice world, and write it into the folder `target`.
 
     Embeddings that are more than half of the model stay as they are: it knows the words, and their gradient and
@@ -168,7 +246,7 @@ def expert_examples(
 ) -> list[Example]:
     """Let the expert answer `number` of the world's train questions, cycling through them if there are fewer."""
     prompts = [*islice(cycle(config.prompts(tokenizer, world.train)), number)]
-    expert = config.expert(tokenizer, world)
+    expert = config.make_expert(tokenizer, world)
     with tempfile.TemporaryDirectory() as directory:
         corpus = world.write(directory) / CORPUS_FILE
         index = BM25Index.build(corpus, Path(directory) / "index", show_progress=False)

@@ -26,18 +26,13 @@ def test_every_command_has_help_under_its_name(name: str, capsys: pytest.Capture
         (["evaluate", "--protocl", "x"], "`--protocl` is no argument of sorl evaluate; is it `--pro"),
         (["compare", "a"], "the following arguments are required: AFTER"),
         (["compare", "a", "b"], "a does not exist: name the folder of a run"),
-        (["report", "a"], "a does not exist: name the folder of a run"),
         (["evaluate"], "sorl evaluate needs the folder of a run"),
         (["evaluate", "a"], "a does not exist: name the folder of a run"),
         (["evaluate", "--model_name_or_path=no/such", "--output=run"], "`model_name_or_path` is 'no/such'"),
         (["evaluate", "empty"], "empty holds no policy: name the folder of a run"),
         (["evaluate", "policy", "--output", "policy"], "`output` is 'policy', which holds a policy: name a folder"),
-        (["evaluate", "policy", "--index=a"], "`index` is 'a', but there is no such file or folder"),
         (["evaluate", "policy", "--questions", "a"], "`questions` is 'a', but there is no such file or folder"),
-        (
-            ["evaluate", "policy", "--config", "so_grpo"],
-            "`corpus` is 'runs/quickstart/world/corpus.jsonl', but there is no such file or folder: run `sorl q",
-        ),
+        (["evaluate", "empty", "--model_name_or_path", "policy"], "empty holds no recipe.yaml"),
     ],
 )
 def test_a_mistake_is_one_line(

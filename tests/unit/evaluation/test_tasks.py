@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from transformers import AddedToken
 
-from sorl_trl.cli.evaluation_run import for_tasks, parse_arguments
-from sorl_trl.evaluation.agents import prompt_rows
-from sorl_trl.evaluation.arguments import EvaluationArguments
-from sorl_trl.evaluation.compare import compare_runs
-from sorl_trl.evaluation.figures import summarize
-from sorl_trl.evaluation.plan import load_datasets
+from sorl_trl.evaluation.agents import for_tasks, prompt_rows
+from sorl_trl.evaluation.arguments import EvaluationArguments, parse_arguments
+from sorl_trl.evaluation.figures import compare_runs, summarize
+from sorl_trl.evaluation.run import load_datasets
 from sorl_trl.evaluation.tables import format_results
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.rollout import RolloutArguments

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sorl_trl.evaluation.batches import measure
-from sorl_trl.evaluation.run_folder import Outcome
+from sorl_trl.evaluation.run import measure
 from sorl_trl.qa import Question
-from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory
+from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, Outcome
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 
 

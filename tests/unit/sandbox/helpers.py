@@ -6,8 +6,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.evaluation.agents import Agent, prompt_rows
-from sorl_trl.evaluation.batches import run_batches
-from sorl_trl.evaluation.plan import plan_batches
+from sorl_trl.evaluation.run import plan_batches, run_batches
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.rollout import Collector, RolloutArguments
@@ -30,12 +29,12 @@ def run_expert(
     world: World, config: WarmStartConfig, directory: Path, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> list[EvaluatedTrajectory]:
     """The expert on the train questions of a world, with the real search engine and collector."""
-    tokenizer = tokenizer or train_tokenizer([world], config.texts())
+    tokenizer = tokenizer or train_tokenizer([world], [config.words])
     index = BM25Index.build(world.write(directory) / CORPUS_FILE, directory / "index", show_progress=False)
     collector = Collector(tokenizer, index, PROTOCOL, config.limits)
     asked = RolloutArguments(prompt_template=config.prompt_template, chat=config.chat)
     rows = partial(prompt_rows, rollout=asked, tokenizer=tokenizer)
-    agent = Agent(collector, config.expert(tokenizer, world), rows)
+    agent = Agent(collector, config.make_expert(tokenizer, world), rows)
     batches = plan_batches({world.name: world.train}, num_samples=1, batch_size=4000)
     return [row for _, rows in run_batches(batches, agent, seed=0) for row in rows]
 

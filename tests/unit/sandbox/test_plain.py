@@ -1,4 +1,4 @@
-"""The atlas in plain English, and the expert that a language model imitates in it."""
+"""What a language model imitates in the plain atlas."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sorl_trl.sandbox import NO_NOISE, LanguageModelWarmStart, World, WorldSize, build_atlas, expert_examples
-from sorl_trl.sandbox.imitation import teach
+from sorl_trl.sandbox import LANGUAGE_MODEL, NO_NOISE, World, WorldSize, build_atlas, expert_examples, teach
 
 from .helpers import mean, run_expert
 
@@ -19,7 +18,7 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-LONGER = replace(LanguageModelWarmStart.limits, max_trajectory_tokens=400)
+LONGER = replace(LANGUAGE_MODEL, limits=replace(LANGUAGE_MODEL.limits, max_trajectory_tokens=400))
 
 
 @pytest.fixture(scope="module")
@@ -38,32 +37,21 @@ def tokenizer(plain: World) -> PreTrainedTokenizerFast:
     return fast
 
 
-def test_it_says_what_the_atlas_says(plain: World) -> None:
-    texts = {passage.text for passage in plain.passages}
-    assert {
-        "Marseille is a city in the country of France.",
-        "The capital of France is Paris.",
-        "The calling code of Italy is 39.",
-        "One neighbour of Portugal is Spain.",
-    } <= texts
-    assert all(question.question.startswith("What is the ") for question in plain.train)
-
-
 def test_who_searches_on_answers(plain: World, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    rows = run_expert(plain, LanguageModelWarmStart(noise=NO_NOISE, limits=LONGER), tmp_path, tokenizer)
+    rows = run_expert(plain, replace(LONGER, noise=NO_NOISE), tmp_path, tokenizer)
     assert mean(rows, "exact_match", 1) >= 0.9
     assert mean(rows, "exact_match", 2) >= 0.8
 
 
 def test_who_is_imitated_stops_early(plain: World, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    rows = run_expert(plain, LanguageModelWarmStart(limits=LONGER), tmp_path, tokenizer)
+    rows = run_expert(plain, LONGER, tmp_path, tokenizer)
     assert mean(rows, "searches", 1) == 1.0
     assert 1.2 < mean(rows, "searches", 2) < 1.6
     assert mean(rows, "exact_match", 2) < 0.5
 
 
 def test_a_prompt_is_a_message(plain: World, tokenizer: PreTrainedTokenizerFast) -> None:
-    (example,) = expert_examples(plain, tokenizer, 1, LanguageModelWarmStart(limits=LONGER))
+    (example,) = expert_examples(plain, tokenizer, 1, LONGER)
     text = tokenizer.decode(list(example.input_ids))
     assert text.startswith("<|im_start|>user\nAnswer the question.")
     learnt = tokenizer.decode([token for token in example.labels if token >= 0])
@@ -76,7 +64,7 @@ def test_embeddings_that_are_most_of_a_model_are_not_trained(
     plain: World, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, words: int
 ) -> None:
     """700 words are a small part of this model, and 40,000 are most of it."""
-    config = replace(LanguageModelWarmStart(limits=LONGER), trajectories=2, steps=1, batch_size=2)
+    config = replace(LONGER, trajectories=2, steps=1, batch_size=2)
     shape = {"hidden_size": 64, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=words, **shape))
     model.save_pretrained(tmp_path / "model")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sorl_trl.qa import Question
-from sorl_trl.sandbox import World, WorldSize
+from sorl_trl.sandbox import World, WorldSize, build_atlas
 from sorl_trl.sandbox.world import build_world
 
 from .helpers import HOME, RIVER
@@ -64,3 +64,57 @@ def test_guess_rate_is_that_of_the_most_frequent_train_answer_of_the_same_relati
     evaluation = (question("home", "Ulm"), question("home", "Bonn"), question("river", "Iller", "Rhine"))
     world = World("toy", (), (), train, (*evaluation, question("unseen", "Ulm")))
     assert world.guess_rate() == 2 / 4
+
+
+def texts(world: World) -> set[str]:
+    return {passage.text for passage in world.passages}
+
+
+def words(world: World) -> set[str]:
+    return {word for text in texts(world) for word in text.split()}
+
+
+def test_it_states_thousands_of_real_facts(atlas: World):
+    assert len(atlas.passages) > 3000
+    assert {
+        "Marseille lies inside France .",
+        "Paris stands near 49 N .",
+        "France is governed from Paris .",
+        "Japan pays with JPY .",
+        "Brazil belongs to South America .",
+        "Portugal borders Spain .",
+        "Italy is dialled by 39 .",
+    } <= texts(atlas)
+
+
+def test_the_same_seed_gives_the_same_atlas_and_another_one_other_questions(atlas: World):
+    assert build_atlas(0) == atlas
+    other = build_atlas(1)
+    assert texts(other) == texts(atlas)
+    assert other.train != atlas.train
+
+
+def test_evaluation_questions_are_unseen_and_hard_to_guess(atlas: World):
+    assert not {question.question for question in atlas.train} & {question.question for question in atlas.evaluation}
+    assert {question.metadata["hops"] for question in atlas.evaluation} == {1, 2}
+    assert atlas.guess_rate() < 0.1
+    assert not any("continent" in question.question for question in (*atlas.train, *atlas.evaluation))
+
+
+def test_the_shuffled_atlas_has_the_same_words_and_other_facts(atlas: World):
+    shuffled = build_atlas(0, shuffled=True)
+    assert words(shuffled) == words(atlas)
+    assert len(shuffled.passages) == len(atlas.passages)
+    # Some facts survive by chance: many countries pay with the euro.
+    assert len(texts(shuffled) & texts(atlas)) < 0.1 * len(atlas.passages)
+
+
+def test_the_plain_atlas_says_the_same_in_english():
+    plain = build_atlas(0, WorldSize(300, 10), plain=True)
+    assert {
+        "Marseille is a city in the country of France.",
+        "The capital of France is Paris.",
+        "The calling code of Italy is 39.",
+        "One neighbour of Portugal is Spain.",
+    } <= texts(plain)
+    assert all(question.question.startswith("What is the ") for question in plain.train)

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from sorl_trl.qa import Question
+from sorl_trl.records.entries import EVALUATION, TRAINING, Entry, training_entry
+from sorl_trl.records.view import render_page
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
-from sorl_trl.viewer.data import EVALUATION, TRAINING, Entry, training_entry
-from sorl_trl.viewer.page import render_page
 from tests.unit.evaluation.trajectories import answered, ended, evaluated, question
-from tests.unit.viewer.entries import TRAINED, Parsed, shown
+from tests.unit.records.entries import TRAINED, Parsed, shown
 
 EXECUTABLE = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")]

@@ -1,8 +1,9 @@
-"""The command that writes the page."""
+"""The command that writes the page, and the page as a browser reads it."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 import pytest
 
 from sorl_trl.command_line import UserMistake
+from sorl_trl.records.entries import EVALUATION, TRAINING, Entry
 from sorl_trl.records.trained import write_trained
-from sorl_trl.viewer.command import main, write_page
-from sorl_trl.viewer.data import TRAINING
+from sorl_trl.records.view import main, render_page, write_page
 from tests.unit.evaluation.trajectories import answered, evaluated, question
-from tests.unit.viewer.entries import TRAINED, Parsed, content, write_evaluation
+from tests.unit.records.entries import ENTRY, TRAINED, Parsed, content, write_evaluation
 
 
 def shown(page: Path) -> Any:
@@ -61,18 +62,61 @@ def test_of_training_says_where_the_evaluation_beside_it_is(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["{}"], "holds no trajectories"),
         (["{}/none"], "none does not exist"),
         (["{}", "--limit", "0"], "at least 1"),
-        (
-            ["{}", "-o", "{}/none/page.html"],
-            "`output` is '.*/none/page.html', but must be a file in an existing folder",
-        ),
-        (["{}", "-o", "{}"], "but must be a file in an existing folder"),
+        (["{}", "-o", "{}/none/page.html"], "`output`"),
+        (["{}", "-o", "{}"], "`output`"),
     ],
 )
-def test_a_mistake_is_a_sentence(tmp_path: Path, words: list[str], said: str) -> None:
-    with pytest.raises(UserMistake, match=said):
+def test_a_mistake_is_a_sentence(tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(UserMistake, match=message):
         main([word.format(tmp_path) for word in words])
+
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<!-- <script> -->",
+    "]]> &lt; &amp;",
+    "\u2028\u2029\x00\x1b[2J\u202e",
+    "half a character: \ud83d",
+    "$policy ${data} {title}",
+    "日本語 مرحبا 🎉",
+    "x" * 1_000_000,
+]
+
+
+def rendered(*entries: Entry, title: str = "Run", kind: str = EVALUATION, notes: list[str] | None = None) -> Parsed:
+    return Parsed(render_page(title, kind, entries, notes or []))
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_stays_data(text: str) -> None:
+    passage = {"id": text, "title": text, "text": text, "score": None}
+    marks = {"passages": [passage], "truncated": False, "neutralized": 0}
+    segments = ({"kind": "observation", "text": text, "token_count": 1, **marks},)
+    entry = replace(
+        ENTRY, key=text, question=text, golden_answers=(text,), answer=text, prompt=text, segments=segments
+    )
+    page, harmless = rendered(entry, notes=[text]), rendered(ENTRY)
+    assert page.tags[0] == harmless.tags[0]
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in harmless.tags]
+    assert content(page)["notes"] == [text]
+    [found] = content(page)["trajectories"]
+    assert [found[name] for name in ("key", "question", "answer", "prompt")] == [text] * 4
+    assert found["segments"][0]["passages"] == [passage]
+
+
+def test_a_title_is_escaped() -> None:
+    title = "</title><script>alert(1)</script> $data"
+    page = rendered(ENTRY, title=title)
+    assert [text for _, text in page.all("title")] == [title]
+    assert len(page.all("script")) == len(rendered(ENTRY).all("script"))
+
+
+def test_nothing_is_loaded() -> None:
+    html = render_page("Run", EVALUATION, [ENTRY])
+    assert not re.search(r"https?:|@import|url\(", html)
+    assert not [a for _, a in Parsed(html).tags if {"src", "srcset", "href", "style", "onclick"} & set(a)]

@@ -7,11 +7,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from sorl_trl.evaluation.plan import Batch
-from sorl_trl.evaluation.run_folder import RunFolder
+from sorl_trl.evaluation.run import Batch, RunFolder
+from sorl_trl.records.entries import Entry, evaluation_entry
 from sorl_trl.records.evaluated import EvaluatedTrajectory, to_table, write_evaluated
 from sorl_trl.records.trained import TrainedTrajectory
-from sorl_trl.viewer.data import Entry, evaluation_entry
 from tests.unit.evaluation.trajectories import answered, evaluated, question
 
 
@@ -48,8 +47,8 @@ def write_evaluation(run: Path, *rows: EvaluatedTrajectory) -> None:
     datasets = list(dict.fromkeys(row.dataset for row in rows))
     folder.claim({"datasets": dict.fromkeys(datasets, "hash")})
     for name in datasets:
-        of_it = [row for row in rows if row.dataset == name]
-        write_evaluated(folder.shard(Batch(name, 0, tuple((row.question, row.sample) for row in of_it))), of_it)
+        batch = [row for row in rows if row.dataset == name]
+        write_evaluated(folder.shard(Batch(name, 0, ())), batch)
 
 
 class Parsed(HTMLParser):

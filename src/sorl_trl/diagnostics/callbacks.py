@@ -1,22 +1,36 @@
-"""A callback that notices when training collapses, and warns or ends it."""
+"""Callbacks that show how a run is going: a guard against collapse, and a progress bar with the key metrics."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from torch import distributed
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from accelerate.utils import broadcast_object_list
+from tqdm.contrib.logging import logging_redirect_tqdm
+from tqdm.std import tqdm
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sorl_trl.checks import check_choice
-from sorl_trl.diagnostics.collapse_detector import Alarm, CollapseDetector
-from sorl_trl.diagnostics.collapse_rules import DEFAULT_RULES, NotFinite, Rule
+from sorl_trl.command_line import is_first_process
+from sorl_trl.diagnostics.collapse import DEFAULT_RULES, Alarm, CollapseDetector, NotFinite, Rule
+from sorl_trl.text import one_line
 
 logger = logging.getLogger(__name__)
 
 ACTIONS = ("warn", "stop")
 ALARMS = "guard/alarms"
+SHOWN = {
+    "reward": "reward",
+    "clip": "clip_ratio/region_mean",
+    "kl": "kl_to_old",
+    "turns": "turns/per_trajectory",
+    "entropy": "entropy",
+}
+"""Metrics of docs/metrics.md by their label in the bar."""
 
 
 class CollapseGuard(TrainerCallback):
@@ -62,7 +76,8 @@ class CollapseGuard(TrainerCallback):
         if self._detector is None:  # an evaluation before training
             return
         entry = state.log_history[-1]  # it has the step, which `logs` lacks
-        alarms: list[Alarm] = _from_main_process(self._detector.observe(entry))
+        # The main process's, so that all ranks act alike.
+        alarms: list[Alarm] = broadcast_object_list([self._detector.observe(entry)])[0]
         if not alarms:
             return
         self.alarms += alarms
@@ -76,14 +91,55 @@ class CollapseGuard(TrainerCallback):
             control.should_save = args.save_strategy != "no" and not self.is_broken
 
 
-def _from_main_process(value: Any) -> Any:
-    """The main process's `value`, so that all ranks act alike."""
-    box = [value]
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.broadcast_object_list(box, src=0)
-    return box[0]
-
-
 def _warn(state: TrainerState, message: str) -> None:
     if state.is_world_process_zero:
         logger.warning(message)
+
+
+class TurnProgressCallback(ProgressCallback):
+    """transformers' `ProgressCallback`, with the key metrics beside the bar. `trainer_state.json` has all metrics.
+
+    TRL logs rollout metrics only on the steps that generate, so the bar keeps showing the last known values.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._latest: dict[str, str] = {}
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not state.is_world_process_zero or self.training_bar is None or logs is None:
+            return
+        for label, metric in SHOWN.items():
+            if isinstance(logs.get(metric), float):
+                self._latest[label] = f"{logs[metric]:.3f}"
+        self.training_bar.set_postfix(self._latest, refresh=False)
+
+
+@contextmanager
+def whole_lines() -> Iterator[None]:
+    """Within it, every warning and log message is printed on its own line above the bar, once per machine.
+
+    At its end, it closes bars that an error has left open, so that later output begins on a new line.
+    """
+
+    def show(message: Warning | str, *_: Any) -> None:
+        if is_first_process():
+            tqdm.write(f"warning: {one_line(message)}", file=sys.stderr)
+
+    loggers = [logging.getLogger(), logging.getLogger("transformers")]
+    with warnings.catch_warnings(), logging_redirect_tqdm(loggers):
+        warnings.showwarning = show  # type: ignore[assignment]
+        # Future changes of libraries concern those who call them, not our users.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl|accelerate|torch")
+        try:
+            yield
+        finally:
+            for bar in [*tqdm._instances]:
+                bar.close()

@@ -1,4 +1,4 @@
-"""The data of the trajectory page: one entry per trajectory, of an evaluation or of training."""
+"""What the page of `sorl view` shows: an entry per trajectory, of an evaluation or of training, and notes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from sorl_trl.diagnostics import DEFAULT_RULES, NotFinite, detect
 from sorl_trl.files import check_run_folder
-from sorl_trl.records import policy_in
+from sorl_trl.records import checkpoints, policy_in
 from sorl_trl.records.evaluated import (
     MEASURES,
     RESULTS,
@@ -27,6 +28,8 @@ from sorl_trl.records.evaluated import (
 from sorl_trl.records.trained import SHARDS, TrainedTrajectory, count_trained, read_trained
 
 EVALUATION, TRAINING = "evaluation", "training"
+STATE_FILE = "trainer_state.json"
+"""The file of transformers that has the log of a run, in its folder or in its checkpoints."""
 ENVIRONMENT = -1
 """The turn id of tokens that belong to no turn."""
 DIGITS = 6
@@ -84,29 +87,46 @@ def open_run(run: str | os.PathLike[str]) -> Source:
     """
     check_run_folder(run)
     evaluation = evaluation_in(run)
-    evaluated = (evaluation / SETTINGS).is_file()
+    is_evaluated = (evaluation / SETTINGS).is_file()
     if any(Path(run).glob(SHARDS)):
         steps = {_step_name(step): (step, size) for step, size in count_trained(run).items()}
         sizes = {name: size for name, (_, size) in steps.items()}
-        beside = evaluated and evaluation != Path(run)  # otherwise the settings belong to something else
-        notes = [f"Of training; the evaluation beside it: sorl view {evaluation}"] if beside else []
-        return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]), notes)
-    if evaluated:
+        is_beside = is_evaluated and evaluation != Path(run)  # otherwise the settings belong to something else
+        notes = [f"Of training; the evaluation beside it: sorl view {evaluation}"] if is_beside else []
+        return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]), notes + _alarms(run))
+    if is_evaluated:
         settings = read_settings(evaluation)
-        finished = (evaluation / RESULTS).exists()
-        notes = [] if finished else ["The evaluation is not finished: its finished batches are here."]
+        is_finished = (evaluation / RESULTS).exists()
+        notes = [] if is_finished else ["The evaluation is not finished: its finished batches are here."]
         notes += [problem] if (problem := outdated(evaluation)) else []
         sizes = {name: count_evaluated(evaluation, name) for name in settings["datasets"]}
-        return Source(EVALUATION, sizes, lambda name: _evaluated(evaluation, name), notes)
-    made = f"`sorl evaluate {run}` makes some" if policy_in(run) else "name the folder of a run"
+        return Source(EVALUATION, sizes, lambda name: _evaluated(evaluation, name), notes + _alarms(run))
+    remedy = f"`sorl evaluate {run}` makes some" if policy_in(run) else "name the folder of a run"
     raise FileNotFoundError(
-        f"{run} holds no trajectories: {made}; training writes its own with `save_trajectories_steps`"
+        f"{run} holds no trajectories: {remedy}; training writes its own with `save_trajectories_steps`"
     )
 
 
+def _alarms(run: str | os.PathLike[str]) -> list[str]:
+    """What the collapse guard's rules find in the log of a training run, whether or not a guard has watched it.
+
+    Gradients that are not finite are left out: with fp16 they are common, and the scaler skips such steps.
+    """
+    logs = [path for path in (Path(run), *checkpoints(run)) if (path / STATE_FILE).is_file()]
+    if not logs:
+        return []
+    newest = max((path / STATE_FILE for path in logs), key=lambda path: path.stat().st_mtime)
+    try:
+        log_history = json.loads(newest.read_bytes())["log_history"]
+    except ValueError:  # training is writing the file
+        return []
+    rules = [rule for rule in DEFAULT_RULES if not isinstance(rule, NotFinite)]
+    return [alarm.message for alarm in detect(log_history, rules)]
+
+
 def _step(run: str | os.PathLike[str], step: int) -> Iterator[Entry]:
-    for number, each in enumerate(read_trained(run, step), 1):  # over all processes
-        yield training_entry(each, f"step-{step}/{number}")
+    for number, trained in enumerate(read_trained(run, step), 1):  # over all processes
+        yield training_entry(trained, f"step-{step}/{number}")
 
 
 def _evaluated(evaluation: Path, dataset: str) -> Iterator[Entry]:
@@ -143,23 +163,23 @@ def evaluation_entry(row: Mapping[str, Any]) -> Entry:
     )
 
 
-def training_entry(each: TrainedTrajectory, key: str) -> Entry:
+def training_entry(trained: TrainedTrajectory, key: str) -> Entry:
     """The entry of a trajectory that was trained on."""
     return Entry(
         key=key,
-        group=_step_name(each.step),
-        question=each.question,
-        golden_answers=each.golden_answers,
+        group=_step_name(trained.step),
+        question=trained.question,
+        golden_answers=trained.golden_answers,
         options=(),
-        answer=each.answer,
-        verdict=_verdict(each.reward),
-        score=_number(each.reward),
-        stop_reason=each.stop_reason,
-        token_count=sum(turn != ENVIRONMENT for turn in each.turn_ids),
-        facts={"step": _fact(each.step), "generated_at_step": _fact(each.generated_at_step)},
-        measures={"reward": _number(each.reward)},
-        prompt=each.prompt,
-        segments=tuple(_trained_segments(each)),
+        answer=trained.answer,
+        verdict=_verdict(trained.reward),
+        score=_number(trained.reward),
+        stop_reason=trained.stop_reason,
+        token_count=sum(turn != ENVIRONMENT for turn in trained.turn_ids),
+        facts={"step": _fact(trained.step), "generated_at_step": _fact(trained.generated_at_step)},
+        measures={"reward": _number(trained.reward)},
+        prompt=trained.prompt,
+        segments=tuple(_trained_segments(trained)),
     )
 
 
@@ -172,29 +192,30 @@ def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**common, "passages": passages, **marks}
 
 
-def _trained_segments(each: TrainedTrajectory) -> Iterator[dict[str, Any]]:
-    """A dump identifies turns only by their ids. What they did is known only if the rollout recorded it."""
-    start, last, before = 0, ENVIRONMENT, 0
-    is_told = len(each.actions) == len(set(each.turn_ids) - {ENVIRONMENT})
-    contexts = each.context_ids or (0,) * len(each.turn_ids)
-    for (turn_id, context), of_segment in groupby(zip(each.turn_ids, contexts, strict=True)):
-        stop = start + len(list(of_segment))
-        begins, before = {} if abs(context) == before else {"context": abs(context)}, abs(context)
-        span, start = slice(start, stop), stop
-        text = "".join(each.tokens[span])
+def _trained_segments(trained: TrainedTrajectory) -> Iterator[dict[str, Any]]:
+    """Cut the completion where turn or context changes. What a turn did is known only if the rollout recorded it."""
+    is_recorded = len(trained.actions) == len(set(trained.turn_ids) - {ENVIRONMENT})
+    contexts = trained.context_ids or (0,) * len(trained.turn_ids)
+    start, last_turn, last_context = 0, ENVIRONMENT, 0
+    for (turn_id, context), tokens in groupby(zip(trained.turn_ids, contexts, strict=True)):
+        span = slice(start, start + len(list(tokens)))
+        segment: dict[str, Any] = {"token_count": span.stop - start}
+        if abs(context) != last_context:
+            segment["context"] = abs(context)
         if turn_id == ENVIRONMENT:
-            role = each.roles[last] if is_told and 0 <= last < len(each.roles) else None
-            marks: dict[str, Any] = {"passages": [], "truncated": False, "neutralized": 0, "role": role, **begins}
+            segment |= {"kind": "observation", "text": "".join(trained.tokens[span]), "role": None}
+            segment |= {"passages": [], "truncated": False, "neutralized": 0}
             if context < 0:
-                marks |= {"role": None, "repeated": True}
-            yield {"kind": "observation", "text": text, "token_count": len(each.tokens[span]), **marks}
+                segment["repeated"] = True
+            elif is_recorded and 0 <= last_turn < len(trained.roles):
+                segment["role"] = trained.roles[last_turn]
         else:
-            turn: dict[str, Any] = {"action": None}
-            if is_told:
-                turn = {"action": each.actions[turn_id], **_reward(each.turn_rewards[turn_id])}
-            size = {"token_count": len(each.tokens[span]), **begins}
-            yield {"kind": "turn", **turn, **size, "tokens": _tokens(each, span)}
-        last = last if context < 0 else turn_id
+            segment |= {"kind": "turn", "action": None, "tokens": _tokens(trained, span)}
+            if is_recorded:
+                segment |= {"action": trained.actions[turn_id], **_reward(trained.turn_rewards[turn_id])}
+        yield segment
+        start, last_context = span.stop, abs(context)
+        last_turn = last_turn if context < 0 else turn_id
 
 
 def _reward(reward: float | None) -> dict[str, Any]:
@@ -202,11 +223,11 @@ def _reward(reward: float | None) -> dict[str, Any]:
     return {} if reward is None else {"reward": _number(reward)}
 
 
-def _tokens(each: TrainedTrajectory, span: slice) -> dict[str, Any]:
+def _tokens(trained: TrainedTrajectory, span: slice) -> dict[str, Any]:
     """Columns with one value per token. A clip state is its first letter."""
-    numbers = {name: getattr(each, name)[span] for name in ("token_ratios", "ratios", "advantages")}
+    numbers = {name: getattr(trained, name)[span] for name in ("token_ratios", "ratios", "advantages")}
     columns = {name: [_number(value) for value in values] for name, values in numbers.items()}
-    return {"text": each.tokens[span], **columns, "clipped": "".join(state[0] for state in each.clipped[span])}
+    return {"text": trained.tokens[span], **columns, "clipped": "".join(state[0] for state in trained.clipped[span])}
 
 
 def _verdict(score: float | None) -> str:

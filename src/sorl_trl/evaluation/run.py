@@ -1,0 +1,341 @@
+"""Runs an evaluation, in batches that can be resumed: plans them, asks, scores, saves, and reports.
+
+The batches are the same for any number of processes and after an interruption.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from tqdm.auto import tqdm
+
+from sorl_trl import qa
+from sorl_trl.command_line import mistakes
+from sorl_trl.evaluation.agents import Agent, checked_tokenizer, for_tasks, load_agent
+from sorl_trl.evaluation.arguments import Arguments, EvaluationArguments
+from sorl_trl.evaluation.figures import summarize
+from sorl_trl.evaluation.tables import format_results
+from sorl_trl.files import missing, write_whole
+from sorl_trl.qa import Question
+from sorl_trl.records.evaluated import (
+    FOLDER,
+    MEASURES,
+    POLICY_HASH,
+    RESULTS,
+    SCORES,
+    SETTINGS,
+    TABLE,
+    EvaluatedTrajectory,
+    Outcome,
+    evaluated_shards,
+    files_hash,
+    is_masked,
+    outdated,
+    read_outcomes,
+    read_settings,
+    write_evaluated,
+)
+from sorl_trl.rollout import rollout_statistics
+from sorl_trl.rollout.environments.bfcl import are_tasks, bfcl_questions
+from sorl_trl.rollout.tokens import decode
+from sorl_trl.search import MalformedResponse, SearchUnavailable
+from sorl_trl.types import Trajectory
+
+SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
+LONGEST_WAIT = timedelta(days=7)
+"""How long a finished process waits for the others. By default, process groups give up after minutes."""
+LOST_BATCHES = 3
+"""A run stops after so many batches in a row with every trajectory masked, because the engine is down."""
+
+
+def run_evaluation(arguments: Arguments) -> None:
+    """Run what is left of an evaluation, together with other processes if there are any, and report."""
+    state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
+    with mistakes(), state.main_process_first():  # so that downloads and indexes are made once
+        datasets = load_datasets(arguments.evaluation)
+        questions = [question for each in datasets.values() for question in each]
+        if are_tasks(questions):
+            arguments, search, identity = for_tasks(arguments, questions), None, None
+        else:
+            if arguments.rollout.chat:
+                checked_tokenizer(arguments, for_tasks=False)  # before a corpus is indexed
+            search, identity = arguments.search.build_search()
+        run = RunFolder(arguments.evaluation.output)
+        run.claim(run_settings(arguments, datasets, identity))
+    batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)
+    try:
+        complete(
+            run,
+            batches[state.process_index :: state.num_processes],
+            lambda: load_agent(arguments, search, state.device),
+            arguments.evaluation.seed,
+            show_progress=state.is_main_process,
+        )
+    except (SearchUnavailable, MalformedResponse) as error:
+        raise ConnectionError(str(error)) from error  # each process reports it, as others may not have met it
+    state.wait_for_everyone()
+    masked = 0
+    if state.is_main_process:
+        table, masked = report(run)
+        print(table)
+        print(f"Results and trajectories: {run.path}")
+    state.destroy_process_group()
+    if masked:
+        raise SystemExit(
+            f"{masked} trajectories were lost because the search engine or the environment was down, and none that "
+            "did not ask it, so that the means above are biased: the same command makes what was lost anew."
+        )
+
+
+def report(run: RunFolder) -> tuple[str, int]:
+    """Write the results of a finished run; return their table and the number of masked trajectories."""
+    settings = read_settings(run.path)
+    summaries = {name: summarize(name, run.outcomes(name)) for name in settings["datasets"]}
+    table = format_results(list(summaries.values()))
+    run.finish({"datasets": summaries, "settings": settings}, table)
+    return table, sum(summary["masked"] for summary in summaries.values())
+
+
+def load_datasets(arguments: EvaluationArguments) -> dict[str, list[Question]]:
+    """Load the questions that the arguments name, by dataset.
+
+    Raises:
+        ValueError: A benchmark is unknown, or a file or folder is not in its schema.
+        FileNotFoundError: `data_source_folder` lacks a benchmark, or there is no such file.
+        ImportError: The package of the leaderboard's tasks is missing.
+    """
+    datasets = {name: _load_benchmark(name, arguments)[: arguments.limit] for name in arguments.benchmarks}
+    for path in arguments.questions:
+        if not Path(path).exists():
+            raise FileNotFoundError(missing("questions", path))
+        datasets[Path(path).stem] = qa.load_questions(path)[: arguments.limit]
+    return datasets
+
+
+def _load_benchmark(name: str, arguments: EvaluationArguments) -> list[Question]:
+    if name in qa.BFCL_BENCHMARKS:
+        return bfcl_questions(name)
+    folder = arguments.data_source_folder
+    return qa.load_benchmark(name, source=None if folder is None else Path(folder) / name, limit=arguments.limit)
+
+
+def run_settings(
+    arguments: Arguments, datasets: Mapping[str, Sequence[Question]], search_identity: str | None
+) -> dict[str, Any]:
+    """All that determines the outcome of a run, unlike its output folder or the number of processes."""
+    model, evaluation = arguments.model, arguments.evaluation
+    path = Path(model.model_name_or_path)
+    name = str(path.resolve()) if path.exists() else model.model_name_or_path
+    rollout = {**asdict(arguments.rollout), "max_completion_length": evaluation.max_completion_length}
+    if evaluation.template_kwargs:
+        rollout["chat_template_kwargs"] = evaluation.template_kwargs
+    return {
+        "model": {**asdict(model), "model_name_or_path": name, POLICY_HASH: files_hash(name)},
+        "rollout": rollout,
+        "sampling": {name: {**vars(evaluation), **vars(arguments.engine)}[name] for name in SAMPLING},
+        "search": search_identity,
+        "datasets": {
+            name: {"questions": len(questions), "content": questions_hash(questions)}
+            for name, questions in datasets.items()
+        },
+    }
+
+
+def questions_hash(questions: Sequence[Question]) -> str:
+    """A hash of the content: different questions, golden answers or order give another hash."""
+    content = json.dumps([asdict(question) for question in questions], default=str)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trajectories that advance together, all of one dataset."""
+
+    dataset: str
+    index: int
+    """Its number among the batches of its dataset, from 0."""
+    samples: tuple[tuple[Question, int], ...]
+    """Pairs of a question and the number of the trajectory among the question's, from 0."""
+
+    def seed(self, run_seed: int) -> int:
+        """The seed of the batch, which depends only on the run's seed, the dataset and the index."""
+        return random.Random(f"{run_seed}/{self.dataset}/{self.index}").getrandbits(63)
+
+
+def plan_batches(datasets: Mapping[str, Sequence[Question]], num_samples: int, batch_size: int) -> list[Batch]:
+    """Plan the batches, dataset by dataset and question by question, with the samples of a question together."""
+    batches = []
+    for name, questions in datasets.items():
+        samples = [(question, index) for question in questions for index in range(num_samples)]
+        starts = range(0, len(samples), batch_size)
+        batches += [Batch(name, i, tuple(samples[start : start + batch_size])) for i, start in enumerate(starts)]
+    return batches
+
+
+class RunFolder:
+    """The folder of an evaluation: see `sorl_trl.records.evaluated`. Processes share it, each with its own batches."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def claim(self, settings: Mapping[str, Any]) -> None:
+        """Start a run here, or continue the one that was started with the same settings.
+
+        Every process may call this, all with equal settings.
+
+        Raises:
+            ValueError: The run was started with other settings, the first of which the message names, or the policy
+                has changed.
+        """
+        file = self.path / SETTINGS
+        # A start that finished no batch, perhaps with a wrong model, does not fix the settings.
+        if not any((self.path / FOLDER).rglob("[0-9]*.parquet")):
+            self.path.mkdir(parents=True, exist_ok=True)
+            if file.exists() and not {"model", "datasets"} <= {*read_settings(self.path)}:
+                raise ValueError(f"output {self.path} has a {SETTINGS} of something else: name another folder")
+            _write_json(file, settings)
+            return
+        before, now = dict(_leaves(read_settings(self.path))), dict(_leaves(json.loads(json.dumps(settings))))
+        policy, content = "model.model_name_or_path", f"model.{POLICY_HASH}"
+        if before.get(content) is not None and before[content] == now.get(content):
+            now[policy] = before.get(policy)  # the policy may have been moved
+        elif problem := outdated(self.path):
+            raise ValueError(problem)
+        for name in dict.fromkeys([*before, *now]):
+            if before.get(name) != now.get(name):
+                raise ValueError(
+                    f"output {self.path} holds a run with other settings: `{name}` was {before.get(name)!r} and is "
+                    f"{now.get(name)!r}. Take the same ones to go on with it, or name another folder (`--output`)"
+                )
+
+    def shard(self, batch: Batch) -> Path:
+        """The file of a batch."""
+        return self.path / FOLDER / batch.dataset / f"{batch.index:06d}.parquet"
+
+    def has(self, batch: Batch) -> bool:
+        """Whether a batch is finished and no infrastructure failure ended any of its trajectories."""
+        shard = self.shard(batch)
+        return shard.exists() and not any(map(is_masked, read_outcomes([shard])))
+
+    def outcomes(self, dataset: str) -> list[Outcome]:
+        """The outcomes of all finished batches of a dataset, in the order of the plan."""
+        return read_outcomes(evaluated_shards(self.path, dataset))
+
+    def finish(self, results: Mapping[str, Any], table: str) -> None:
+        write_whole(self.path / TABLE, table.encode())
+        _write_json(self.path / RESULTS, results)
+
+
+def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Flatten nested settings into pairs of a full name, such as "model.dtype", and a value."""
+    for name, value in settings.items():
+        yield from _leaves(value, f"{above}{name}.") if isinstance(value, dict) else [(f"{above}{name}", value)]
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    write_whole(path, text.encode())
+
+
+def complete(
+    run: RunFolder, batches: Sequence[Batch], make_agent: Callable[[], Agent], seed: int, show_progress: bool = True
+) -> None:
+    """Run the batches that `run` does not have yet, with a progress bar, and save each as soon as it is finished.
+
+    Batches in which an infrastructure failure ended a trajectory are repeated, because the engine may work now. The
+    policy is loaded only if something is left to do. `batches` are all batches of this process.
+
+    Raises:
+        SearchUnavailable: Every trajectory of `LOST_BATCHES` batches in a row was masked.
+    """
+    todo = [batch for batch in batches if not run.has(batch)]
+    if not todo:
+        return
+    total, left = (sum(len(batch.samples) for batch in part) for part in (batches, todo))
+    with tqdm(total=total, initial=total - left, desc="Evaluating", disable=not show_progress) as bar:
+        lost = 0
+        for batch, rows in run_batches(todo, make_agent(), seed):
+            write_evaluated(run.shard(batch), rows)
+            bar.update(len(rows))
+            lost = lost + 1 if all(row.trajectory.stop_reason.is_infrastructure_failure for row in rows) else 0
+            if lost == LOST_BATCHES:
+                raise SearchUnavailable(
+                    f"the search engine or the environment was down in {lost} batches in a row: start it, and the "
+                    "same command continues"
+                )
+
+
+def run_batches(
+    batches: Iterable[Batch], agent: Agent, seed: int
+) -> Iterator[tuple[Batch, list[EvaluatedTrajectory]]]:
+    """Yield each batch with its trajectories, as soon as they are finished.
+
+    Torch is seeded for each batch, so what a batch samples does not depend on the batches before it.
+    """
+    for batch in batches:
+        rows = agent.rows([question for question, _ in batch.samples])
+        prompts = qa.encode_prompts(agent.collector.tokenizer, rows, **agent.template_kwargs)
+        torch.manual_seed(batch.seed(seed))
+        trajectories = agent.collector.collect(prompts, agent.generator, examples=rows)
+        yield batch, [_evaluated(batch, agent, row, trajectory) for row, trajectory in enumerate(trajectories)]
+
+
+def _evaluated(batch: Batch, agent: Agent, row: int, trajectory: Trajectory) -> EvaluatedTrajectory:
+    question, sample = batch.samples[row]
+    is_lost = trajectory.stop_reason.is_infrastructure_failure
+    environment = None if is_lost else agent.collector.responder.measures(row) or None
+    return EvaluatedTrajectory(
+        dataset=batch.dataset,
+        question=question,
+        sample=sample,
+        prompt=decode(agent.collector.tokenizer, trajectory.prompt_ids),
+        trajectory=trajectory,
+        measures=measure(question, trajectory, environment),
+        environment=environment,
+    )
+
+
+def measure(
+    question: Question, trajectory: Trajectory, environment: Mapping[str, float] | None = None
+) -> dict[str, float | None]:
+    """Compute every measure of `MEASURES`, with `None` for those that do not apply.
+
+    These are choice accuracy for an open question, answers and searches if an `environment` has measured whether its
+    task is solved, and everything after an infrastructure failure, which says nothing about the policy.
+    """
+    if trajectory.stop_reason.is_infrastructure_failure:
+        return dict.fromkeys(MEASURES)
+    statistics = rollout_statistics([trajectory])
+    if environment:
+        outcome = dict.fromkeys((*SCORES, "searches")) | {"correct": environment["solved"]}
+    else:
+        outcome = _scores(question, trajectory) | {"searches": statistics["searches_per_trajectory"]}
+    return {
+        **outcome,
+        "turns": statistics["turns_per_trajectory"],
+        "invalid_actions": statistics["invalid_actions_per_trajectory"],
+        "neutralized": statistics["neutralized_per_trajectory"],
+        "generated_tokens": float(sum(len(turn.token_ids) for turn in trajectory.turns)),
+        "observation_tokens": float(sum(len(seen.token_ids) for seen in trajectory.observations)),
+    }
+
+
+def _scores(question: Question, trajectory: Trajectory) -> dict[str, float | None]:
+    golden, options = question.golden_answers, question.options
+    return {
+        "correct": qa.score_answer(trajectory, golden, options),
+        "exact_match": qa.exact_match(trajectory.answer, golden),
+        "f1": qa.token_f1(trajectory.answer, golden),
+        "sub_exact_match": qa.sub_exact_match(trajectory.answer, golden),
+        "choice_accuracy": qa.score_choice(trajectory, golden, options) if options else None,
+    }

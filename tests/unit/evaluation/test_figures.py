@@ -1,0 +1,189 @@
+"""Figures of a run, their intervals, and the difference between two runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sorl_trl.evaluation.figures import (
+    RESAMPLES,
+    Floats,
+    Run,
+    bootstrap,
+    compare_runs,
+    figure,
+    p_value,
+    read_run,
+    summarize,
+)
+from sorl_trl.evaluation.run import RunFolder
+from sorl_trl.records import evaluation_of
+from sorl_trl.records.evaluated import files_hash
+from sorl_trl.types import StopReason
+
+from .trajectories import outcome
+
+
+class TestSummary:
+    def test_a_sampled_question_counts_once_by_its_mean(self) -> None:
+        outcomes = [
+            *(outcome("ann", score, i, searches=i) for i, score in enumerate([1.0, 0.0, 0.0, 0.0])),
+            *(outcome("bob", score, i, searches=4) for i, score in enumerate([1.0, 1.0])),
+            outcome("bob", None, 2),
+            outcome("bob", None, 3),
+            *(outcome("cy", 0.0, i, searches=0) for i in range(4)),
+            *(outcome("di", None, i) for i in range(4)),
+        ]
+        summary = summarize("nq", outcomes)
+        assert (summary["questions"], summary["trajectories"], summary["masked"]) == (4, 16, 6)
+        assert summary["means"]["exact_match"]["mean"] == pytest.approx((0.25 + 1 + 0) / 3)
+        assert summary["means"]["searches"]["mean"] == pytest.approx((1.5 + 4 + 0) / 3)
+        best = summary["best_of_n"]
+        assert best["exact_match"]["mean"] == best["correct"]["mean"] == pytest.approx(2 / 3)
+        assert "searches" not in best
+        assert summary["stop_reasons"]["answered"] == 10 / 16
+        assert summary["stop_reasons"]["search_unavailable"] == 6 / 16
+        assert set(summary["stop_reasons"]) == {reason.value for reason in StopReason}
+
+    def test_one_trajectory_each_has_no_best(self) -> None:
+        summary = summarize("nq", [outcome("ann", 1.0), outcome("bob", 0.0)])
+        assert summary["best_of_n"] == {}
+        assert summary["means"]["exact_match"] == {"mean": 0.5, "low": 0, "high": 1}
+
+    def test_what_does_not_apply_has_no_mean(self) -> None:
+        open_questions = summarize("nq", [outcome("ann", 1.0)])
+        assert "choice_accuracy" not in open_questions["means"]
+        down = summarize("nq", [outcome("ann", None)])
+        assert down["means"] == {}
+        assert down["masked"] == 1
+
+    def test_equal_ids_of_different_questions_are_different_questions(self) -> None:
+        one = outcome("1", 1.0)
+        other = {**one, "question": "something else ?", "exact_match": 0.0}
+        summary = summarize("own", [one, other])
+        assert summary["questions"] == 2
+        assert summary["means"]["exact_match"]["mean"] == 0.5
+
+    def test_summaries_are_plain_json_without_nan(self) -> None:
+        summary = summarize("nq", [outcome("ann", 1.0), outcome("bob", None), outcome("ann", 0.0, 1)])
+        nq = json.loads(json.dumps(summary, allow_nan=False))
+        assert nq["means"]["exact_match"] == {"mean": 0.5, "low": 0.5, "high": 0.5}
+        assert nq["best_of_n"]["exact_match"]["mean"] == 1
+
+
+def estimate(values: list[float], stream: str = "nq") -> tuple[float, Floats]:
+    return bootstrap({"score": np.array(values)}, stream)["score"]
+
+
+def p_of(values: list[float]) -> float:
+    return p_value(estimate(values)[1])
+
+
+class TestBootstrap:
+    def test_two_questions_are_drawn_in_four_equally_likely_ways(self) -> None:
+        mean, resampled = estimate([0.0, 1.0])
+        assert set(resampled) == {0.0, 0.5, 1.0}
+        for each, share in ((0.0, 0.25), (0.5, 0.5), (1.0, 0.25)):
+            assert (resampled == each).mean() == pytest.approx(share, abs=0.02)
+        assert figure(mean, resampled) == {"mean": 0.5, "low": 0.0, "high": 1.0}
+
+    def test_the_interval_is_that_of_the_normal_distribution_for_many_questions(self) -> None:
+        many = figure(*estimate([0.0] * 300 + [1.0] * 100))
+        half_width = 1.96 * (0.25 * 0.75 / 400) ** 0.5
+        assert many["mean"] == 0.25
+        assert (many["low"], many["high"]) == pytest.approx((0.25 - half_width, 0.25 + half_width), abs=0.005)
+
+    def test_p_is_one_without_a_difference_and_least_where_no_resample_is_on_the_other_side(self) -> None:
+        assert p_of([0.0, 0.0, 0.0]) == 1
+        assert p_of([-1.0, 1.0]) == 1
+        assert p_of([1.0, 2.0]) == pytest.approx(2 / (RESAMPLES + 1))
+        # One in eight draws of three takes the two zeros' side only: 2 * (2/3)^3.
+        assert p_of([0.0, 0.0, 1.0]) == pytest.approx(2 * (2 / 3) ** 3, abs=0.03)
+
+    def test_a_column_is_averaged_over_the_questions_that_have_it(self) -> None:
+        nan = float("nan")
+        columns = {"all": np.array([1.0, 2.0, 6.0]), "some": np.array([nan, 2.0, nan]), "none": np.full(3, nan)}
+        estimates = bootstrap(columns, "mixed")
+        assert set(estimates) == {"all", "some"}
+        assert estimates["all"][0] == 3
+        assert figure(*estimates["some"]) == {"mean": 2, "low": 2, "high": 2}
+        assert np.isnan(estimates["some"][1]).mean() == pytest.approx((2 / 3) ** 3, abs=0.02)
+
+    def test_streams_are_independent_and_repeatable(self) -> None:
+        values = [0.0, 1.0, 1.0, 0.0, 1.0]
+        assert (estimate(values)[1] == estimate(values)[1]).all()
+        correlation = np.corrcoef(estimate(values, "nq")[1], estimate(values, "popqa")[1])[0, 1]
+        assert abs(correlation) < 0.05
+
+
+def run(**datasets: dict[str, float | None]) -> Run:
+    return {name: [outcome(asked, score) for asked, score in scores.items()] for name, scores in datasets.items()}
+
+
+class TestComparison:
+    def test_differences_are_taken_question_by_question(self) -> None:
+        before = run(nq={"ann": 0.0, "bob": 1.0, "cy": 0.0, "di": 1.0})
+        after = run(nq={"di": 1.0, "cy": 1.0, "bob": 1.0, "ann": 1.0})  # in another order
+        (nq,) = compare_runs(before, after)
+        assert (nq["name"], nq["questions"], nq["left_out"]) == ("nq", 4, 0)
+        compared = nq["measures"]["exact_match"]
+        assert (compared["before"], compared["after"], compared["mean"]) == (0.5, 1.0, 0.5)
+        # Of four questions two got better: no gain is drawn with probability 1/16, and none gets worse.
+        assert (compared["low"], compared["high"]) == (0.0, 1.0)
+        assert compared["p"] == pytest.approx(2 / 16, abs=0.02)
+
+    def test_questions_without_a_score_in_either_run_are_left_out_and_counted(self) -> None:
+        before = run(nq={"ann": None, "bob": 1.0, "cy": 1.0}, popqa={"x": 1.0})
+        after = run(nq={"ann": 1.0, "bob": 0.0, "cy": None}, popqa={"x": 0.0})
+        nq, _ = compare_runs(before, after)
+        assert (nq["questions"], nq["left_out"], nq["measures"]["exact_match"]["mean"]) == (1, 2, -1)
+
+    def test_questions_that_one_run_was_not_asked_are_left_out_and_counted(self) -> None:
+        before = run(nq={"ann": 1.0, "bob": 1.0}, popqa={"x": 0.0})
+        after = run(nq={"ann": 0.0, **{str(i): 0.0 for i in range(5)}})
+        (nq,) = compare_runs(before, after)
+        assert (nq["questions"], nq["left_out"], nq["measures"]["exact_match"]["mean"]) == (1, 6, -1)
+
+    def test_nothing_in_common_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="no scored question in common"):
+            compare_runs(run(nq={"ann": 1.0}), run(nq={"bob": 1.0}))
+        with pytest.raises(ValueError, match="no scored question in common"):
+            compare_runs(run(nq={"ann": 1.0}), run(nq={"ann": None}))
+
+    def test_a_run_must_be_finished(self, tmp_path: Path) -> None:
+        folder = RunFolder(tmp_path)
+        folder.claim({"datasets": {"nq": {}}})
+        with pytest.raises(FileNotFoundError, match="holds no finished evaluation"):
+            read_run(str(tmp_path))
+        folder.finish({}, "")
+        assert read_run(str(tmp_path)) == {"nq": []}
+
+    def test_a_policy_that_was_trained_on_is_not_compared_by_its_old_evaluation(self, tmp_path: Path) -> None:
+        weights = tmp_path / "model.safetensors"
+        (tmp_path / "config.json").touch()
+        weights.write_bytes(b"1")
+        model = {"model_name_or_path": str(tmp_path), "policy_files": files_hash(str(tmp_path))}
+        folder = RunFolder(tmp_path / "evaluation")
+        folder.claim({"datasets": {}, "model": model})
+        folder.finish({}, "")
+        assert read_run(str(tmp_path)) == {}
+        weights.write_bytes(b"22")
+        with pytest.raises(ValueError, match=rf"evaluation is outdated.*`sorl evaluate {tmp_path}` evaluates anew"):
+            read_run(str(tmp_path))
+
+    @pytest.mark.parametrize("name", ["", "checkpoint-2"])
+    def test_a_run_that_was_moved_is_compared_though_another_has_its_name_now(self, tmp_path: Path, name: str) -> None:
+        before, moved = tmp_path / "runs/a", tmp_path / "runs/b"
+        (before / name).mkdir(parents=True)
+        (before / name / "config.json").write_text("1")
+        model = {"model_name_or_path": str(before / name), "policy_files": files_hash(before / name)}
+        folder = RunFolder(evaluation_of(before))
+        folder.claim({"datasets": {}, "model": model})
+        folder.finish({}, "")
+        before.rename(moved)
+        (before / name).mkdir(parents=True)
+        (before / name / "config.json").write_text("22")
+        assert read_run(str(moved)) == {}
