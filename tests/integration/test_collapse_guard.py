@@ -9,26 +9,17 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.diagnostics import DEFAULT_RULES
-from tests.agents import NAMES, DownAfter, agent_policy, agent_tokenizer, questions, search_index, steps_after, teach
-from tests.collapses import ALARM, STEPS, build, guarded, logged
+from tests.agents import NAMES, DownAfter, agent_policy, agent_tokenizer, search_index, teach
+from tests.collapses import ALARM, STEPS, guarded, logged
 
 
-def test_an_evaluation_before_training_is_left_alone(tmp_path: Path) -> None:
-    trainer, guard = guarded(tmp_path, "warn", eval_dataset=questions(4), per_device_eval_batch_size=4)
-    assert "eval_reward" in trainer.evaluate() and not guard.alarms
-
-
-def test_a_warning_says_what_is_wrong_and_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    without = build(tmp_path / "without")
-    without.train()
-    trainer, guard = guarded(tmp_path / "with", "warn")
+def test_a_warning_says_what_is_wrong_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer, guard = guarded(tmp_path, "warn")
     with caplog.at_level(logging.WARNING, logger="sorl_trl.diagnostics"):
         trainer.train()
     assert re.search(rf"high_kl: by step {ALARM} `kl_to_old` is \d\.\d+", caplog.text)
     assert [alarm.step for alarm in guard.alarms] == list(logged(trainer, "guard/alarms"))
-    assert guard.alarms[0].step == ALARM
-    ours = [{name: log[name] for name in log if name != "guard/alarms"} for log in trainer.state.log_history]
-    assert steps_after(0, ours) == steps_after(0, without.state.log_history)
+    assert (guard.alarms[0].step, trainer.state.global_step) == (ALARM, STEPS)
 
 
 def test_stops_and_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

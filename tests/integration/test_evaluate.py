@@ -177,7 +177,7 @@ evaluate.main(sys.argv[1:])
 
 def test_a_run_that_was_killed_goes_on(world: Path, tmp_path: Path) -> None:
     """SIGKILL while the third batch is written, then the same command again: as if nothing had happened."""
-    sampled = {**SAMPLED, "num_samples": 2, "batch_size": 1}
+    sampled = {**SAMPLED, "num_samples": 2, "batch_size": 1, "limit": 3}
     words = command_line(world, tmp_path / "killed", **sampled)
     command = [sys.executable, "-c", KILLED, *words]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
@@ -313,8 +313,8 @@ def test_questions_and_tasks_need_runs_of_their_own(world: Path, tmp_path: Path)
 
 def test_two_runs_are_compared(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(tmp_path / name) for name in ("with", "without")]
-    evaluate.main(command_line(world, Path(runs[0]), **SAMPLED))
-    evaluate.main(command_line(world, Path(runs[1]), **SAMPLED, index=None, no_search=True, limit=10))
+    evaluate.main(command_line(world, Path(runs[0])))
+    evaluate.main(command_line(world, Path(runs[1]), index=None, no_search=True, limit=10))
     capsys.readouterr()
     evaluate.compare(runs)
     printed = capsys.readouterr().out

@@ -225,6 +225,13 @@ def test_one_rank_warns_for_all(is_main: bool, caplog: pytest.LogCaptureFixture)
     assert ("high_kl" in caplog.text) == is_main
 
 
+def test_an_evaluation_before_training_is_left_alone() -> None:
+    run, guard = FakeRun(), CollapseGuard("stop", rules=RULES)
+    run.state.log_history = [{"eval_reward": 0.5, "step": 0}]
+    guard.on_log(run.args, run.state, run.control, logs={"eval_reward": 0.5})
+    assert not guard.alarms
+
+
 def test_a_run_without_log_entries_is_refused() -> None:
     run = FakeRun()
     run.args.logging_strategy = "no"
