@@ -247,11 +247,11 @@ def test_an_adapter_is_put_upon_its_base_model(world: Path, tmp_path: Path) -> N
     merged = adapted.merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
     AutoTokenizer.from_pretrained(world / "policy").save_pretrained(tmp_path / "merged")
-    said = {}
+    segments = {}
     for name, checkpoint in (("base", world / "policy"), *((n, tmp_path / n) for n in ("adapter", "merged"))):
         evaluate.main(command_line(world, tmp_path / f"run-{name}", model_name_or_path=checkpoint))
-        said[name] = [row["segments"] for row in trajectories(tmp_path / f"run-{name}")]
-    assert said["adapter"] == said["merged"] != said["base"]
+        segments[name] = [row["segments"] for row in trajectories(tmp_path / f"run-{name}")]
+    assert segments["adapter"] == segments["merged"] != segments["base"]
 
 
 def test_a_chat_model_is_asked_through_its_template(
@@ -260,12 +260,12 @@ def test_a_chat_model_is_asked_through_its_template(
     """A template that ends messages with another token than the policy's last is warned of."""
     shutil.copytree(world / "policy", tmp_path / "policy")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} [PAD] {% endfor %}{{ told }} :"
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} [PAD] {% endfor %}{{ kind }} :"
     tokenizer.save_pretrained(tmp_path / "policy")
     changed = {"model_name_or_path": tmp_path / "policy", "protocol": "search_r1", "prompt_template": "{question}"}
     sizes = {"max_observation_tokens": 40, "max_completion_length": 160}
-    told = ["--chat", "--chat_template_kwargs", '{"told": "question"}']
-    evaluate.main([*command_line(world, tmp_path / "run", **changed, **sizes), *told])
+    chat = ["--chat", "--chat_template_kwargs", '{"kind": "question"}']
+    evaluate.main([*command_line(world, tmp_path / "run", **changed, **sizes), *chat])
     for row in trajectories(tmp_path / "run"):
         assert row["prompt"] == f"{row['question']} [PAD] question :"
     assert "The chat template ends messages with" in caplog.text
@@ -287,9 +287,9 @@ def test_tasks_of_the_leaderboard(world: Path, tmp_path: Path, capsys: pytest.Ca
     assert [(row["question_id"], row["sample"]) for row in rows] == [
         (f"multi_turn_base_{task}", sample) for task in range(2) for sample in range(4)
     ]
-    said = [segment for row in rows for segment in row["segments"]]
-    assert {segment["role"] for segment in said} == {None, "tool", "user"}
-    assert {segment["action"] for segment in said} == {None, "message"}
+    segments = [segment for row in rows for segment in row["segments"]]
+    assert {segment["role"] for segment in segments} == {None, "tool", "user"}
+    assert {segment["action"] for segment in segments} == {None, "message"}
     measured = [json.loads(row["environment"]) for row in rows]
     assert [row["correct"] for row in rows] == [each["solved"] for each in measured]
     assert max(each["calls_per_request"] for each in measured) > 0

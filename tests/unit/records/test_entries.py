@@ -59,8 +59,8 @@ class TestEvaluationEntry:
         assert (entry.segments[0]["action"], entry.segments[0]["reward"]) == ("calculate", -0.25)
 
     def test_tasks_show_who_speaks_their_worlds_and_what_the_environment_measures(self) -> None:
-        said = Turn((1,), "Done.", Action(ActionKind.MESSAGE, "Done."))
-        segments = (said, Observation((2,), "[]"), said, Observation((3,), "And now?", role="user"), said)
+        message = Turn((1,), "Done.", Action(ActionKind.MESSAGE, "Done."))
+        segments = (message, Observation((2,), "[]"), message, Observation((3,), "And now?", role="user"), message)
         task = Question("multi_turn_base_0", "do it", ("ls()",), {"worlds": ["TicketAPI"]})
         row = evaluated(task, Trajectory((0,), segments, StopReason.ENVIRONMENT_DONE))
         measured = {"solved": 1.0, "requests_solved": 1.0}
@@ -97,13 +97,14 @@ class TestTrainingEntry:
         assert (entry.verdict, entry.score, entry.token_count) == ("right", 0.5, 6)
 
     def test_actions_and_rewards_are_shown_where_the_dump_has_them(self) -> None:
-        told = training_entry(replace(TRAINED, actions=("calculate", "answer"), turn_rewards=(0.5, None)), "step-10/1")
-        assert [turn.get("action") for turn in told.segments] == ["calculate", None, "answer"]
-        assert [turn.get("reward") for turn in told.segments] == [0.5, None, None]
+        recorded = replace(TRAINED, actions=("calculate", "answer"), turn_rewards=(0.5, None))
+        entry = training_entry(recorded, "step-10/1")
+        assert [turn.get("action") for turn in entry.segments] == ["calculate", None, "answer"]
+        assert [turn.get("reward") for turn in entry.segments] == [0.5, None, None]
         for roles in (("user",), ("tool",), ()):
             spoken = training_entry(replace(TRAINED, roles=roles), "step-10/1")
             assert [each.get("role") for each in spoken.segments] == [None, *(roles or [None]), None]
-        masked = replace(TRAINED, actions=("calculate", "answer"), turn_rewards=(0.5, None), turn_ids=(-1,) * 7)
+        masked = replace(recorded, turn_ids=(-1,) * 7)
         assert [segment["kind"] for segment in training_entry(masked, "step-10/1").segments] == ["observation"]
 
     def test_where_a_context_begins_and_what_it_repeats_are_shown(self) -> None:

@@ -42,7 +42,7 @@ def text(document: str) -> str:
     return unescape(re.sub("<[^>]*>", "", document[document.index("<aside") : document.index("<noscript")]))
 
 
-def told(folder: Path, entries: Sequence[Entry], script: str) -> Any:
+def found_by(folder: Path, entries: Sequence[Entry], script: str) -> Any:
     """What a script that joins those of the page puts into `found`."""
     html = re.sub("<meta http-equiv[^>]*>", "", render_page("Mine", EVALUATION, entries))
     script = f"(async () => {{ const found = []; {script}; document.title = JSON.stringify(found); }})()"
@@ -115,4 +115,4 @@ def test_filters_order_and_keys(tmp_path: Path) -> None:
         for (const key of ["j", "j", "k", "k", "k"]) await press(key)
     """
     expected = ["04", "4", "34", "01234", "1", "01234", "1", "2", "1", "0", "0"]
-    assert told(tmp_path, entries, script) == expected
+    assert found_by(tmp_path, entries, script) == expected
