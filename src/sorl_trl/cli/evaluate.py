@@ -104,7 +104,7 @@ def _take_questions(recipe: dict[str, Any], given: Namespace) -> None:
     """Take the questions that training evaluates on if the command line names none."""
     asked = recipe.get("eval_questions")
     if asked is not None and not given.questions and not given.benchmarks:
-        recipe["benchmarks" if asked in (*qa.BENCHMARKS, *qa.BFCL_BENCHMARKS) else "questions"] = [asked]
+        recipe["benchmarks" if asked in qa.BENCHMARKS else "questions"] = [asked]
 
 
 def main(words: Sequence[str]) -> None:

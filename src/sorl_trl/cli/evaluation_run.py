@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,8 @@ from accelerate import PartialState
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from sorl_trl import qa
-from sorl_trl.command_line import given_words, mistakes, parse_dataclasses
-from sorl_trl.evaluation.agents import Agent, prompt_rows
+from sorl_trl.command_line import UserMistake, given_words, mistakes, parse_dataclasses
+from sorl_trl.evaluation.agents import Agent
 from sorl_trl.evaluation.arguments import EvaluationArguments
 from sorl_trl.evaluation.batches import complete
 from sorl_trl.evaluation.checkpoint import ModelArguments, load_model, load_tokenizer, message_ends
@@ -26,18 +26,17 @@ from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.evaluation.tables import format_results
 from sorl_trl.records.evaluated import FILES, files_hash, read_settings
 from sorl_trl.rollout import (
-    ChatProtocol,
+    PROTOCOLS,
     Collector,
     EngineOptions,
-    EnvironmentResponder,
     Responder,
     RolloutArguments,
     TagProtocol,
     TurnEnd,
     model_engine,
 )
-from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, are_tasks, check_given, most_messages
 from sorl_trl.rollout.protocol import endless_messages
+from sorl_trl.rollout.tasks import check_read, own_environment, prompt_rows
 from sorl_trl.search import MalformedResponse, SearchArguments, SearchBackend, SearchUnavailable
 
 logger = logging.getLogger(__name__)
@@ -65,6 +64,13 @@ class Arguments:
     search: SearchArguments
     given: dict[str, Any]
     """The values that recipe and command line set, by name. All others have their defaults."""
+
+    def __post_init__(self) -> None:
+        if agent := self.rollout.agent:
+            raise UserMistake(
+                f"`agent` is {agent!r}, which makes trajectories for a trainer alone: only a policy that acts in a "
+                "search engine or an `environment` can be evaluated"
+            )
 
 
 def parse_arguments(words: Sequence[str], config: Mapping[str, Any]) -> Arguments:
@@ -100,50 +106,42 @@ def run_settings(
     }
 
 
-def for_tasks(arguments: Arguments, tasks: Sequence[qa.Question]) -> Arguments:
-    """The arguments for tasks of the leaderboard. By default, `max_turns` is the most that the tasks may take.
-
-    Raises ValueError for an argument that was given but has no meaning for tasks.
-    """
-    check_given(arguments.given)
-    given = arguments.rollout.max_turns if "max_turns" in arguments.given else most_messages(tasks)
-    return replace(arguments, rollout=replace(arguments.rollout, max_turns=given))
-
-
-def load_agent(arguments: Arguments, search: SearchBackend | None, device: torch.device) -> Agent:
+def load_agent(
+    arguments: Arguments, questions: Sequence[qa.Question], search: SearchBackend | None, device: torch.device
+) -> Agent:
     """Make the same collector as in training, with a generator that samples from the policy, as trainers do.
 
-    Without `search`, it is for tasks of the leaderboard.
+    Without `search`, the environment of the arguments answers.
     """
-    rollout, checkpoint, told = arguments.rollout, arguments.model, arguments.evaluation.template_kwargs
-    tokenizer = tokenizer_for(arguments, of_tasks=search is None)
+    rollout, checkpoint, template = arguments.rollout, arguments.model, arguments.evaluation.template_kwargs
+    tokenizer = tokenizer_for(arguments)
+    rows = partial(prompt_rows, rollout=rollout, tokenizer=tokenizer)
+    with mistakes():
+        in_chat = not isinstance(rows(questions)[0]["prompt"], str)
     with mistakes(_cannot_be_loaded(checkpoint)):
         model = load_model(checkpoint, device)
     with mistakes():
-        protocol: TagProtocol
-        environment: SearchBackend | Responder
-        if search is None:
-            protocol = ChatProtocol().in_chat(tokenizer, told)
-            environment = EnvironmentResponder(partial(BFCLEnvironment, rollout.is_terse))
-        else:
-            protocol, environment = rollout.tag_protocol(tokenizer, told), search
+        environment: SearchBackend | Responder = search or own_environment(str(rollout.environment))
+        own = environment.protocol if isinstance(environment, Responder) else PROTOCOLS[rollout.protocol]
+        protocol = own or TagProtocol()
+        if in_chat:
+            protocol = protocol.in_chat(tokenizer, template)
         limits = rollout.limits(arguments.evaluation.max_completion_length)
         collector = Collector(tokenizer, environment, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
         end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
-        if (rollout.chat or search is None) and (warning := endless_messages(tokenizer, end.eos_token_ids, told)):
+        if in_chat and (warning := endless_messages(tokenizer, end.eos_token_ids, template)):
             logger.warning(warning)
         kind, gib = arguments.engine.rollout_engine, arguments.engine.kv_cache_gib
         engine = model_engine(model, end, generation_config(arguments.evaluation), kind, kv_cache_gib=gib)
-    rows = partial(prompt_rows, rollout=rollout, tokenizer=tokenizer)
-    return Agent(collector, engine, rows, told)
+    return Agent(collector, engine, rows, template)
 
 
-def tokenizer_for(arguments: Arguments, of_tasks: bool) -> PreTrainedTokenizerBase:
+def tokenizer_for(arguments: Arguments) -> PreTrainedTokenizerBase:
     """The policy's tokenizer. Raises UserMistake if there is none, or it lacks a chat template that it needs."""
     with mistakes(_cannot_be_loaded(arguments.model)):
         tokenizer = load_tokenizer(arguments.model)
     with mistakes():
-        arguments.rollout.check_template(tokenizer, of_tasks)
+        arguments.rollout.check_template(tokenizer)
     return tokenizer
 
 
@@ -174,14 +172,12 @@ def run_evaluation(arguments: Arguments) -> None:
     """Run what is left of an evaluation, together with other processes if there are any, and report."""
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
     with mistakes(), state.main_process_first():  # so that downloads and indexes are made once
-        datasets = load_datasets(arguments.evaluation)
+        datasets = load_datasets(arguments.evaluation, arguments.rollout)
         questions = [question for each in datasets.values() for question in each]
-        if are_tasks(questions):
-            arguments, search, identity = for_tasks(arguments, questions), None, None
-        else:
-            if arguments.rollout.chat:
-                tokenizer_for(arguments, of_tasks=False)  # before a corpus is indexed
-            search, identity = arguments.search.build_search()
+        check_read(arguments.rollout, questions, arguments.given)
+        if arguments.rollout.chat:
+            tokenizer_for(arguments)  # before a corpus is indexed
+        search, identity = arguments.search.build_search() if arguments.rollout.searches else (None, None)
         run = RunFolder(arguments.evaluation.output)
         run.claim(run_settings(arguments, datasets, identity))
     batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)
@@ -189,7 +185,7 @@ def run_evaluation(arguments: Arguments) -> None:
         complete(
             run,
             batches[state.process_index :: state.num_processes],
-            lambda: load_agent(arguments, search, state.device),
+            lambda: load_agent(arguments, questions, search, state.device),
             arguments.evaluation.seed,
             show_progress=state.is_main_process,
         )

@@ -1,4 +1,4 @@
-"""A policy with everything that an evaluation needs, and the prompts of questions and tasks."""
+"""A policy with everything that an evaluation needs to ask it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from sorl_trl import qa
-from sorl_trl.rollout import Collector, Engine, Generator, RolloutArguments, Sanitizer
-from sorl_trl.rollout.environments.bfcl import are_tasks, task_rows
+from sorl_trl.rollout import Collector, Engine, Generator
+from sorl_trl.rollout.greetings import Greeter
 
 
 @dataclass(frozen=True)
@@ -24,12 +22,9 @@ class Agent:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template beside the messages."""
 
-
-def prompt_rows(
-    questions: Sequence[qa.Question], rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase
-) -> list[dict[str, Any]]:
-    """The rows of questions or of the leaderboard's tasks, with control tokens in their text neutralized."""
-    if are_tasks(questions):
-        return task_rows(questions, tokenizer, rollout.is_terse)
-    clean = Sanitizer(tokenizer).clean
-    return qa.build_prompt_rows(questions, rollout.prompt_template, rollout.chat, clean)
+    def encoded(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """The token ids of the prompts, with what the environment of each row says at the beginning."""
+        collector = self.collector
+        greeter = Greeter(collector.tokenizer, collector.protocol, collector.limits.max_observation_tokens)
+        prompts = greeter.add([row["prompt"] for row in rows], collector.responder.greet(rows))
+        return qa.encode_prompts(collector.tokenizer, [{"prompt": each} for each in prompts], **self.template_kwargs)

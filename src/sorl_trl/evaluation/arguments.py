@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_choice, check_fields
-from sorl_trl.qa import BENCHMARKS, BFCL, BFCL_BENCHMARKS
+from sorl_trl.qa import BENCHMARKS
 
 
 @dataclass
@@ -21,10 +21,7 @@ class EvaluationArguments:
     )
     benchmarks: list[str] = field(
         default_factory=list,
-        metadata={
-            "help": f"Public question sets by name: {', '.join(BENCHMARKS)}; or tasks of the Berkeley Function "
-            f"Calling Leaderboard: {', '.join(BFCL_BENCHMARKS)}, or {BFCL} for all of these."
-        },
+        metadata={"help": f"Public question sets by name: {', '.join(BENCHMARKS)}."},
     )
     data_source_folder: str | None = field(
         default=None,
@@ -32,7 +29,7 @@ class EvaluationArguments:
     )
     questions: list[str] = field(
         default_factory=list,
-        metadata={"help": "Your own JSONL files of questions or tasks; each is a dataset named after its file."},
+        metadata={"help": "Your own JSONL files; each is a dataset named after its file."},
     )
     limit: Annotated[int | None, POSITIVE_COUNT] = field(
         default=None, metadata={"help": "How many questions of each dataset to ask, from the first on. Default: all."}
@@ -61,8 +58,7 @@ class EvaluationArguments:
         check_fields(self)
         self.template_kwargs = _mapping(self.chat_template_kwargs)
         for name in self.benchmarks:
-            check_choice("benchmarks", name, (*BENCHMARKS, BFCL, *BFCL_BENCHMARKS))
-        self.benchmarks = [each for name in self.benchmarks for each in (BFCL_BENCHMARKS if name == BFCL else [name])]
+            check_choice("benchmarks", name, BENCHMARKS)
         names = [*self.benchmarks, *(Path(path).stem for path in self.questions)]
         if not names:
             raise ValueError("`benchmarks` and `questions` are both empty: name at least one dataset.")

@@ -11,7 +11,7 @@ from sorl_trl import qa
 from sorl_trl.evaluation.agents import Agent
 from sorl_trl.evaluation.plan import Batch
 from sorl_trl.evaluation.run_folder import RunFolder
-from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, write_evaluated
+from sorl_trl.records.evaluated import MEASURES, SCORES, EvaluatedTrajectory, write_evaluated
 from sorl_trl.rollout import rollout_statistics
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.search import SearchUnavailable
@@ -26,15 +26,16 @@ def measure(
 ) -> dict[str, float | None]:
     """Compute every measure of `MEASURES`, with `None` for those that do not apply.
 
-    These are choice accuracy for an open question, answers and searches if an `environment` has measured whether its
-    task is solved, and everything after an infrastructure failure, which says nothing about the policy.
+    These are choice accuracy for an open question, scores of answers without a golden answer, and everything after an
+    infrastructure failure, which says nothing about the policy. If an `environment` has measured whether its task is
+    `solved`, that is what `correct` means.
     """
     if trajectory.stop_reason.is_infrastructure_failure:
         return dict.fromkeys(MEASURES)
     statistics = rollout_statistics([trajectory])
     measures = _scores(question, trajectory) | {"searches": statistics["searches_per_trajectory"]}
-    if environment:
-        measures = dict.fromkeys(measures) | {"correct": environment["solved"]}
+    if environment and "solved" in environment:
+        measures["correct"] = float(environment["solved"])
     return {
         **measures,
         "turns": statistics["turns_per_trajectory"],
@@ -47,6 +48,8 @@ def measure(
 
 def _scores(question: qa.Question, trajectory: Trajectory) -> dict[str, float | None]:
     golden, options = question.golden_answers, question.options
+    if not golden:
+        return dict.fromkeys(SCORES)
     return {
         "correct": qa.score_answer(trajectory, golden, options),
         "exact_match": qa.exact_match(trajectory.answer, golden),
@@ -65,7 +68,7 @@ def run_batches(
     """
     for batch in batches:
         rows = agent.rows([question for question, _ in batch.samples])
-        prompts = qa.encode_prompts(agent.collector.tokenizer, rows, **agent.template_kwargs)
+        prompts = agent.encoded(rows)
         torch.manual_seed(batch.seed(seed))
         trajectories = agent.collector.collect(prompts, agent.generator, examples=rows)
         yield batch, [_evaluated(batch, agent, row, trajectory) for row, trajectory in enumerate(trajectories)]
@@ -74,7 +77,7 @@ def run_batches(
 def _evaluated(batch: Batch, agent: Agent, row: int, trajectory: Trajectory) -> EvaluatedTrajectory:
     question, sample = batch.samples[row]
     is_masked = trajectory.stop_reason.is_infrastructure_failure
-    environment = None if is_masked else agent.collector.responder.measures(row) or None
+    environment = None if is_masked else _measured(agent, row, trajectory)
     return EvaluatedTrajectory(
         dataset=batch.dataset,
         question=question,
@@ -84,6 +87,13 @@ def _evaluated(batch: Batch, agent: Agent, row: int, trajectory: Trajectory) -> 
         measures=measure(question, trajectory, environment),
         environment=environment,
     )
+
+
+def _measured(agent: Agent, row: int, trajectory: Trajectory) -> dict[str, float]:
+    """What the environment measures, and the sum of its rewards if it gives any."""
+    rewards = [turn.reward for turn in trajectory.turns if turn.reward is not None]
+    measures = {**agent.collector.responder.measures(row), **({"reward": sum(rewards)} if rewards else {})}
+    return {name: float(value) for name, value in measures.items() if value is not None}
 
 
 def complete(

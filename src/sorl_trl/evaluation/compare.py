@@ -7,17 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from sorl_trl.evaluation.figures import bootstrap, by_question, figure, p_value, question_columns
+from sorl_trl.evaluation.figures import bootstrap, by_question, figure, measures_of, p_value, question_columns
 from sorl_trl.evaluation.run_folder import Outcome, RunFolder
 from sorl_trl.files import check_run_folder
 from sorl_trl.records import policy_in
 from sorl_trl.records.evaluated import RESULTS, evaluation_in, outdated, read_settings
 
-COMPARED = (
-    *("exact_match", "f1", "sub_exact_match", "choice_accuracy", "solved", "requests_solved"),
-    *("searches", "calls_per_request", "generated_tokens"),
-)
-"""Measures of answers and of environments; a run has some of them."""
+COMPARED = ("exact_match", "f1", "sub_exact_match", "choice_accuracy", "searches", "generated_tokens")
+"""Measures of answers, which are compared beside all that environments measured."""
 Run = Mapping[str, Sequence[Outcome]]
 """The outcomes of a run, by dataset."""
 
@@ -67,12 +64,13 @@ def _compare_dataset(name: str, before: Sequence[Outcome], after: Sequence[Outco
     """Compare one dataset; None if there is no question to compare."""
     asked = [by_question([{**each, **each["environment"]} for each in run]) for run in (before, after)]
     common = [key for key in asked[0] if key in asked[1]]
-    first, second = (question_columns({key: questions[key] for key in common}, COMPARED) for questions in asked)
+    names = dict.fromkeys([*COMPARED, *measures_of([*before, *after])])
+    first, second = (question_columns({key: questions[key] for key in common}, [*names]) for questions in asked)
     # Counts apply to every trajectory that is not masked.
     scored = ~np.isnan(first["generated_tokens"] + second["generated_tokens"])
     if not scored.any():
         return None
-    differences = bootstrap({measure: (second[measure] - first[measure])[scored] for measure in COMPARED}, name)
+    differences = bootstrap({measure: (second[measure] - first[measure])[scored] for measure in names}, name)
     measures = {
         measure: {
             "before": float(np.nanmean(first[measure][scored])),

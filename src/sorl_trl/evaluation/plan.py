@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sorl_trl.evaluation.arguments import EvaluationArguments
-from sorl_trl.qa import BFCL_BENCHMARKS, Question, load_benchmark, load_questions
+from sorl_trl.qa import Question, load_benchmark
+from sorl_trl.rollout import RolloutArguments
+from sorl_trl.rollout.tasks import load_rows
 
 
 @dataclass(frozen=True)
@@ -28,25 +30,20 @@ class Batch:
         return random.Random(f"{run_seed}/{self.dataset}/{self.index}").getrandbits(63)
 
 
-def load_datasets(arguments: EvaluationArguments) -> dict[str, list[Question]]:
-    """Load the questions that the arguments name, by dataset.
+def load_datasets(arguments: EvaluationArguments, rollout: RolloutArguments) -> dict[str, list[Question]]:
+    """Load the questions that the arguments name, by dataset, or tasks where `rollout` does not search.
 
     Raises:
         ValueError: A benchmark is unknown, or a file or folder is not in its schema.
         FileNotFoundError: `data_source_folder` lacks a benchmark, or there is no such file.
-        ImportError: The package of the leaderboard's tasks is missing.
     """
     datasets = {name: _load_benchmark(name, arguments)[: arguments.limit] for name in arguments.benchmarks}
     for path in arguments.questions:
-        datasets[Path(path).stem] = load_questions(path)[: arguments.limit]
+        datasets[Path(path).stem] = load_rows(path, rollout)[: arguments.limit]
     return datasets
 
 
 def _load_benchmark(name: str, arguments: EvaluationArguments) -> list[Question]:
-    if name in BFCL_BENCHMARKS:
-        from sorl_trl.rollout.environments.bfcl import bfcl_questions  # too heavy for `sorl compare`
-
-        return bfcl_questions(name)
     folder = arguments.data_source_folder
     return load_benchmark(name, source=None if folder is None else Path(folder) / name, limit=arguments.limit)
 

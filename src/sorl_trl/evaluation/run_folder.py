@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 TABLE = "results.md"
 _NAME, _FILES = "model.model_name_or_path", f"model.{FILES}"
 Outcome = Mapping[str, Any]
-"""From the row of a trajectory: its `question_id`, `question`, `stop_reason` and measures; what its `environment`
-measured, by name; and the `worlds` of its task."""
+"""From the row of a trajectory: its `question_id`, `question`, `stop_reason` and measures, and what its `environment`
+measured, by name."""
 
 
 class RunFolder:
@@ -102,13 +102,12 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 
 def _outcomes(shard: Path) -> list[Outcome]:
-    columns = ["question_id", "question", "stop_reason", *MEASURES, "metadata", "environment"]
+    columns = ["question_id", "question", "stop_reason", *MEASURES, "environment"]
     return [*map(_outcome, pq.ParquetFile(shard).read(columns=columns).to_pylist())]
 
 
 def _outcome(row: dict[str, Any]) -> Outcome:
-    environment = json.loads(row.pop("environment", None) or "{}")
-    return {**row, "environment": environment, "worlds": json.loads(row.pop("metadata")).get("worlds", [])}
+    return {**row, "environment": json.loads(row.pop("environment", None) or "{}")}
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from sorl_trl.rollout.environments.bfcl import BFCL_BENCHMARKS, bfcl_questions
 from transformers import AddedToken
 
 from sorl_trl.cli.evaluation_run import for_tasks, parse_arguments
@@ -17,7 +18,6 @@ from sorl_trl.evaluation.plan import load_datasets
 from sorl_trl.evaluation.tables import format_results
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.rollout import RolloutArguments
-from sorl_trl.rollout.environments.bfcl import BFCL_BENCHMARKS, bfcl_questions
 from tests.unit.rollout.fakes import bpe_tokenizer
 
 from .trajectories import outcome
