@@ -13,6 +13,7 @@ pytest.importorskip("bfcl_eval")
 import torch
 import yaml
 from datasets import Dataset
+from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, BFCLTools, prompt_rows, question_of, task_of
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
@@ -25,7 +26,6 @@ from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer
 from sorl_trl.recipe.written import write_recipe
 from sorl_trl.rollout import ChatProtocol, EngineOptions, EnvironmentResponder, Reply, RolloutLimits
-from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, BFCLTools, prompt_rows, question_of, task_of
 from sorl_trl.types import StopReason, Turn
 from tests.documentation import ROOT
 from tests.function_callers import SOLUTION, talking_policy

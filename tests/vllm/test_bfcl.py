@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("bfcl_eval")
 
 from datasets import Dataset
+from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, prompt_rows, task_of
 from transformers import AutoTokenizer
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.qa import environment_reward
 from sorl_trl.rollout import ChatProtocol, EnvironmentResponder, RolloutLimits
-from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, prompt_rows, task_of
 from tests.function_callers import talking_policy
 from tests.tools import qwen_tokenizer
 from tests.training import settings

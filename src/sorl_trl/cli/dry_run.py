@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from math import ceil, inf
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -19,14 +20,13 @@ from transformers.trainer_utils import SaveStrategy
 
 from sorl_trl.cli.output_folder import check_output_folder
 from sorl_trl.command_line import UserMistake
+from sorl_trl.qa import encode_prompts
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_tokenizer
 from sorl_trl.recipe.memory import available_bytes, estimate, remedies
-from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.generation import positions_of
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.text import one_line
-from sorl_trl.trainers import AgentRollout, SearchRollout
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.trainers.base import TurnLevelTrainer
 
@@ -90,23 +90,26 @@ def _saved(trainer: TurnLevelTrainer) -> str:
     return f"the policy; checkpoints: {checkpoints}; trajectories: {trajectories}; trackers: {trackers}"
 
 
-def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: AgentRollout) -> Iterator[tuple[str, str]]:
+def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: Any) -> Iterator[tuple[str, str]]:
     """Whether the run fits, and whether the search engine answers, because the rehearsal might not search.
 
     Raises:
         ValueError: A prompt leaves no room for a single token, or a device has too little memory.
     """
-    prompt, positions = longest_prompt(trainer, rollout), positions_of(trainer.model) or inf
+    prompt, positions = longest_prompt(trainer), positions_of(trainer.model) or inf
     if prompt >= positions:
         raise ValueError(f"the longest prompt has {prompt} tokens, but the model has {positions} positions")
-    most, limits = int(arguments.config.max_completion_length), rollout.limits or RolloutLimits()
-    both = limits.max_turn_tokens + limits.max_observation_tokens
+    most = int(arguments.config.max_completion_length)
     yield from _updates(trainer)
     yield "lengths", f"longest prompt {prompt} + max_completion_length {most} of {positions} positions"
-    yield "", f"{limits.max_turns} turns take up to {limits.max_turns * both + limits.max_turn_tokens} tokens"
+    if not arguments.rollout.agent:
+        limits = arguments.rollout.limits(most)
+        both = limits.max_turn_tokens + limits.max_observation_tokens
+        yield "", f"{limits.max_turns} turns take up to {limits.max_turns * both + limits.max_turn_tokens} tokens"
     yield from _memory(arguments, trainer, int(min(prompt + most, positions)))
-    if isinstance(rollout, SearchRollout):
-        (found,) = rollout.search.search_batch([str(trainer.train_dataset[0]["question"])], limits.top_k)
+    if arguments.rollout.searches:
+        top_k = arguments.rollout.search_top_k
+        (found,) = rollout.search.search_batch([str(trainer.train_dataset[0]["question"])], top_k)
         yield "search", f"{len(found)} passages for a question"
 
 
@@ -142,10 +145,11 @@ def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> It
         )
 
 
-def longest_prompt(trainer: TurnLevelTrainer, rollout: AgentRollout) -> int:
+def longest_prompt(trainer: TurnLevelTrainer) -> int:
     """The number of tokens in the longest training prompt."""
     prompts = sorted(trainer.train_dataset["prompt"], key=lambda prompt: len(str(prompt)))[-LONGEST:]
-    return max(map(len, rollout.setup(trainer).encode(prompts)))
+    rows = [{"prompt": prompt} for prompt in prompts]
+    return max(map(len, encode_prompts(trainer.processing_class, rows, **trainer.chat_template_kwargs)))
 
 
 def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
@@ -161,7 +165,8 @@ def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
     if isinstance(trainer.rollout_func, RolloutsAhead) and not trainer.use_vllm:
         trainer.rollout_func = trainer.rollout_func.from_a_copy
     with torch.no_grad():
-        trainer._generate_and_score_completions([row for row in rows for _ in range(trainer.num_generations_eval)])
+        group = range(trainer.num_generations_eval)
+        trainer._generate_and_score_completions([{**row} for row in rows for _ in group])  # each gets columns
     metrics = {name: sum(values) / len(values) for name, values in trainer._metrics["eval"].items() if values}
     if trainer.num_generations_eval == 1:
         metrics.pop("frac_reward_zero_std", None)  # TRL's is 1 for a group of one

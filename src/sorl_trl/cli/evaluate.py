@@ -71,7 +71,7 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         raise UserMistake(f"{run} holds no {RECIPE_FILE}: name a run that says how {name} is asked")
     asked = recipe.get("eval_questions")
     if asked is not None and not given.questions and not given.benchmarks:
-        recipe["benchmarks" if asked in (*qa.BENCHMARKS, *qa.BFCL_BENCHMARKS) else "questions"] = [asked]
+        recipe["benchmarks" if asked in qa.BENCHMARKS else "questions"] = [asked]
     return [*words, "--model_name_or_path", policy, "--output", output], recipe
 
 

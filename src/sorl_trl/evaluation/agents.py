@@ -1,11 +1,11 @@
-"""Makes the agent that an evaluation asks: a policy with its collector, as in training, and its prompts."""
+"""Makes the agent that an evaluation asks: a policy with its collector, as in training."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,18 @@ from sorl_trl import qa
 from sorl_trl.command_line import mistakes
 from sorl_trl.evaluation.arguments import Arguments, EvaluationArguments, ModelArguments
 from sorl_trl.rollout import (
-    ChatProtocol,
+    PROTOCOLS,
     Collector,
     Engine,
-    EnvironmentResponder,
     Generator,
     Responder,
-    RolloutArguments,
-    Sanitizer,
     TagProtocol,
     TurnEnd,
     model_engine,
 )
-from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, are_tasks, check_given, most_messages, task_rows
+from sorl_trl.rollout.greetings import Greeter
 from sorl_trl.rollout.protocol import endless_messages
+from sorl_trl.rollout.tasks import own_environment, prompt_rows
 from sorl_trl.search import SearchBackend
 
 logger = logging.getLogger(__name__)
@@ -55,62 +53,50 @@ class Agent:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template beside the messages."""
 
-
-def prompt_rows(
-    questions: Sequence[qa.Question], rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase
-) -> list[dict[str, Any]]:
-    """The rows of questions or of the leaderboard's tasks, with control tokens in their text neutralized."""
-    if are_tasks(questions):
-        return task_rows(questions, tokenizer, rollout.is_terse)
-    clean = Sanitizer(tokenizer).clean
-    return qa.build_prompt_rows(questions, rollout.prompt_template, rollout.chat, clean)
+    def encoded(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """The token ids of the prompts, with what the environment of each row says at the beginning."""
+        collector = self.collector
+        greeter = Greeter(collector.tokenizer, collector.protocol, collector.limits.max_observation_tokens)
+        prompts = greeter.add([row["prompt"] for row in rows], collector.responder.greet(rows))
+        return qa.encode_prompts(collector.tokenizer, [{"prompt": each} for each in prompts], **self.template_kwargs)
 
 
-def for_tasks(arguments: Arguments, tasks: Sequence[qa.Question]) -> Arguments:
-    """The arguments for tasks of the leaderboard. By default, `max_turns` is the most that the tasks may take.
-
-    Raises ValueError for an argument that was given but has no meaning for tasks.
-    """
-    check_given(arguments.given)
-    max_turns = arguments.rollout.max_turns if "max_turns" in arguments.given else most_messages(tasks)
-    return replace(arguments, rollout=replace(arguments.rollout, max_turns=max_turns))
-
-
-def load_agent(arguments: Arguments, search: SearchBackend | None, device: torch.device) -> Agent:
+def load_agent(
+    arguments: Arguments, questions: Sequence[qa.Question], search: SearchBackend | None, device: torch.device
+) -> Agent:
     """Make the same collector as in training, with a generator that samples from the policy, as trainers do.
 
-    Without `search`, it is for tasks of the leaderboard.
+    Without `search`, the environment of the arguments answers.
     """
     rollout, template_kwargs = arguments.rollout, arguments.evaluation.template_kwargs
-    tokenizer = checked_tokenizer(arguments, for_tasks=search is None)
+    tokenizer = checked_tokenizer(arguments)
+    rows = partial(prompt_rows, rollout=rollout, tokenizer=tokenizer)
+    with mistakes():
+        in_chat = not isinstance(rows(questions)[0]["prompt"], str)
     with mistakes(_cannot_be_loaded(arguments.model)):
         model = load_model(arguments.model, device)
     with mistakes():
-        protocol: TagProtocol
-        environment: SearchBackend | Responder
-        if search is None:
-            protocol = ChatProtocol().in_chat(tokenizer, template_kwargs)
-            environment = EnvironmentResponder(partial(BFCLEnvironment, rollout.is_terse))
-        else:
-            protocol, environment = rollout.tag_protocol(tokenizer, template_kwargs), search
+        environment: SearchBackend | Responder = search or own_environment(str(rollout.environment))
+        own = environment.protocol if isinstance(environment, Responder) else PROTOCOLS[rollout.protocol]
+        protocol = own or TagProtocol()
+        if in_chat:
+            protocol = protocol.in_chat(tokenizer, template_kwargs)
         limits = rollout.limits(arguments.evaluation.max_completion_length)
         collector = Collector(tokenizer, environment, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
         end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
-        is_chat = rollout.chat or search is None
-        if is_chat and (warning := endless_messages(tokenizer, end.eos_token_ids, template_kwargs)):
+        if in_chat and (warning := endless_messages(tokenizer, end.eos_token_ids, template_kwargs)):
             logger.warning(warning)
         kind, gib = arguments.engine.rollout_engine, arguments.engine.kv_cache_gib
         engine = model_engine(model, end, generation_config(arguments.evaluation), kind, kv_cache_gib=gib)
-    rows = partial(prompt_rows, rollout=rollout, tokenizer=tokenizer)
     return Agent(collector, engine, rows, template_kwargs)
 
 
-def checked_tokenizer(arguments: Arguments, for_tasks: bool) -> PreTrainedTokenizerBase:
+def checked_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
     """The policy's tokenizer. Raises UserMistake if there is none, or it lacks a chat template that it needs."""
     with mistakes(_cannot_be_loaded(arguments.model)):
         tokenizer = load_tokenizer(arguments.model)
     with mistakes():
-        arguments.rollout.check_template(tokenizer, for_tasks)
+        arguments.rollout.check_template(tokenizer)
     return tokenizer
 
 

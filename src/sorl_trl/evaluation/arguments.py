@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, OneOf, check_choice, check_fields
-from sorl_trl.command_line import given_words, parse_dataclasses
-from sorl_trl.qa import BENCHMARKS, BFCL, BFCL_BENCHMARKS
+from sorl_trl.command_line import UserMistake, given_words, parse_dataclasses
+from sorl_trl.qa import BENCHMARKS
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments
 
@@ -49,10 +49,7 @@ class EvaluationArguments:
     )
     benchmarks: list[str] = field(
         default_factory=list,
-        metadata={
-            "help": f"Public question sets by name: {', '.join(BENCHMARKS)}; or tasks of the Berkeley Function "
-            f"Calling Leaderboard: {', '.join(BFCL_BENCHMARKS)}, or {BFCL} for all of these."
-        },
+        metadata={"help": f"Public question sets by name: {', '.join(BENCHMARKS)}."},
     )
     data_source_folder: str | None = field(
         default=None,
@@ -60,7 +57,7 @@ class EvaluationArguments:
     )
     questions: list[str] = field(
         default_factory=list,
-        metadata={"help": "Your own JSONL files of questions or tasks; each is a dataset named after its file."},
+        metadata={"help": "Your own JSONL files; each is a dataset named after its file."},
     )
     limit: Annotated[int | None, POSITIVE_COUNT] = field(
         default=None, metadata={"help": "How many questions of each dataset to ask, from the first on. Default: all."}
@@ -89,8 +86,7 @@ class EvaluationArguments:
         check_fields(self)
         self.template_kwargs = _mapping(self.chat_template_kwargs)
         for name in self.benchmarks:
-            check_choice("benchmarks", name, (*BENCHMARKS, BFCL, *BFCL_BENCHMARKS))
-        self.benchmarks = [each for name in self.benchmarks for each in (BFCL_BENCHMARKS if name == BFCL else [name])]
+            check_choice("benchmarks", name, BENCHMARKS)
         names = [*self.benchmarks, *(Path(path).stem for path in self.questions)]
         if not names:
             raise ValueError("`benchmarks` and `questions` are both empty: name at least one dataset.")
@@ -130,6 +126,13 @@ class Arguments:
     search: SearchArguments
     given: dict[str, Any]
     """The values that recipe and command line set, by name. All others have their defaults."""
+
+    def __post_init__(self) -> None:
+        if agent := self.rollout.agent:
+            raise UserMistake(
+                f"`agent` is {agent!r}, which makes trajectories for a trainer alone: only a policy that acts in a "
+                "search engine or an `environment` can be evaluated"
+            )
 
 
 def parse_arguments(words: Sequence[str], recipe: Mapping[str, Any]) -> Arguments:

@@ -36,11 +36,8 @@ Figure = dict[str, float]
 
 RESAMPLES = 10_000
 """Our choice, with which the ends of an interval vary by about a hundredth of its width."""
-COMPARED = (
-    *("exact_match", "f1", "sub_exact_match", "choice_accuracy", "solved", "requests_solved"),
-    *("searches", "calls_per_request", "generated_tokens"),
-)
-"""Measures of answers and of environments; a run has some of them."""
+COMPARED = ("exact_match", "f1", "sub_exact_match", "choice_accuracy", "searches", "generated_tokens")
+"""Measures of answers, which are compared beside all that environments measured."""
 Run = Mapping[str, Sequence[Outcome]]
 """The outcomes of a run, by dataset."""
 
@@ -50,11 +47,14 @@ def summarize(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
     `means` average, over questions, the mean over each question's trajectories. `best_of_n` averages the best of these
     trajectories (for `correct`, this is pass@n), and is empty if each question was asked once. `stop_reasons` are
-    shares of all trajectories. `masked` trajectories, which an infrastructure failure ended, enter no mean. Tasks have
-    more figures: see `_task_figures`.
+    shares of all trajectories. `masked` trajectories, which an infrastructure failure ended, enter no mean.
+    `environment` are the means of what an environment measured, each over the questions for which it did; it is
+    missing if nothing was measured.
     """
     questions = by_question(outcomes)
     is_sampled = len(outcomes) > len(questions)
+    measured = {key: [each["environment"] for each in asked] for key, asked in questions.items()}
+    names = measures_of(outcomes)
     reasons = Counter(outcome["stop_reason"] for outcome in outcomes)
     return {
         "name": name,
@@ -64,8 +64,13 @@ def summarize(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "means": _figures(question_columns(questions, MEASURES), name),
         "best_of_n": _figures(question_columns(questions, SCORES, max), name) if is_sampled else {},
         "stop_reasons": {reason.value: reasons[reason.value] / len(outcomes) for reason in StopReason},
-        **_task_figures(name, questions),
+        **({"environment": _figures(question_columns(measured, names), name)} if names else {}),
     }
+
+
+def measures_of(outcomes: Sequence[Outcome]) -> list[str]:
+    """The names of what environments measured in any of the trajectories."""
+    return list(dict.fromkeys(name for outcome in outcomes for name in outcome["environment"]))
 
 
 def by_question(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
@@ -120,28 +125,6 @@ def p_value(resampled: Floats) -> float:
     rarer = min(int((known <= 0).sum()), int((known >= 0).sum()))
     # Plus one, for the data itself: a finite number of resamples proves no probability of zero.
     return min(1.0, 2 * (rarer + 1) / (len(known) + 1))
-
-
-def _task_figures(name: str, questions: Mapping[tuple[str, str], Sequence[Outcome]]) -> dict[str, Any]:
-    """For tasks, the means of what their `environment` measured, and the share solved in each of the `worlds`.
-
-    A task counts for each of its worlds. The result is empty for questions, whose environments measure nothing.
-    """
-    measured = {key: [each["environment"] for each in outcomes] for key, outcomes in questions.items()}
-    names = next((list(first) for first, *_ in measured.values() if first), [])
-    if not names:
-        return {}
-    solved = question_columns(questions, ("correct",))["correct"]
-    worlds_of = [first["worlds"] for first, *_ in questions.values()]
-    worlds = {
-        world: np.where([world in each for each in worlds_of], solved, np.nan)
-        for world in sorted({world for each in worlds_of for world in each})
-    }
-    tasks = {world: {"tasks": int(np.sum(~np.isnan(column)))} for world, column in worlds.items()}
-    return {
-        "environment": _figures(question_columns(measured, names), name),
-        "worlds": {world: {**tasks[world], **figure} for world, figure in _figures(worlds, name).items()},
-    }
 
 
 def _figures(columns: Mapping[str, Floats], stream: str) -> dict[str, Figure]:
@@ -203,12 +186,13 @@ def _compare_dataset(name: str, before: Sequence[Outcome], after: Sequence[Outco
     """Compare one dataset; None if there is no question to compare."""
     asked = [by_question([{**each, **each["environment"]} for each in run]) for run in (before, after)]
     common = [key for key in asked[0] if key in asked[1]]
-    first, second = (question_columns({key: questions[key] for key in common}, COMPARED) for questions in asked)
+    names = dict.fromkeys([*COMPARED, *measures_of([*before, *after])])
+    first, second = (question_columns({key: questions[key] for key in common}, [*names]) for questions in asked)
     # Counts apply to every trajectory that is not masked.
     scored = ~np.isnan(first["generated_tokens"] + second["generated_tokens"])
     if not scored.any():
         return None
-    differences = bootstrap({measure: (second[measure] - first[measure])[scored] for measure in COMPARED}, name)
+    differences = bootstrap({measure: (second[measure] - first[measure])[scored] for measure in names}, name)
     measures = {
         measure: {
             "before": float(np.nanmean(first[measure][scored])),

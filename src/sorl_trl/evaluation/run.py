@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from sorl_trl import qa
 from sorl_trl.command_line import mistakes
-from sorl_trl.evaluation.agents import Agent, checked_tokenizer, for_tasks, load_agent
+from sorl_trl.evaluation.agents import Agent, checked_tokenizer, load_agent
 from sorl_trl.evaluation.arguments import Arguments, EvaluationArguments
 from sorl_trl.evaluation.figures import summarize
 from sorl_trl.evaluation.tables import format_results
@@ -45,8 +45,8 @@ from sorl_trl.records.evaluated import (
     read_settings,
     write_evaluated,
 )
-from sorl_trl.rollout import rollout_statistics
-from sorl_trl.rollout.environments.bfcl import are_tasks, bfcl_questions
+from sorl_trl.rollout import RolloutArguments, rollout_statistics
+from sorl_trl.rollout.tasks import check_read, load_rows
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.search import MalformedResponse, SearchUnavailable
 from sorl_trl.types import Trajectory
@@ -62,14 +62,12 @@ def run_evaluation(arguments: Arguments) -> None:
     """Run what is left of an evaluation, together with other processes if there are any, and report."""
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
     with mistakes(), state.main_process_first():  # so that downloads and indexes are made once
-        datasets = load_datasets(arguments.evaluation)
+        datasets = load_datasets(arguments.evaluation, arguments.rollout)
         questions = [question for each in datasets.values() for question in each]
-        if are_tasks(questions):
-            arguments, search, identity = for_tasks(arguments, questions), None, None
-        else:
-            if arguments.rollout.chat:
-                checked_tokenizer(arguments, for_tasks=False)  # before a corpus is indexed
-            search, identity = arguments.search.build_search()
+        check_read(arguments.rollout, questions, arguments.given)
+        if arguments.rollout.chat:
+            checked_tokenizer(arguments)  # before a corpus is indexed
+        search, identity = arguments.search.build_search() if arguments.rollout.searches else (None, None)
         run = RunFolder(arguments.evaluation.output)
         run.claim(run_settings(arguments, datasets, identity))
     batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)
@@ -77,7 +75,7 @@ def run_evaluation(arguments: Arguments) -> None:
         complete(
             run,
             batches[state.process_index :: state.num_processes],
-            lambda: load_agent(arguments, search, state.device),
+            lambda: load_agent(arguments, questions, search, state.device),
             arguments.evaluation.seed,
             show_progress=state.is_main_process,
         )
@@ -106,25 +104,22 @@ def report(run: RunFolder) -> tuple[str, int]:
     return table, sum(summary["masked"] for summary in summaries.values())
 
 
-def load_datasets(arguments: EvaluationArguments) -> dict[str, list[Question]]:
-    """Load the questions that the arguments name, by dataset.
+def load_datasets(arguments: EvaluationArguments, rollout: RolloutArguments) -> dict[str, list[Question]]:
+    """Load the questions that the arguments name, by dataset, or tasks where `rollout` does not search.
 
     Raises:
         ValueError: A benchmark is unknown, or a file or folder is not in its schema.
         FileNotFoundError: `data_source_folder` lacks a benchmark, or there is no such file.
-        ImportError: The package of the leaderboard's tasks is missing.
     """
     datasets = {name: _load_benchmark(name, arguments)[: arguments.limit] for name in arguments.benchmarks}
     for path in arguments.questions:
         if not Path(path).exists():
             raise FileNotFoundError(missing("questions", path))
-        datasets[Path(path).stem] = qa.load_questions(path)[: arguments.limit]
+        datasets[Path(path).stem] = load_rows(path, rollout)[: arguments.limit]
     return datasets
 
 
 def _load_benchmark(name: str, arguments: EvaluationArguments) -> list[Question]:
-    if name in qa.BFCL_BENCHMARKS:
-        return bfcl_questions(name)
     folder = arguments.data_source_folder
     return qa.load_benchmark(name, source=None if folder is None else Path(folder) / name, limit=arguments.limit)
 
@@ -284,7 +279,7 @@ def run_batches(
     """
     for batch in batches:
         rows = agent.rows([question for question, _ in batch.samples])
-        prompts = qa.encode_prompts(agent.collector.tokenizer, rows, **agent.template_kwargs)
+        prompts = agent.encoded(rows)
         torch.manual_seed(batch.seed(seed))
         trajectories = agent.collector.collect(prompts, agent.generator, examples=rows)
         yield batch, [_evaluated(batch, agent, row, trajectory) for row, trajectory in enumerate(trajectories)]
@@ -293,7 +288,7 @@ def run_batches(
 def _evaluated(batch: Batch, agent: Agent, row: int, trajectory: Trajectory) -> EvaluatedTrajectory:
     question, sample = batch.samples[row]
     is_lost = trajectory.stop_reason.is_infrastructure_failure
-    environment = None if is_lost else agent.collector.responder.measures(row) or None
+    environment = None if is_lost else _measured(agent, row, trajectory)
     return EvaluatedTrajectory(
         dataset=batch.dataset,
         question=question,
@@ -305,23 +300,31 @@ def _evaluated(batch: Batch, agent: Agent, row: int, trajectory: Trajectory) -> 
     )
 
 
+def _measured(agent: Agent, row: int, trajectory: Trajectory) -> dict[str, float]:
+    """What the environment measures, and the sum of its rewards if it gives any."""
+    rewards = [turn.reward for turn in trajectory.turns if turn.reward is not None]
+    measures = {**agent.collector.responder.measures(row), **({"reward": sum(rewards)} if rewards else {})}
+    return {name: float(value) for name, value in measures.items() if value is not None}
+
+
 def measure(
     question: Question, trajectory: Trajectory, environment: Mapping[str, float] | None = None
 ) -> dict[str, float | None]:
     """Compute every measure of `MEASURES`, with `None` for those that do not apply.
 
-    These are choice accuracy for an open question, answers and searches if an `environment` has measured whether its
-    task is solved, and everything after an infrastructure failure, which says nothing about the policy.
+    These are choice accuracy for an open question, scores of answers without a golden answer, and everything after an
+    infrastructure failure, which says nothing about the policy. If an `environment` has measured whether its task is
+    `solved`, that is what `correct` means.
     """
     if trajectory.stop_reason.is_infrastructure_failure:
         return dict.fromkeys(MEASURES)
     statistics = rollout_statistics([trajectory])
-    if environment:
-        outcome = dict.fromkeys((*SCORES, "searches")) | {"correct": environment["solved"]}
-    else:
-        outcome = _scores(question, trajectory) | {"searches": statistics["searches_per_trajectory"]}
+    scores = _scores(question, trajectory)
+    if environment and "solved" in environment:
+        scores["correct"] = float(environment["solved"])
     return {
-        **outcome,
+        **scores,
+        "searches": statistics["searches_per_trajectory"],
         "turns": statistics["turns_per_trajectory"],
         "invalid_actions": statistics["invalid_actions_per_trajectory"],
         "neutralized": statistics["neutralized_per_trajectory"],
@@ -332,6 +335,8 @@ def measure(
 
 def _scores(question: Question, trajectory: Trajectory) -> dict[str, float | None]:
     golden, options = question.golden_answers, question.options
+    if not golden:
+        return dict.fromkeys(SCORES)
     return {
         "correct": qa.score_answer(trajectory, golden, options),
         "exact_match": qa.exact_match(trajectory.answer, golden),

@@ -9,8 +9,6 @@ from sorl_trl.evaluation.figures import Figure
 
 _SCORES = {"exact_match": "EM", "f1": "F1", "sub_exact_match": "sub-EM", "choice_accuracy": "choice"}
 _COUNTS = {"searches": "searches", "turns": "turns", "generated_tokens": "tokens"}
-_TASKS = ("solved", "requests_solved", "calls_per_request")
-"""What environments measure that has a column of its own."""
 _CUT = ("turn_limit", "trajectory_limit", "context_limit", "max_turns")
 
 
@@ -37,32 +35,25 @@ def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _format_tasks(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """`format_results` for tasks, followed by what else was measured and the share solved in each world."""
+    """`format_results` for an environment: the scores that there are, counts, and a line for each of its measures."""
     n = max(round(summary["trajectories"] / summary["questions"]) for summary in summaries)
-    best = [f"pass@{n}"] if n > 1 else []
-    header = ["dataset", "tasks", "solved", *best, "requests solved", "calls per request", "tokens", "cut", "masked"]
-    rows = [_task_result(summary, with_best=n > 1) for summary in summaries]
+    scores = [name for name in _SCORES if any(name in summary["means"] for summary in summaries)]
+    best = ["correct"] if any("correct" in summary["best_of_n"] for summary in summaries) else []
+    headers = [*(_SCORES[name] for name in scores), *(f"pass@{n}" for _ in best)]
+    header = ["dataset", "tasks", *headers, "turns", "tokens", "cut", "masked"]
+    rows = [_task_result(summary, scores, best) for summary in summaries]
     measured = {summary["name"]: summary.get("environment", {}) for summary in summaries}
-    if len(summaries) > 1:
-        scores = [_average([each.get(name) for each in measured.values()]) for name in ("solved", "requests_solved")]
-        rows.append(["**mean**", "-", scores[0], *["-"] * len(best), scores[1], *["-"] * 4])
-    others = dict.fromkeys(name for each in measured.values() for name in each if name not in _TASKS)
-    counts = [[dataset, *(_mean(each.get(name)) for name in others)] for dataset, each in measured.items()]
-    shares = [summary.get("worlds", {}) for summary in summaries]
-    names = dict.fromkeys(world for each in shares for world in each)
-    worlds = [[world, *(_share_of_tasks(each.get(world)) for each in shares)] for world in names]
-    parts = [_table(header, rows)]
-    if others:
-        parts.append(f"Per trajectory:\n\n{_table(['dataset', *(name.replace('_', ' ') for name in others)], counts)}")
-    if worlds:
-        parts.append(f"Solved in each world:\n\n{_table(['world', *measured], worlds)}")
-    parts.append(
-        "In brackets: 95 % bootstrap intervals over tasks. Calls, tokens: means over trajectories. Cut: the share "
-        "that a limit of tokens or turns ended. Masked trajectories, whose environment was down, are in no mean; "
-        "started again, the run makes them anew. Mean: over the datasets, each with the same weight. A task counts "
-        "for each of its worlds.\n"
+    names = dict.fromkeys(name for each in measured.values() for name in each)
+    measures = [[name, *(_with_interval(each.get(name)) for each in measured.values())] for name in names]
+    return "\n".join(
+        [
+            _table(header, rows),
+            f"Measured by the environment:\n\n{_table(['measure', *measured], measures)}",
+            "In brackets: 95 % bootstrap intervals over tasks. Turns, tokens: means over trajectories. Cut: the share "
+            "that a limit of tokens or turns ended. Masked trajectories, whose environment was down, are in no mean; "
+            "started again, the run makes them anew.\n",
+        ]
     )
-    return "\n".join(parts)
 
 
 def format_comparison(comparisons: Sequence[Mapping[str, Any]], before: str, after: str) -> str:
@@ -98,17 +89,12 @@ def _result(summary: Mapping[str, Any], with_best: bool) -> list[str]:
     return [summary["name"], str(summary["questions"]), *scores, *best, *counts, *ended]
 
 
-def _task_result(summary: Mapping[str, Any], with_best: bool) -> list[str]:
-    measured = summary.get("environment", {})
-    best = [_with_interval(summary["best_of_n"].get("correct"))] if with_best else []
-    solved, requests = (_with_interval(measured.get(name)) for name in ("solved", "requests_solved"))
-    counts = [_mean(measured.get("calls_per_request")), _mean(summary["means"].get("generated_tokens"))]
-    ended = [f"{sum(summary['stop_reasons'][reason] for reason in _CUT):.3f}", str(summary["masked"])]
-    return [summary["name"], str(summary["questions"]), solved, *best, requests, *counts, *ended]
-
-
-def _share_of_tasks(figure: Figure | None) -> str:
-    return f"{_with_interval(figure)} of {figure['tasks']}" if figure else "-"
+def _task_result(summary: Mapping[str, Any], scores: Sequence[str], best: Sequence[str]) -> list[str]:
+    figures = [summary["means"].get(name) for name in scores] + [summary["best_of_n"].get(name) for name in best]
+    counts = [_mean(summary["means"].get(name)) for name in ("turns", "generated_tokens")]
+    cut = sum(summary["stop_reasons"][reason] for reason in _CUT)
+    ended = [f"{cut:.3f}", str(summary["masked"])]
+    return [summary["name"], str(summary["questions"]), *map(_with_interval, figures), *counts, *ended]
 
 
 def _mean(figure: Figure | None) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
+from inspect import isclass
 from typing import Any
 
+from sorl_trl.dotted_path import import_named, is_dotted
 from sorl_trl.methods.baselines import GRPO, PPO, REINFORCE
 from sorl_trl.methods.data import ClipRange, MicroBatch, Objective, ScoredRollout
 from sorl_trl.methods.dppo import DPPO, PRIME_RL
@@ -58,7 +60,8 @@ PIECES: dict[str, dict[str, type]] = {
 def method_from(value: Any) -> Method:
     """Build a method from a name of `METHODS`, a mapping of pieces, such a mapping in JSON, or a method.
 
-    A mapping looks like {"credit": "leave_one_out", "terms": [{"clip_penalty": {"coef": 1.0}}]}.
+    A mapping looks like {"credit": "leave_one_out", "terms": [{"clip_penalty": {"coef": 1.0}}]}. A method or a piece
+    of your own is named by its dotted path: "my_module.my_method", {"credit": "my_module.best_of_group"}.
 
     Raises:
         ValueError: A name is unknown, or a piece lacks a given argument.
@@ -67,10 +70,16 @@ def method_from(value: Any) -> Method:
         return value
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = _from_json(value)
+    if is_dotted(value):
+        method = import_named("method", value)
+        if not isinstance(method, Method):
+            raise ValueError(f"`method` is {value!r}, but that is a {type(method).__name__} and no `Method`.")
+        return method
     if isinstance(value, str):
         if value not in METHODS:
             raise ValueError(
-                f"`method` is {value!r}, but must be one of {', '.join(METHODS)}, or a mapping of pieces."
+                f"`method` is {value!r}, but must be one of {', '.join(METHODS)}, a mapping of pieces, or the dotted "
+                "path of a `Method`."
             )
         return METHODS[value]
     if not isinstance(value, Mapping):
@@ -96,15 +105,33 @@ def _pieces(field: str, given: Any) -> Any:
 def _piece(field: str, given: Any) -> Any:
     name, arguments = next(iter(given.items())) if isinstance(given, Mapping) and len(given) == 1 else (given, {})
     known = PIECES[field]
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"`method.{field}` is {given!r}, but must be one of {', '.join(known)}, with its arguments.")
+    if not is_dotted(name) and (not isinstance(name, str) or name not in known):
+        raise ValueError(
+            f"`method.{field}` is {given!r}, but must be one of {', '.join(known)}, with its arguments, or the dotted "
+            "path of your own."
+        )
     if not isinstance(arguments, Mapping | None):
         raise ValueError(f"`method.{field}.{name}` is {arguments!r}, but must be a mapping of its arguments.")
+    if is_dotted(name):
+        return _own_piece(field, name, arguments or {})
     allowed = [each.name for each in fields(known[name])]
     if unknown := sorted(set(arguments or {}) - set(allowed)):
         takes = ", ".join(allowed) or "no argument"
         raise ValueError(f"`method.{field}.{name}` has {unknown[0]!r}, but takes {takes}.")
     return known[name](**(arguments or {}))
+
+
+def _own_piece(field: str, path: str, arguments: Mapping[str, Any]) -> Any:
+    """A function as it is; a class, such as a dataclass with settings, called with its arguments."""
+    piece = import_named(f"method.{field}", path)
+    if not isclass(piece):
+        if arguments:
+            raise ValueError(f"`method.{field}.{path}` has {sorted(arguments)}, but only a class takes arguments.")
+        return piece
+    try:
+        return piece(**arguments)
+    except TypeError as error:
+        raise ValueError(f"`method.{field}.{path}` cannot be made with {dict(arguments)}: {error}.") from error
 
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Question answering: question sets, prompts, and the one scorer that rewards and evaluation share."""
 
 from sorl_trl.qa.answers import contains_answer, exact_match, normalize_answer, sub_exact_match, token_f1
-from sorl_trl.qa.benchmarks import BENCHMARKS, BFCL, BFCL_BENCHMARKS, Benchmark, load_benchmark
+from sorl_trl.qa.benchmarks import BENCHMARKS, Benchmark, load_benchmark
 from sorl_trl.qa.prompts import SEARCH_R1_TEMPLATE, build_prompt_rows, encode_prompts
 from sorl_trl.qa.questions import Question, load_questions, write_questions
 from sorl_trl.qa.rewards import (
@@ -23,8 +23,6 @@ from sorl_trl.qa.scoring import score_answer, score_choice, score_f1_plus, score
 
 __all__ = [
     "BENCHMARKS",
-    "BFCL",
-    "BFCL_BENCHMARKS",
     "REWARDS",
     "SEARCH_R1_TEMPLATE",
     "TASK_REWARDS",

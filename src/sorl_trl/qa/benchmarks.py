@@ -64,10 +64,6 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "pubmedqa": Benchmark("qiaojin/PubMedQA", "pqa_labeled", parse_pubmedqa, "train"),
 }
 """The sets by name. The names are FlashRAG's if it has the set."""
-BFCL = "bfcl_multi_turn"
-"""The name for all sets of tasks together."""
-BFCL_BENCHMARKS = tuple(f"{BFCL}_{name}" for name in ("base", "miss_func", "miss_param", "long_context"))
-"""Sets of tasks, not of questions: see `sorl_trl.rollout.environments.bfcl`."""
 
 
 def load_benchmark(

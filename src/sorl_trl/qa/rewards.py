@@ -109,7 +109,7 @@ REWARDS: dict[str, Callable[..., list[Any]]] = {
 }
 """The reward functions by the names that recipes use."""
 TASK_REWARDS = frozenset({"environment", "solved"})
-"""The names of the rewards for tasks, which their environment computes; all others are for questions."""
+"""The names of the rewards that an environment computes."""
 
 
 def _score_each(

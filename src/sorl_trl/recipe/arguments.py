@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from inspect import isfunction
 from typing import Annotated, Any
 
 from accelerate.commands.launch import launch_command_parser
@@ -15,17 +16,18 @@ from sorl_trl import qa
 from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields
 from sorl_trl.command_line import Parser, given_words, mistakes, parse_dataclasses, read_config, take_config
 from sorl_trl.diagnostics.callbacks import ACTIONS
+from sorl_trl.dotted_path import import_named, is_dotted
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import METHODS, method_from
 from sorl_trl.recipe.first_look import COMMAND, check_questions
 from sorl_trl.rollout import EngineOptions, RolloutArguments
-from sorl_trl.rollout.environments.bfcl import names_tasks
 from sorl_trl.search import SearchArguments
 from sorl_trl.search.arguments import SOURCES
 from sorl_trl.shipped import RECIPES
 from sorl_trl.trainers import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.config import TurnLevelConfig
+from sorl_trl.trainers.information_gain import InformationGain
 
 TRAINERS: dict[str, type[TurnLevelTrainer]] = {
     "so_grpo": SOGRPOTrainer,
@@ -44,6 +46,18 @@ PACKAGES = {
 """Optional libraries that a run may need, mapped to their names in `pip install`."""
 
 
+def reward_function(name: str) -> Any:
+    """What TRL calls for a reward, by its name or its dotted path. Raises ValueError if that names no function."""
+    if name == INFORMATION_GAIN:
+        return InformationGain()
+    if name in qa.REWARDS:
+        return qa.REWARDS[name]
+    function = import_named("rewards", name)
+    if not isfunction(function):
+        raise ValueError(f"`rewards` has {name!r}, but that is a {type(function).__name__} and no function.")
+    return function
+
+
 @dataclass
 class TrainerArguments:
     """The trainer and its method, which decide the other arguments and their defaults."""
@@ -60,7 +74,7 @@ class TrainerArguments:
         default=None,
         metadata={
             "help": f"A name ({', '.join(METHODS)}), which also sets the options of its source that you leave out; or "
-            'pieces, such as \'{"credit": "leave_one_out"}\'. Default: the trainer\'s own.'
+            'pieces, such as \'{"credit": "leave_one_out"}\'; or a dotted path. Default: the trainer\'s own.'
         },
     )
     dry_run: Annotated[bool, SWITCH] = field(
@@ -86,7 +100,8 @@ class TaskArguments:
     train_questions: str = field(
         metadata={
             "help": "JSONL file of questions (`id`, `question`, `golden_answers`, optionally `options`, `metadata`), "
-            f"or the name of a public set, whose training split is taken: {', '.join(qa.BENCHMARKS)}."
+            f"or the name of a public set, whose training split is taken: {', '.join(qa.BENCHMARKS)}. With an "
+            "`environment` or an `agent`, rows may have a `prompt` and any columns."
         }
     )
     eval_questions: str | None = field(
@@ -104,7 +119,10 @@ class TaskArguments:
     )
     rewards: list[str] = field(
         default_factory=lambda: ["exact_match"],
-        metadata={"help": f"Reward functions, summed with `reward_weights`. Choose from {', '.join(REWARDS)}."},
+        metadata={
+            "help": f"Reward functions, summed with `reward_weights`: {', '.join(REWARDS)}, or dotted paths of yours, "
+            "such as my_module.my_reward."
+        },
     )
     collapse_guard: Annotated[str, OneOf(("off", *ACTIONS))] = field(
         default="warn",
@@ -114,9 +132,13 @@ class TaskArguments:
     def __post_init__(self) -> None:
         check_fields(self)
         check_questions("train_questions", self.train_questions)
-        # A recipe may say `rewards: exact_match`.
-        if not isinstance(self.rewards, list) or not self.rewards or not {*self.rewards} <= {*REWARDS}:
-            raise ValueError(f"`rewards` is {self.rewards!r}, but must be a list of some of {', '.join(REWARDS)}.")
+        names = self.rewards if isinstance(self.rewards, list) else []  # a recipe may say `rewards: exact_match`
+        if not names or not all(name in REWARDS or is_dotted(name) for name in names):
+            raise ValueError(
+                f"`rewards` is {self.rewards!r}, but must be a list of some of {', '.join(REWARDS)}, or dotted paths."
+            )
+        for name in names:
+            reward_function(name)
 
 
 @dataclass
@@ -149,7 +171,7 @@ class Arguments:
             raise ValueError("`logging_strategy` is 'no', but `collapse_guard` reads log entries: set it to 'off'.")
         if self.is_evaluated:
             check_questions("eval_questions", self.task.eval_questions or "")
-        if not any(getattr(self.search, name) for name in SOURCES) and not names_tasks(self.task.train_questions):
+        if self.rollout.searches:
             self.search.check_sources()
 
 

@@ -37,9 +37,8 @@ def look_over(words: Sequence[str]) -> None:
 
 def check_questions(name: str, value: str) -> None:
     """Raise ValueError unless `value` is a file or the name of a public set."""
-    names = (*qa.BENCHMARKS, *qa.BFCL_BENCHMARKS)
-    if value not in names and not Path(value).is_file():
-        raise ValueError(missing(name, value, f"file, nor a public set of this name ({', '.join(names)})"))
+    if value not in qa.BENCHMARKS and not Path(value).is_file():
+        raise ValueError(missing(name, value, f"file, nor a public set of this name ({', '.join(qa.BENCHMARKS)})"))
 
 
 CHECKS: dict[str, Callable[[str], object]] = {

@@ -13,7 +13,7 @@ from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.records import RECIPE_FILE
-from sorl_trl.rollout.environments.bfcl import FOR_QUESTIONS, names_tasks
+from sorl_trl.rollout.tasks import FOR_QUESTIONS, unread
 from sorl_trl.shipped import package_version
 from sorl_trl.text import without_user
 from sorl_trl.trainers.checkpoint import RESTORED
@@ -35,9 +35,10 @@ def recipe_of(arguments: Arguments) -> dict[str, Any]:
     If a resumed run takes a value from its checkpoint, that value is written.
     """
     config = arguments.config
-    agent = asdict(arguments.rollout)
-    if names_tasks(arguments.task.train_questions):  # tasks themselves determine `max_turns`
-        agent = {name: value for name, value in agent.items() if name not in (*FOR_QUESTIONS, "max_turns")}
+    agent = {name: value for name, value in asdict(arguments.rollout).items() if value is not None}
+    if not arguments.rollout.searches:
+        for name in {*unread(arguments.rollout), *FOR_QUESTIONS} & {*agent}:
+            del agent[name]
     written = {**agent, **arguments.given, "trainer": arguments.trainer.trainer}
     for name in ("max_completion_length", *RESTORED):
         if hasattr(config, name):

@@ -44,8 +44,8 @@ COUNTS = ("searches", "turns", "invalid_actions", "neutralized", "generated_toke
 inject."""
 MEASURES = SCORES + COUNTS
 Outcome = Mapping[str, Any]
-"""From the row of a trajectory: its `question_id`, `question`, `stop_reason` and measures; what its `environment`
-measured, by name; and the `worlds` of its task."""
+"""From the row of a trajectory: its `question_id`, `question`, `stop_reason` and measures, and what its `environment`
+measured, by name."""
 
 _TOKEN_IDS = pa.list_(pa.int32())
 _PASSAGE = pa.struct({"id": pa.string(), "title": pa.string(), "text": pa.string(), "score": pa.float64()})
@@ -160,14 +160,9 @@ def read_evaluated(run: str | os.PathLike[str], dataset: str) -> Iterator[dict[s
 
 def read_outcomes(shards: Iterable[Path]) -> list[Outcome]:
     """Read the outcomes of batches, in their order, without what was said."""
-    columns = ["question_id", "question", "stop_reason", *MEASURES, "metadata", "environment"]
+    columns = ["question_id", "question", "stop_reason", *MEASURES, "environment"]
     rows = (row for shard in shards for row in pq.ParquetFile(shard).read(columns=columns).to_pylist())
-    return [_outcome(row) for row in rows]
-
-
-def _outcome(row: dict[str, Any]) -> Outcome:
-    environment = json.loads(row.pop("environment", None) or "{}")
-    return {**row, "environment": environment, "worlds": json.loads(row.pop("metadata")).get("worlds", [])}
+    return [{**row, "environment": json.loads(row.get("environment") or "{}")} for row in rows]
 
 
 def is_masked(outcome: Outcome) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT, POSITIVE_COUNT, SWITCH, Number, OneOf, check_fields
+from sorl_trl.dotted_path import factory_named, import_named
 from sorl_trl.qa import SEARCH_R1_TEMPLATE
 from sorl_trl.rollout.protocol import Frame, TagProtocol
 
@@ -102,10 +103,27 @@ class EngineOptions:
 
 @dataclass
 class RolloutArguments:
-    """The prompt, the protocol, and all limits of a trajectory except its total number of tokens.
+    """What acts, the prompt, the protocol, and all limits of a trajectory except its total number of tokens.
 
-    Raises ValueError if a value is not allowed.
+    By default the policy acts in a search engine, and otherwise in the `environment`, or as the `agent` has it act.
+
+    Raises ValueError if a value is not allowed, or both are given.
     """
+
+    environment: str | None = field(
+        default=None,
+        metadata={
+            "help": "Dotted path of your own environment in place of a search engine, such as my_module.MyGame: a "
+            "class with a method `step`, or a function that makes one. Its `protocol` reads the policy's turns."
+        },
+    )
+    agent: str | None = field(
+        default=None,
+        metadata={
+            "help": "Dotted path of your own `rollout_func`, as TRL's trainers take it, which makes whole "
+            "trajectories. It is for training alone."
+        },
+    )
 
     prompt_template: str = field(
         default=SEARCH_R1_TEMPLATE, metadata={"help": "Prompt, with `{question}` in place of the question."}
@@ -115,17 +133,10 @@ class RolloutArguments:
     )
     protocol: Annotated[str, OneOf(tuple(PROTOCOLS))] = field(
         default="search_r1",
-        metadata={
-            "help": "Wording of prompts and observations: 'search_r1', or 'terse' for small policies, which shortens "
-            "observations and, for the leaderboard's tasks, lists each function in one line."
-        },
+        metadata={"help": "Wording of observations: 'search_r1', or 'terse', with shorter ones for small policies."},
     )
     max_turns: Annotated[int, COUNT] = field(
-        default=2,
-        metadata={
-            "help": "Searches and invalid actions before the last generation, by default 2. For the leaderboard's "
-            "tasks, messages, by default as many as the longest task may take: 21 per request."
-        },
+        default=2, metadata={"help": "Turns that search, call a tool or are invalid, before the last generation."}
     )
     max_turn_tokens: Annotated[int, POSITIVE_COUNT] = field(default=500, metadata={"help": "Tokens of one turn."})
     max_observation_tokens: Annotated[int, POSITIVE_COUNT] = field(
@@ -135,13 +146,19 @@ class RolloutArguments:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.environment:
+            if self.agent:
+                raise ValueError(f"`environment` is {self.environment!r} and `agent` {self.agent!r}: name one.")
+            factory_named("environment", self.environment, "step")
+        if self.agent and not callable(import_named("agent", self.agent)):
+            raise ValueError(f"`agent` is {self.agent!r}, but must name a function that TRL takes as `rollout_func`.")
         if "{question}" not in self.prompt_template:
             raise ValueError(f"`prompt_template` is {self.prompt_template!r}, but must hold '{{question}}'.")
 
     @property
-    def is_terse(self) -> bool:
-        """Whether prompts and observations are worded for a small policy."""
-        return self.protocol == "terse"
+    def searches(self) -> bool:
+        """Whether a search engine answers the policy, because nothing of the user's own does."""
+        return not (self.environment or self.agent)
 
     def limits(self, max_trajectory_tokens: int) -> RolloutLimits:
         """The limits, with `max_trajectory_tokens` after the prompt. Raises ValueError if that is below 1."""
@@ -165,9 +182,8 @@ class RolloutArguments:
         protocol = PROTOCOLS[self.protocol]
         return protocol.in_chat(tokenizer, template_kwargs) if self.chat else protocol
 
-    def check_template(self, tokenizer: PreTrainedTokenizerBase, of_tasks: bool) -> None:
-        """Raise ValueError if prompts are messages, by `chat` or because they are tasks, without a chat template."""
-        if tokenizer.chat_template is None and (self.chat or of_tasks):
-            asked = "tasks are conversations" if of_tasks else "`chat` is True"
-            instead = "" if of_tasks else " set `chat` to false, or"
-            raise ValueError(f"{asked}, but the policy's tokenizer has no chat template:{instead} name a chat model.")
+    def check_template(self, tokenizer: PreTrainedTokenizerBase, conversational: bool = False) -> None:
+        """Raise ValueError if prompts are messages, by `chat` or as they stand, and there is no chat template."""
+        if tokenizer.chat_template is None and (self.chat or conversational):
+            reason = "`chat` is True" if self.chat else "prompts are messages"
+            raise ValueError(f"{reason}, but the policy's tokenizer has no chat template: name a chat model.")

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 from sorl_trl.checks import SWITCH, OneOf, check_fields
+from sorl_trl.dotted_path import factory_named
 from sorl_trl.search.backend import NoSearch, SearchBackend
 from sorl_trl.search.cache import CachedSearch
 from sorl_trl.search.client import HTTPSearch
 from sorl_trl.search.engines import ENGINES, open_index
 from sorl_trl.text import without_user
 
-SOURCES = ("index", "corpus", "search_url", "no_search")
+SOURCES = ("index", "corpus", "search_url", "search_backend", "no_search")
 """Arguments that name what answers the searches. Exactly one of them is given."""
 
 
@@ -25,7 +26,7 @@ class BuiltSearch(NamedTuple):
 
 @dataclass
 class SearchArguments:
-    """Where searches go: one of `index`, `corpus`, `search_url` and `no_search`, or none if nothing is searched.
+    """Where searches go: one of `SOURCES`, or none if nothing is searched.
 
     Raises ValueError if several are given.
     """
@@ -45,6 +46,13 @@ class SearchArguments:
     search_url: str | None = field(
         default=None, metadata={"help": "Search server, including the path: http://127.0.0.1:8000/retrieve."}
     )
+    search_backend: str | None = field(
+        default=None,
+        metadata={
+            "help": "Dotted path of your own engine, such as my_module.MySearch: a class with a method "
+            "`search_batch`, or a function that makes one, called without arguments."
+        },
+    )
     no_search: Annotated[bool, SWITCH] = field(
         default=False, metadata={"help": "Let every search find nothing, to measure what the policy knows by itself."}
     )
@@ -55,6 +63,8 @@ class SearchArguments:
     def __post_init__(self) -> None:
         check_fields(self)
         self.check_sources(least=0)
+        if self.search_backend:
+            factory_named("search_backend", self.search_backend, "search_batch")
 
     def build_search(self) -> BuiltSearch:
         """Open the engine, behind a cache if `search_cache` is set.
@@ -78,6 +88,8 @@ class SearchArguments:
     def _engine(self) -> BuiltSearch:
         if self.search_url:
             return BuiltSearch(HTTPSearch(self.search_url), without_user(self.search_url))
+        if self.search_backend:
+            return BuiltSearch(self._own_engine(self.search_backend), self.search_backend)
         if self.no_search:
             return BuiltSearch(NoSearch(), "no_search")
         if self.corpus:
@@ -86,3 +98,9 @@ class SearchArguments:
         else:
             index = open_index(str(self.index))
         return BuiltSearch(index, index.identity)
+
+    def _own_engine(self, path: str) -> SearchBackend:
+        engine: SearchBackend = factory_named("search_backend", path, "search_batch")()
+        if not callable(getattr(engine, "search_batch", None)):
+            raise ValueError(f"`search_backend` is {path!r}, but the {type(engine).__name__} has no `search_batch`.")
+        return engine

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation.agents import Agent, prompt_rows
+from sorl_trl.evaluation.agents import Agent
 from sorl_trl.evaluation.run import (
     Batch,
     RunFolder,
@@ -24,6 +24,7 @@ from sorl_trl.evaluation.run import (
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import MEASURES, is_masked, read_evaluated, read_settings, to_table, write_evaluated
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, RolloutArguments, SearchResponder, TagProtocol
+from sorl_trl.rollout.tasks import prompt_rows
 from sorl_trl.search import NoSearch, SearchUnavailable
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 from tests.policies import word_tokenizer

@@ -15,6 +15,7 @@ from sorl_trl.checks import POSITIVE_COUNT, Number
 from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout.environments.calls import Calls
 from sorl_trl.rollout.environments.environment import Environment, Reply, Responder, RowTurn
+from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search.backend import is_down
 from sorl_trl.types import StopReason, Turn
 
@@ -45,11 +46,13 @@ class EnvironmentResponder(Responder):
     `ENVIRONMENT_UNAVAILABLE`, masked out of the loss.
 
     Args:
-        factory: Makes an environment: a class, or a function without arguments; or several of them by name.
+        factory: Makes an environment: a class, or a function without arguments; or several of them by name. If it has
+            an attribute `protocol`, that is how the policy's text becomes its actions.
         timeout_s: Seconds for one `step` or one `reset`; infinity sets no limit.
         concurrency: How many steps may run at the same time.
 
-    Raises ValueError if a number is out of range, or a row's column `environment` names no factory.
+    Raises TypeError if that `protocol` is no `TagProtocol`, and ValueError if a number is out of range, or a row's
+    column `environment` names no factory.
     """
 
     def __init__(
@@ -58,6 +61,9 @@ class EnvironmentResponder(Responder):
         Number(above=0, finite=False).check("timeout_s", timeout_s)
         POSITIVE_COUNT.check("concurrency", concurrency)
         self._factories: Mapping[Any, Factory] = factory if isinstance(factory, Mapping) else {None: factory}
+        self.protocol = getattr(factory, "protocol", None)
+        if not isinstance(self.protocol, TagProtocol | None):
+            raise TypeError(f"`protocol` of {factory!r} is {self.protocol!r}, but must be a `TagProtocol`")
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._calls: Calls | None = None

@@ -14,16 +14,6 @@ import pytest
 pytest.importorskip("bfcl_eval")
 
 from benchmarks.bfcl_solutions import SolutionPolicy
-
-from sorl_trl.qa import environment_reward, solved_reward
-from sorl_trl.rollout import (
-    ChatProtocol,
-    Collector,
-    EnvironmentResponder,
-    RolloutLimits,
-    RowTurn,
-    environment_statistics,
-)
 from sorl_trl.rollout.environments.bfcl import (
     BFCL_SETS,
     BFCLEnvironment,
@@ -37,6 +27,16 @@ from sorl_trl.rollout.environments.bfcl import (
     task_of,
 )
 from sorl_trl.rollout.environments.bfcl.tasks import package
+
+from sorl_trl.qa import environment_reward, solved_reward
+from sorl_trl.rollout import (
+    ChatProtocol,
+    Collector,
+    EnvironmentResponder,
+    RolloutLimits,
+    RowTurn,
+    environment_statistics,
+)
 from sorl_trl.rollout.environments.tools import Unavailable
 from sorl_trl.types import Action, ActionKind, StopReason, Turn
 from tests.tools import qwen_tokenizer

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from sorl_trl.rollout.environments.function_calls import Call, WrongCall, read_calls
 
 LS = Call("ls", (), {"a": True})

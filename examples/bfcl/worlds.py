@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from sorl_trl.rollout.environments.bfcl.tasks import Task, package
-from sorl_trl.rollout.environments.function_calls import Call, WrongCall
-from sorl_trl.rollout.environments.tools import Unavailable, named
-from sorl_trl.search.backend import is_down
+from examples.bfcl.calls import Call, WrongCall
+from examples.bfcl.tasks import Task, package
 
 Function = Callable[..., Any]
 
@@ -29,17 +27,10 @@ _ONE_AT_A_TIME = threading.Lock()
 class Worlds:
     """Instances of the package's classes, in the state that a task gives them.
 
-    Args:
-        task: The task whose worlds to build.
-        tools: Other functions that calls may name.
-
-    Raises TypeError for a tool that is a coroutine, and ValueError if two tools have the same name.
-
-    A call names a function alone, or as `World.name`, where the world of `tools` is `tools`. If two worlds have a
-    function of that name, the call must use the second form.
+    A call names a function alone, or as `World.name` if several worlds have a function of that name.
     """
 
-    def __init__(self, task: Task, tools: Sequence[Function] = ()) -> None:
+    def __init__(self, task: Task) -> None:
         config = package("constants.executable_backend_config")
         self._worlds: dict[str, Any] = {}
         for name in task.worlds:
@@ -53,21 +44,14 @@ class Worlds:
             name: {key: method for key, method in inspect.getmembers(world, inspect.ismethod) if key[0] != "_"}
             for name, world in self._worlds.items()
         }
-        if waiting := [tool.__name__ for tool in tools if inspect.iscoroutinefunction(tool)]:
-            raise TypeError(f"tools has the coroutine {waiting[0]!r}: it must be a plain function")
-        if tools:
-            self._functions["tools"] = named(tools)
         self._is_full = False
 
     def call(self, call: Call) -> str:
         """Make a call, and return its result or its error as the leaderboard writes them.
 
-        Raises WrongCall if no function or several have the name, or an argument is too large, and ConnectionError or
-        the like if a tool is down.
+        Raises WrongCall if no function or several have the name, or an argument is too large.
         """
         world, function = self._function(call.name)
-        if world == "tools":
-            return _told(function, call)
         if self._is_full:
             raise WrongCall("the file system is full")
         with _ONE_AT_A_TIME:
@@ -122,19 +106,6 @@ def _own(function: Function, call: Call, world: str) -> Sequence[Any]:
         if world == "GorillaFileSystem" and name != "content" and isinstance(value, str) and len(value) > _MOST_NAME:
             raise WrongCall(f"{call.name}: {name} must have at most {_MOST_NAME} characters")
     return copy.deepcopy(list(bound.arguments.values()))
-
-
-def _told(tool: Function, call: Call) -> str:
-    """Call a tool, and return its result or its error. Raises ConnectionError or the like if it is down."""
-    try:
-        result = tool(*call.positional, **call.named)
-    except Exception as error:
-        if is_down(error):
-            raise ConnectionError(error) from error
-        return f"Error during execution: {error}"
-    if isinstance(result, Unavailable):
-        raise ConnectionError(result)
-    return _written(result)
 
 
 def _is_full(world: Any) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
-from sorl_trl.rollout.environments.bfcl.tasks import Task, request_of, task_of
-from sorl_trl.rollout.environments.bfcl.worlds import Function, Worlds
-from sorl_trl.rollout.environments.environment import Reply
-from sorl_trl.rollout.environments.function_calls import Call, WrongCall, read_calls
+from examples.bfcl.calls import Call, WrongCall, read_calls
+from examples.bfcl.tasks import Task, request_of, task_of
+from examples.bfcl.worlds import Worlds
+from sorl_trl.rollout import ChatProtocol, Reply
 from sorl_trl.types import StopReason, Turn
 
-Prompt: TypeAlias = "Sequence[Mapping[str, str]]"
 MOST_SHOWN = 200_000
 """How many characters of a call's result the policy reads at most."""
 MOST_STEPS = 20
@@ -30,28 +29,24 @@ error; the others are the leaderboard's verdicts."""
 
 
 class BFCLEnvironment:
-    """The environment of one trajectory, for an `EnvironmentResponder` and a `ChatProtocol`.
+    """The environment of one trajectory: `environment: examples.bfcl.environment.BFCLEnvironment` in a recipe.
 
     A message with calls is answered by their results or by what is wrong with them, a message without calls by the
     user's next request. When the policy ends a request, the leaderboard's check is applied: every world must be in the
     state to which the task's solution leads, and all that the solution's calls return must have been returned. The
     message that ends a request gets the reward 1 / number of requests if the check passes, and 0 otherwise.
-
-    Args:
-        compact: How to describe functions that a later request adds: see `prompt_rows`.
-        tools: Other functions that the policy may call too.
-        most_steps: How many messages with calls one request allows. One more ends the trajectory as a failure.
     """
 
-    def __init__(self, compact: bool = False, tools: Sequence[Function] = (), most_steps: int = MOST_STEPS) -> None:
-        self._compact, self._tools, self._most_steps = compact, tools, most_steps
+    protocol = ChatProtocol()
+    """A turn is a whole message."""
+    most_steps = MOST_STEPS
+    """How many messages with calls one request allows. One more ends the trajectory as a failure."""
 
-    def reset(self, prompt: Prompt) -> None:
-        """Begin the task of a prompt made by `prompt_rows`."""
-        if "task" not in prompt[0]:
-            raise ValueError("prompt names no task: `prompt_rows` makes prompts whose first message does")
-        self.task: Task = task_of(prompt[0]["task"])
-        self._worlds, self._solved_worlds = Worlds(self.task, self._tools), Worlds(self.task)
+    def reset(self, task: str, compact: bool = False) -> None:
+        """Begin a task, by its id. For `compact`, see `rows_of`. Both are columns of the rows."""
+        self._compact = compact
+        self.task: Task = task_of(task)
+        self._worlds, self._solved_worlds = Worlds(self.task), Worlds(self.task)
         self._results: Counter[int] = Counter()
         """Hashes of all results that the policy's calls have returned so far."""
         self._steps = self._read = 0
@@ -68,11 +63,12 @@ class BFCLEnvironment:
         return self.verdicts == [None] * len(self.task.requests)
 
     def measures(self) -> dict[str, float]:
-        """Metrics of the trajectory, by name."""
+        """Metrics of the trajectory, by name; for each world of the task, whether it was solved."""
         requests = len(self.task.requests)
         errors = self.errors + Counter(filter(None, self.verdicts))
         return {
             "solved": float(self.solved),
+            **{f"solved_in_{world}": float(self.solved) for world in self.task.worlds},
             "requests_solved": self.verdicts.count(None) / requests,
             "calls_per_request": self.calls / requests,
             **{kind: float(errors[kind]) for kind in ERRORS},
@@ -142,16 +138,13 @@ class BFCLEnvironment:
 class BFCLTools:
     """The same task for TRL's `environment_factory`, where only tools reply: `done` returns the next request.
 
-    TRL's `max_tool_calling_iterations` limits the number of calls. For `compact`, see `BFCLEnvironment`.
+    TRL's `max_tool_calling_iterations` limits the number of calls.
     """
 
-    def __init__(self, compact: bool = False) -> None:
-        self._compact = compact
-
-    def reset(self, prompt: Prompt, **_: Any) -> None:
-        """Begin the task of a prompt made by `prompt_rows`."""
-        self._environment = BFCLEnvironment(self._compact)
-        self._environment.reset(prompt)
+    def reset(self, task: str, compact: bool = False, **_: Any) -> None:
+        """Begin a task, by its id. For `compact`, see `rows_of`."""
+        self._environment = BFCLEnvironment()
+        self._environment.reset(task, compact)
 
     def call(self, calls: str) -> str:
         """

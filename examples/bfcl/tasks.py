@@ -1,7 +1,11 @@
-"""The tasks of the leaderboard's multi-turn sets, and their prompts."""
+"""The tasks of the leaderboard's multi-turn sets, and their rows, which this command writes:
+
+python -m examples.bfcl.tasks tasks.jsonl --sets base miss_param --compact
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
+from examples.bfcl.calls import read_calls
 from sorl_trl.checks import check_choice
-from sorl_trl.rollout.environments.function_calls import read_calls
 
 BFCL_SETS = ("base", "miss_func", "miss_param", "long_context")
 _INSTALL = "python -m pip install --no-deps bfcl-eval==2026.3.23"
@@ -99,36 +101,32 @@ def task_of(task_id: str) -> Task:
     return task.shortened(int(requests)) if requests else task
 
 
-def prompt_rows(tasks: Iterable[Task], compact: bool = False, system: bool = True) -> list[dict[str, Any]]:
-    """Make rows for `datasets.Dataset.from_list`. Each has a `prompt`, whose messages also name the `task`.
-
-    The messages name it because TRL passes prompts and nothing else to a `rollout_func`.
+def rows_of(tasks: Iterable[Task], compact: bool = False, system: bool = True) -> list[dict[str, Any]]:
+    """The rows of tasks: the columns `id`, `task` and `compact`, and the `prompt`, a list of messages.
 
     Args:
         tasks: The tasks to ask for.
         compact: Describe each function in one line and the rules in three, for small models. Otherwise the system
             message is the leaderboard's, with the functions' documents as JSON.
         system: Put the rules into a system message. Otherwise they begin the user's message, for chat templates
-            without system messages (see `takes_system`).
+            without system messages.
     """
-    return [{"prompt": _prompt(task, compact, system)} for task in tasks]
+    return [
+        {"id": task.id, "task": task.id, "compact": compact, "prompt": _prompt(task, compact, system)}
+        for task in tasks
+    ]
 
 
-def takes_system(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer's chat template shows a system message."""
-    messages = [{"role": "system", "content": "the-rules"}, {"role": "user", "content": "the-request"}]
-    try:
-        return "the-rules" in str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except Exception:  # a template may raise anything
-        return False
+def write_rows(rows: Iterable[Mapping[str, Any]], path: str | Path) -> None:
+    """Write a JSONL file for `train_questions`, `eval_questions` and `sorl evaluate --questions`."""
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _prompt(task: Task, compact: bool, system: bool) -> list[dict[str, str]]:
     rules, request = _system_message(task.functions, compact), task.requests[0]
     if not system:
-        return [{"role": "user", "content": f"{rules}\n\n{request}", "task": task.id}]
-    said = {"system": rules, "user": request}
-    return [{"role": role, "content": text, "task": task.id} for role, text in said.items()]
+        return [{"role": "user", "content": f"{rules}\n\n{request}"}]
+    return [{"role": "system", "content": rules}, {"role": "user", "content": request}]
 
 
 def request_of(task: Task, number: int, compact: bool) -> str:
@@ -179,7 +177,7 @@ def _task(row: Mapping[str, Any], solution: Sequence[Sequence[str]]) -> Task:
         documents = [each for each in documents if each["name"] not in names]
     return Task(
         id=row["id"],
-        requests=tuple(said[0]["content"] if said else "" for said in row["question"]),
+        requests=tuple(messages[0]["content"] if messages else "" for messages in row["question"]),
         worlds=tuple(row["involved_classes"]),
         state=row["initial_config"],
         solution=tuple(map(tuple, solution)),
@@ -197,3 +195,20 @@ def _functions(world: str) -> list[dict[str, Any]]:
 def _lines(path: str) -> list[dict[str, Any]]:
     folder = Path(package("constants").__path__[0]).parent / "data"
     return [json.loads(line) for line in (folder / path).read_text(encoding="utf-8").splitlines()]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", help="JSONL file to write")
+    parser.add_argument("--sets", nargs="+", choices=BFCL_SETS, default=BFCL_SETS, help="default: all four")
+    parser.add_argument("--limit", type=int, help="how many tasks of each set, from the first on; default: all 200")
+    parser.add_argument("--compact", action="store_true", help="one line per function, for small models")
+    parser.add_argument("--no_system", action="store_true", help="for chat templates without system messages")
+    arguments = parser.parse_args(words)
+    tasks = [task for name in arguments.sets for task in load_tasks(name)[: arguments.limit]]
+    write_rows(rows_of(tasks, arguments.compact, not arguments.no_system), arguments.output)
+    print(f"{len(tasks)} tasks: {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

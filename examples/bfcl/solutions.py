@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
+from examples.bfcl.environment import BFCLEnvironment
+from examples.bfcl.tasks import Task, rows_of
 from sorl_trl.qa import encode_prompts
 from sorl_trl.rollout import (
     ChatProtocol,
@@ -16,7 +17,6 @@ from sorl_trl.rollout import (
     RolloutLimits,
     assemble,
 )
-from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, Task, prompt_rows
 from sorl_trl.sandbox.imitation import Example, example_of
 
 DONE = "Done."
@@ -28,13 +28,12 @@ class SolutionPolicy:
     Args:
         tokenizer: With the chat template in which prompts are asked.
         tasks: What it will be asked.
-        compact: How: see `prompt_rows`.
+        compact: How: see `rows_of`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task], compact: bool = False) -> None:
         self._tokenizer = tokenizer
-        rows = prompt_rows(tasks, compact)
-        self.prompts = encode_prompts(tokenizer, rows)
+        self.prompts = encode_prompts(tokenizer, rows_of(tasks, compact))
         # A shortened task may be the beginning of another, with the same prompt.
         by_length = sorted(zip(map(tuple, self.prompts), tasks, strict=True), key=lambda each: len(each[1].requests))
         self._messages = {prompt: solution_messages(task) for prompt, task in by_length}
@@ -56,9 +55,8 @@ def solved_examples(
 ) -> list[Example]:
     """What a policy would have read and written, had it solved the tasks as the leaderboard does."""
     policy = SolutionPolicy(tokenizer, tasks, compact)
-    responder = EnvironmentResponder(partial(BFCLEnvironment, compact))
-    collector = Collector(tokenizer, responder, ChatProtocol().in_chat(tokenizer), limits)
-    trajectories = collector.collect(policy.prompts, policy, examples=prompt_rows(tasks, compact))
+    collector = Collector(tokenizer, EnvironmentResponder(BFCLEnvironment), ChatProtocol().in_chat(tokenizer), limits)
+    trajectories = collector.collect(policy.prompts, policy, examples=rows_of(tasks, compact))
     return [
         example_of(trajectory.prompt_ids, row.completion_ids, row.env_mask)
         for trajectory, row in zip(trajectories, assemble(trajectories), strict=True)

@@ -1,13 +1,13 @@
 """A pretrained language model learns to call functions in the leaderboard's worlds: before and after RL.
 
 SmolLM2-135M-Instruct imitates the solutions of some short tasks, is trained on others by the environment's reward, and
-is evaluated on yet others, with SO-GRPO and GRPO (`recipes/smollm2_bfcl.yaml`).
+is evaluated on yet others, with SO-GRPO and GRPO (`examples/bfcl/smollm2.yaml`).
 
     sorl model smollm2-135m models/smollm2-135m
-    python -m benchmarks.bfcl
+    python -m examples.bfcl.benchmark
 
-A run that is in `results/bfcl.json` is not made again, and one that was interrupted goes on from its checkpoint.
-Several of these commands may work side by side: each takes runs that nobody works on.
+A run that is in `benchmarks/results/bfcl.json` is not made again, and one that was interrupted goes on from its
+checkpoint. Several of these commands may work side by side: each takes runs that nobody works on.
 """
 
 from __future__ import annotations
@@ -21,33 +21,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.real_model import by_itself, sorl
+from benchmarks.rows import claim, locked, read_rows
+from benchmarks.rows import write_rows as write_results
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.bfcl_solutions import solved_examples
-from benchmarks.real_model import by_itself, sorl
-from benchmarks.rows import claim, locked, read_rows, write_rows
+from examples.bfcl.environment import BFCLEnvironment
+from examples.bfcl.solutions import solved_examples
+from examples.bfcl.tasks import BFCL_SETS, Task, load_tasks, rows_of, task_of, write_rows
 from sorl_trl.files import write_whole
-from sorl_trl.qa import write_questions
 from sorl_trl.records import RECIPE_FILE
 from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.rollout import RolloutLimits
-from sorl_trl.rollout.environments.bfcl import (
-    BFCL_SETS,
-    BFCLEnvironment,
-    Task,
-    load_tasks,
-    prompt_rows,
-    question_of,
-    task_of,
-)
 from sorl_trl.sandbox import imitate, store_policy
-from sorl_trl.shipped import RECIPES
 from sorl_trl.types import Action, ActionKind, Turn
 
-FILE = Path(__file__).parent / "results" / "bfcl.json"
+FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "bfcl.json"
 RUNS = Path("runs/bfcl")
 LOCK = RUNS / "lock"
-RECIPE = "smollm2_bfcl"
+RECIPE = Path(__file__).with_name("smollm2.yaml")
 SEEDS = (11, 12, 13)
 METHODS = ("so_grpo", "grpo")
 LIMITS = RolloutLimits(max_turns=8, max_turn_tokens=160, max_observation_tokens=96, max_trajectory_tokens=560)
@@ -83,12 +75,12 @@ def prepare(model_name: str) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(model_name)
     parts = split(tokenizer)
     RUNS.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(RECIPES.find(RECIPE), RUNS / RECIPE_FILE)
+    shutil.copyfile(RECIPE, RUNS / RECIPE_FILE)
     for name, file in {"eval": "eval", "train": "candidates"}.items():
-        write_questions(map(question_of, parts[name]), RUNS / f"{file}.jsonl")
+        write_rows(rows_of(parts[name], compact=True), RUNS / f"{file}.jsonl")
     for name, rests in {"train": (1, 2, 3), "eval": (0,)}.items():
         whole = [task for each in BFCL_SETS for i, task in enumerate(load_tasks(each)) if i % 4 in rests]
-        write_questions(map(question_of, whole), RUNS / f"whole-{name}.jsonl")
+        write_rows(rows_of(whole), RUNS / f"whole-{name}.jsonl")
     if not (RUNS / "warm-start").is_dir():
         model: Any = AutoModelForCausalLM.from_pretrained(model_name, dtype=torch.float32)
         examples = solved_examples(tokenizer, parts["imitated"], LIMITS, compact=True)
@@ -104,7 +96,7 @@ def choose() -> None:
     rows = list(read_evaluated(tried, "candidates"))
     solved = {name: [row["correct"] for row in rows if row["question_id"] == name] for name in _ids(rows)}
     kept = [name for name, correct in solved.items() if 0 < sum(correct) < TRIES]
-    write_questions([question_of(task_of(name)) for name in kept], RUNS / "train.jsonl")
+    write_rows(rows_of(map(task_of, kept), compact=True), RUNS / "train.jsonl")
     print(f"{len(kept)} of {len(solved)} tasks are solved now and then", flush=True)
 
 
@@ -159,7 +151,7 @@ def add(row: dict[str, Any]) -> None:
     with locked(LOCK):
         rows = [*read_rows(FILE), row]
         rows.sort(key=lambda row: (row["method"] != "warm_start", row["method"], row["seed"]))
-        write_rows(rows, FILE)
+        write_results(rows, FILE)
         write_whole(FILE.with_suffix(".md"), table(rows).encode())
 
 
@@ -171,9 +163,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         "# Short tasks of the leaderboard, before and after RL",
         "",
-        "`python -m benchmarks.bfcl`: SmolLM2-135M-Instruct, held-out tasks of one or two requests; the share solved,",
-        "greedy and sampled (four trajectories a task), and the share of requests. Training compared turns with one",
-        "mean per group, whatever their index, as the code did when these runs were made.",
+        "`python -m examples.bfcl.benchmark`: SmolLM2-135M-Instruct, held-out tasks of one or two requests; the share",
+        "solved, greedy and sampled (four trajectories a task), and the share of requests. Training compared turns",
+        "with one mean per group, whatever their index, as the code did when these runs were made.",
         "",
         "| | seed | solved, greedy | solved, sampled | requests, sampled | rollouts | CPU-seconds |",
         "|---|---|---|---|---|---|---|",
@@ -196,13 +188,12 @@ def replay() -> None:
         for task in load_tasks(name)
         for calls in task.solution
     ]
-    rows = {task.id: prompt_rows([task], compact=True)[0]["prompt"] for task, _, _ in messages}
     began, environments = time.process_time(), {}
-    for task, said, _ in messages:
+    for task, calls, _ in messages:
         if task.id not in environments:
-            environments[task.id] = BFCLEnvironment(compact=True)
-            environments[task.id].reset(rows[task.id])
-        for text in filter(None, (said, "Done.")):
+            environments[task.id] = BFCLEnvironment()
+            environments[task.id].reset(task.id)
+        for text in filter(None, (calls, "Done.")):
             environments[task.id].step(Turn((), text, Action(ActionKind.MESSAGE, text)))
     seconds, calls = time.process_time() - began, sum(number for _, _, number in messages)
     assert all(environment.solved for environment in environments.values())

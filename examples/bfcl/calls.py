@@ -43,17 +43,17 @@ def read_calls(message: str) -> list[Call]:
     Raises WrongCall if a message begins like calls but cannot be parsed as such, has more than 16,384 characters or
     100 calls, nests brackets more than 50 deep, or has a whole number of more than 15 digits.
     """
-    said = message.rpartition("</think>")[2].strip()
-    if fenced := _FENCE.fullmatch(said):
-        said = fenced[1].strip()
-    is_python = bool(_PYTHON.match(said))
-    if not is_python and "<tool_call>" not in said:
+    text = message.rpartition("</think>")[2].strip()
+    if fenced := _FENCE.fullmatch(text):
+        text = fenced[1].strip()
+    is_python = bool(_PYTHON.match(text))
+    if not is_python and "<tool_call>" not in text:
         return []
-    if len(said) > _MOST_CHARACTERS:
-        raise WrongCall(f"the message has {len(said)} characters, and {_MOST_CHARACTERS} are read")
-    if _depth(said) > _DEEPEST:
+    if len(text) > _MOST_CHARACTERS:
+        raise WrongCall(f"the message has {len(text)} characters, and {_MOST_CHARACTERS} are read")
+    if _depth(text) > _DEEPEST:
         raise WrongCall(f"brackets are nested more than {_DEEPEST} deep")
-    calls = [*(_python_calls(said) if is_python else _json_calls(said))]
+    calls = [*(_python_calls(text) if is_python else _json_calls(text))]
     if len(calls) > _MOST_CALLS:
         raise WrongCall(f"the message has {len(calls)} calls, and {_MOST_CALLS} are made")
     for call in calls:
@@ -61,11 +61,11 @@ def read_calls(message: str) -> list[Call]:
     return calls
 
 
-def _python_calls(said: str) -> Iterator[Call]:
-    said = "[" * (said[0] != "[") + said + "]" * (said[-1] != "]")
+def _python_calls(text: str) -> Iterator[Call]:
+    text = "[" * (text[0] != "[") + text + "]" * (text[-1] != "]")
     try:
         with _PARSING:
-            body = ast.parse(said, mode="eval").body
+            body = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise WrongCall(f"the calls cannot be read: {_reason(error)}") from error
     for node in getattr(body, "elts", [body]):
@@ -89,12 +89,12 @@ def _name(node: ast.expr) -> str:
     raise WrongCall("a function must be called by its name")
 
 
-def _json_calls(said: str) -> Iterator[Call]:
-    if said.count("<tool_call>") != said.count("</tool_call>"):
+def _json_calls(text: str) -> Iterator[Call]:
+    if text.count("<tool_call>") != text.count("</tool_call>"):
         raise WrongCall("each <tool_call> needs its </tool_call>")
-    for text in _JSON.findall(said):
+    for written in _JSON.findall(text):
         try:
-            call = json.loads(text)
+            call = json.loads(written)
         except (ValueError, RecursionError) as error:
             raise WrongCall(f"a call cannot be read as JSON: {_reason(error)}") from error
         is_call = isinstance(call, dict) and isinstance(call.get("name"), str)

@@ -1,0 +1,148 @@
+"""Tasks: rows of a user's own columns, for the environment or the agent of a recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from sorl_trl.dotted_path import factory_named
+from sorl_trl.qa import BENCHMARKS, Question, build_prompt_rows, load_benchmark, load_questions
+from sorl_trl.rollout.environments.responder import EnvironmentResponder
+from sorl_trl.rollout.observation import Sanitizer
+from sorl_trl.rollout.options import EngineOptions, RolloutArguments
+from sorl_trl.search import SearchArguments
+from sorl_trl.text import identifier, json_object
+
+FOR_SEARCH = ("protocol", "search_top_k", *(each.name for each in fields(SearchArguments)))
+"""Arguments that have no meaning with an `environment`."""
+FOR_QUESTIONS = ("prompt_template", "chat")
+"""Arguments that have no meaning for tasks with prompts of their own."""
+FOR_ROLLOUT = (
+    *("max_turns", "max_turn_tokens", "max_observation_tokens"),
+    *(each.name for each in fields(EngineOptions)),
+)
+"""Arguments that an `agent` does not read either."""
+
+
+@dataclass(frozen=True)
+class Task(Question):
+    """A row of a user's file. `metadata` are its columns, but for `prompt`, `golden_answers` and `options`."""
+
+    prompt: str | tuple[Mapping[str, Any], ...] | None = None
+    """Text or messages to ask it with, in place of a template with the question."""
+
+
+def load_rows(source: str | os.PathLike[str], rollout: RolloutArguments, split: str | None = None) -> list[Question]:
+    """Load what a policy is asked: questions of a file or a public set, or tasks if `rollout` does not search.
+
+    Raises what `load_questions`, `load_benchmark` and `load_tasks` raise.
+    """
+    if source in BENCHMARKS:
+        return load_benchmark(str(source), split)
+    return load_questions(source) if rollout.searches else [*load_tasks(source)]
+
+
+def load_tasks(path: str | os.PathLike[str]) -> list[Task]:
+    """Read a JSONL file whose lines have a `prompt` (text or messages) or a `question`, and any other columns.
+
+    A row without an `id` gets the number of its line.
+
+    Raises:
+        ValueError: The file holds no row, or a line is none; the message names the file and the line.
+        FileNotFoundError: There is no such file.
+    """
+    lines = Path(path).read_bytes().splitlines()
+    tasks = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                tasks.append(_task(json_object(line, "a task"), number))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+    if not tasks:
+        raise ValueError(f"{path}: the file is empty; it needs at least one line with a task")
+    return tasks
+
+
+def _task(record: dict[str, Any], number: int) -> Task:
+    prompt = record.get("prompt")
+    if isinstance(prompt, list) and prompt and all(map(_is_message, prompt)):
+        prompt = tuple(prompt)
+    if not isinstance(prompt, str | tuple | None):
+        raise ValueError(f"`prompt` must be text or a list of messages with `role` and `content`, got {prompt!r}")
+    question = record.get("question") or (prompt[-1]["content"] if isinstance(prompt, tuple) else prompt)
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"a task needs a `prompt` or a `question`, got {sorted(record)}")
+    golden_answers = record.get("golden_answers") or []
+    if not isinstance(golden_answers, list) or not all(isinstance(each, str) for each in golden_answers):
+        raise ValueError(f"`golden_answers` must be a list of strings or missing, got {golden_answers!r}")
+    return Task(
+        id=identifier("id", record.get("id", number)),
+        question=question,
+        golden_answers=tuple(golden_answers),
+        metadata={name: each for name, each in record.items() if name not in ("prompt", "golden_answers", "options")},
+        options=record.get("options") or {},
+        data_source=str(record.get("data_source") or ""),
+        prompt=prompt,
+    )
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))
+
+
+def prompt_rows(
+    questions: Sequence[Question], rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase
+) -> list[dict[str, Any]]:
+    """Make the rows of a dataset. Control tokens that messages and questions spell out are neutralized.
+
+    Without a search, rows have all columns that any of them has; None where a row lacks one.
+
+    Raises ValueError if some prompts are text and others are messages, or messages lack a chat template.
+    """
+    clean = Sanitizer(tokenizer).clean
+    rows = build_prompt_rows(questions, rollout.prompt_template, rollout.chat, clean)
+    if not rollout.searches:
+        names = dict.fromkeys(name for question in questions for name in question.metadata)
+        for row, question in zip(rows, questions, strict=True):
+            row |= {name: question.metadata.get(name, row.get(name)) for name in names}
+            if isinstance(question, Task) and question.prompt is not None:
+                row["prompt"] = _cleaned(question.prompt, clean)
+    kinds = {isinstance(row["prompt"], str) for row in rows}
+    if len(kinds) > 1:
+        raise ValueError("some prompts are text, and others are messages: `chat` makes messages of questions")
+    rollout.check_template(tokenizer, conversational=kinds == {False})
+    return rows
+
+
+def _cleaned(prompt: str | Sequence[Mapping[str, Any]], clean: Any) -> Any:
+    """Text is taken as it is, because it may need control tokens. In messages, the chat template writes those."""
+    if isinstance(prompt, str):
+        return prompt
+    return [{**message, "content": clean(message["content"])} for message in prompt]
+
+
+def own_environment(path: str) -> EnvironmentResponder:
+    """The responder with the environment that a recipe names. Raises ValueError if it cannot be imported."""
+    return EnvironmentResponder(factory_named("environment", path, "step"))
+
+
+def unread(rollout: RolloutArguments) -> tuple[str, ...]:
+    """Arguments that have no meaning with the `environment` or the `agent` of a run, whatever its tasks are."""
+    if rollout.searches:
+        return ()
+    return FOR_SEARCH if rollout.environment else FOR_SEARCH + FOR_ROLLOUT
+
+
+def check_read(rollout: RolloutArguments, questions: Sequence[Question], given: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument that was given but has no meaning for what the policy is asked."""
+    asks_itself = all(isinstance(each, Task) and each.prompt is not None for each in questions)
+    for name in (*unread(rollout), *(FOR_QUESTIONS if asks_itself else ())):
+        if given.get(name):
+            reader = "prompts of the rows" if name in FOR_QUESTIONS else rollout.environment or rollout.agent
+            raise ValueError(f"`{name}` is {given[name]!r}, but has no meaning with the {reader}: leave it out.")
