@@ -26,16 +26,16 @@ def measure(
 ) -> dict[str, float | None]:
     """Compute every measure of `MEASURES`, with `None` for those that do not apply.
 
-    These are choice accuracy for an open question, scores of answers without a golden answer, and everything after an
-    infrastructure failure, which says nothing about the policy. If an `environment` has measured whether its task is
-    `solved`, that is what `correct` means.
+    These are choice accuracy for an open question, scores of answers without a golden answer, answers and searches if
+    an `environment` has measured whether its task is `solved`, and everything after an infrastructure failure, which
+    says nothing about the policy.
     """
     if trajectory.stop_reason.is_infrastructure_failure:
         return dict.fromkeys(MEASURES)
     statistics = rollout_statistics([trajectory])
     measures = _scores(question, trajectory) | {"searches": statistics["searches_per_trajectory"]}
     if environment and "solved" in environment:
-        measures["correct"] = float(environment["solved"])
+        measures = dict.fromkeys(measures) | {"correct": environment["solved"]}
     return {
         **measures,
         "turns": statistics["turns_per_trajectory"],

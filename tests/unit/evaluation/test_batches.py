@@ -12,12 +12,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation.agents import Agent, prompt_rows
+from sorl_trl.evaluation.agents import Agent
 from sorl_trl.evaluation.batches import complete, run_batches
 from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.evaluation.run_folder import RunFolder, is_masked
 from sorl_trl.qa import Question
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, RolloutArguments, SearchResponder, TagProtocol
+from sorl_trl.rollout.tasks import prompt_rows
 from sorl_trl.search import NoSearch, SearchUnavailable
 from sorl_trl.types import Passage
 

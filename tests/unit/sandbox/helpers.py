@@ -5,12 +5,13 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.evaluation.agents import Agent, prompt_rows
+from sorl_trl.evaluation.agents import Agent
 from sorl_trl.evaluation.batches import run_batches
 from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.rollout import Collector, RolloutArguments
+from sorl_trl.rollout.tasks import prompt_rows
 from sorl_trl.sandbox import CORPUS_FILE, PROTOCOL, WarmStartConfig, World, train_tokenizer
 from sorl_trl.sandbox.world import Relation
 from sorl_trl.search import BM25Index
