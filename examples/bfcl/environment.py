@@ -76,7 +76,7 @@ class BFCLEnvironment:
 
     def step(self, turn: Turn) -> Reply:
         results = self.answers(turn.action.content)
-        if self._steps > self._most_steps:
+        if self._steps > self.most_steps:
             self.errors["force_terminated"] += 1
             return Reply(stop=StopReason.ENVIRONMENT_DONE)
         if results:

@@ -9,12 +9,13 @@ import pytest
 pytest.importorskip("bfcl_eval")
 
 from datasets import Dataset
-from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, prompt_rows, task_of
+from examples.bfcl.environment import BFCLEnvironment
+from examples.bfcl.tasks import rows_of, task_of
 from transformers import AutoTokenizer
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.qa import environment_reward
-from sorl_trl.rollout import ChatProtocol, EnvironmentResponder, RolloutLimits
+from sorl_trl.rollout import EnvironmentResponder, RolloutLimits
 from tests.function_callers import talking_policy
 from tests.tools import qwen_tokenizer
 from tests.training import settings
@@ -44,7 +45,7 @@ def _without_mode(options: dict[str, object]) -> dict[str, object]:
 
 
 def trained(folder: Path, policy: Path, **options: object) -> None:
-    rows = prompt_rows([task_of("multi_turn_base_1:1")], compact=True) * 8
+    rows = rows_of([task_of("multi_turn_base_1:1")], compact=True) * 8
     limits = RolloutLimits(max_turns=5, max_turn_tokens=24, max_observation_tokens=120)
     trainer = SOGRPOTrainer(
         load_policy(policy),
@@ -52,7 +53,7 @@ def trained(folder: Path, policy: Path, **options: object) -> None:
         SOGRPOConfig(**settings(folder, **options)),
         Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(policy),
-        rollout_func=AgentRollout(EnvironmentResponder(BFCLEnvironment), ChatProtocol(), limits),
+        rollout_func=AgentRollout(EnvironmentResponder(BFCLEnvironment), limits=limits),
     )
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "environment/solved" in entry]

@@ -312,19 +312,18 @@ def measure(
 ) -> dict[str, float | None]:
     """Compute every measure of `MEASURES`, with `None` for those that do not apply.
 
-    These are choice accuracy for an open question, scores of answers without a golden answer, and everything after an
-    infrastructure failure, which says nothing about the policy. If an `environment` has measured whether its task is
-    `solved`, that is what `correct` means.
+    These are choice accuracy for an open question, scores of answers without a golden answer, answers and searches if
+    an `environment` has measured whether its task is `solved`, and everything after an infrastructure failure, which
+    says nothing about the policy.
     """
     if trajectory.stop_reason.is_infrastructure_failure:
         return dict.fromkeys(MEASURES)
     statistics = rollout_statistics([trajectory])
-    scores = _scores(question, trajectory)
+    outcome = _scores(question, trajectory) | {"searches": statistics["searches_per_trajectory"]}
     if environment and "solved" in environment:
-        scores["correct"] = float(environment["solved"])
+        outcome = dict.fromkeys(outcome) | {"correct": environment["solved"]}
     return {
-        **scores,
-        "searches": statistics["searches_per_trajectory"],
+        **outcome,
         "turns": statistics["turns_per_trajectory"],
         "invalid_actions": statistics["invalid_actions_per_trajectory"],
         "neutralized": statistics["neutralized_per_trajectory"],

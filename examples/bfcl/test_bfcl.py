@@ -1,54 +1,142 @@
-"""The leaderboard's worlds: its own solutions, damaged ones, hostile calls, and users who speak again."""
+"""The leaderboard's own solutions, damaged ones, hostile calls, and users who speak again."""
 
 from __future__ import annotations
 
+import gc
 import json
+import keyword
 import random
+import time
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("bfcl_eval")
 
-from benchmarks.bfcl_solutions import SolutionPolicy
-from sorl_trl.rollout.environments.bfcl import (
-    BFCL_SETS,
-    BFCLEnvironment,
-    BFCLTools,
-    Task,
-    are_tasks,
-    load_tasks,
-    prompt_rows,
-    question_of,
-    takes_system,
-    task_of,
-)
-from sorl_trl.rollout.environments.bfcl.tasks import package
-
-from sorl_trl.qa import environment_reward, solved_reward
-from sorl_trl.rollout import (
-    ChatProtocol,
-    Collector,
-    EnvironmentResponder,
-    RolloutLimits,
-    RowTurn,
-    environment_statistics,
-)
-from sorl_trl.rollout.environments.tools import Unavailable
-from sorl_trl.types import Action, ActionKind, StopReason, Turn
 from tests.tools import qwen_tokenizer
+
+from examples.bfcl import tasks as command
+from examples.bfcl.calls import Call, WrongCall, read_calls
+from examples.bfcl.environment import BFCLEnvironment, BFCLTools
+from examples.bfcl.solutions import SolutionPolicy
+from examples.bfcl.tasks import BFCL_SETS, Task, load_tasks, package, rows_of, task_of
+from sorl_trl.qa import environment_reward, solved_reward
+from sorl_trl.rollout import ChatProtocol, Collector, EnvironmentResponder, RolloutLimits, environment_statistics
+from sorl_trl.types import Action, ActionKind, StopReason, Turn
 
 TASKS = [task for name in BFCL_SETS for task in load_tasks(name)]
 FILES = task_of("multi_turn_base_1")
-LIMITS = RolloutLimits(max_turns=200, max_turn_tokens=2000, max_observation_tokens=4000)
+LS = Call("ls", (), {"a": True})
 
 
-def begun(task: Task, **options: Any) -> BFCLEnvironment:
-    environment = BFCLEnvironment(**options)
-    environment.reset(prompt_rows([task])[0]["prompt"])
+# -------------------------------------------------------------------------------------------------------------------
+# Calls, read as literals, whatever a message holds
+# -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "calls"),
+    [
+        ("[ls(a=True)]", [LS]),
+        ("\n[cd('x'), ls(a=True)]\n", [Call("cd", ("x",)), LS]),
+        ("```python\n[ls(a=True)]\n```", [LS]),
+        ("cd('x'), ls(a=True)", [Call("cd", ("x",)), LS]),
+        ("[ls(a=True)", [LS]),
+        ("ls(a=True)]", [LS]),
+        ("<think>[cd('x')]</think>\n[ls(a=True)]", [LS]),
+        ("MathAPI.add(a=-1.5, b=[1, {'c': None}])", [Call("MathAPI.add", (), {"a": -1.5, "b": [1, {"c": None}]})]),
+        ('<tool_call>\n{"name": "ls", "arguments": {"a": true}}\n</tool_call>', [LS]),
+        ('First <tool_call>{"name": "cd"}</tool_call><tool_call>{"name": "ls"}</tool_call>', [Call("cd"), Call("ls")]),
+        ("I have listed the folder.", []),
+        ("[]", []),
+        ("[Note] there is no such file (or folder).", []),
+        (f"```{' ' * 16_000}x", []),  # in no time
+    ],
+)
+def test_calls_are_read_in_order(message: str, calls: list[Call]) -> None:
+    assert read_calls(message) == calls
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *("[ls(", "[ls()] and more", "ls()[0]", "ls() + ls()", "[ls()]; import os", "f('\0')", "[ls(), 1]"),
+        *("open('/etc/passwd').read()", "f(x=g(1))", "f(x=__import__('os'))", "f(x=lambda: 1)", "f(**{'a': 1})"),
+        *("f(x=1000000000000000)", "f(x=[{'y': -1000000000000000}])", f"f(x={'9' * 400}+1j)", f"f({'9' * 5000})"),
+        *(f"[{', '.join(['f()'] * 101)}]", f"f({'(' * 51}", f"f({'-' * 9000}1)", f"f({'a+' * 6000}1)"),
+        *(f"f('{'x' * 16_384}')", "<tool_call>{</tool_call>", "<tool_call>[1]</tool_call>"),
+        *('<tool_call>{"name": "ls", "arguments": "a"}</tool_call>', '<tool_call>{"name": "ls"}'),
+    ],
+)
+def test_what_cannot_be_read_is_refused(message: str) -> None:
+    with pytest.raises(WrongCall):
+        read_calls(message)
+
+
+@given(st.text() | st.text(alphabet="f([{<>}])=,'\"\\x0-.#`") | st.text().map("f({})".format))
+def test_no_message_does_more_than_be_refused(message: str) -> None:
+    try:
+        calls = read_calls(message)
+    except WrongCall:
+        return
+    assert all(isinstance(call, Call) for call in calls)
+
+
+class Slow:
+    """Garbage that lets other threads go on when it is collected."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        time.sleep(0)
+
+
+def test_threads_read_at_the_same_time() -> None:
+    """Without a lock, Python 3.11 loses count where the collector runs in the middle of a tree."""
+    before = gc.get_threshold()
+    gc.set_threshold(20)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda _: (Slow(), read_calls("[f(a=[1, {'x': [(3, 4)]}])]"))[1], range(1000)))
+    finally:
+        gc.set_threshold(*before)
+    assert found == [[Call("f", (), {"a": [1, {"x": [(3, 4)]}]})]] * 1000
+
+
+names = st.from_regex(r"[a-z_]{1,8}", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))
+numbers = st.integers(-(10**15) + 1, 10**15 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3))
+def test_what_is_written_is_read_again(calls: list[tuple[str, dict[str, Any]]]) -> None:
+    expected = [Call(name, (), named) for name, named in calls]
+    python = ", ".join(
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in named.items())})" for name, named in calls
+    )
+    assert read_calls(f"[{python}]") == expected
+    texts = [json.dumps({"name": name, "arguments": named}) for name, named in calls]
+    if not any("tool_call>" in text for text in texts):
+        assert read_calls("".join(f"<tool_call>{text}</tool_call>" for text in texts)) == expected
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Worlds, and the leaderboard's verdicts
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def begun(task: Task) -> BFCLEnvironment:
+    environment = BFCLEnvironment()
+    environment.reset(task.id)
     return environment
 
 
@@ -104,18 +192,20 @@ def test_verdicts_are_the_leaderboards_on_damaged_solutions() -> None:
         task = rng.choice(TASKS)
         steps = damaged(task, rng)
         entry = {"initial_config": task.state, "involved_classes": task.worlds, "id": task.id}
-        said = check([[step] if step else [] for step in steps], [*map(list, task.solution)], entry, "", f"m{number}")
+        verdict = check(
+            [[step] if step else [] for step in steps], [*map(list, task.solution)], entry, "", f"m{number}"
+        )
         for name in [name for name in instances if name.startswith(f"m{number}_")]:
             del instances[name]  # or it would keep the worlds of all of them
-        verdicts = played(task, steps).verdicts
-        first = next(filter(None, verdicts), None)
-        assert first == (None if said["valid"] else said["error_type"].removeprefix("multi_turn:")), (task.id, steps)
+        first = next(filter(None, played(task, steps).verdicts), None)
+        expected = None if verdict["valid"] else verdict["error_type"].removeprefix("multi_turn:")
+        assert first == expected, (task.id, steps)
         found.add(first)
     assert found == {None, "empty_turn_model_response", "instance_state_mismatch", "execution_response_mismatch"}
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "shown"),
     [
         ("fly(to='moon')", "Error: there is no function fly"),
         ("GorillaFileSystem.fly()", "Error: there is no function GorillaFileSystem.fly"),
@@ -126,30 +216,27 @@ def test_verdicts_are_the_leaderboards_on_damaged_solutions() -> None:
         ("ls(", "Error: the calls cannot be read"),
     ],
 )
-def test_what_is_wrong_with_a_call_is_an_observation(call: str, said: str) -> None:
+def test_what_is_wrong_with_a_call_is_an_observation(call: str, shown: str) -> None:
     environment = begun(FILES)
     reply = say(environment, call)
-    assert said in reply.text
+    assert shown in reply.text
     assert (reply.stop, reply.role) == (None, "tool")
-    assert sum(environment.errors.values()) == (0 if "No such" in said else 1)
+    assert sum(environment.errors.values()) == (0 if "No such" in shown else 1)
     assert "0x" not in reply.text, "an address in memory, which no two runs share"
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        "power(base=9, exponent=99999999)",
-        "logarithm(value=2, base=3, precision=99999999)",
-        "square_root(2, 99999999)",
+        *("power(base=9, exponent=99999999)", "logarithm(value=2, base=3, precision=99999999)"),
+        *("square_root(2, 99999999)", "square_root(number=2, precision='99999999')"),
         "round_number(number=5, decimal_places=-99999999)",
-        "square_root(number=2, precision='99999999')",
     ],
 )
 def test_no_short_call_computes_for_ever(call: str) -> None:
     task = next(task for task in TASKS if "MathAPI" in task.worlds)
     assert "must be a number of at most 1000" in say(begun(task), call).text
     assert "result" in say(begun(task), "power(base=2, exponent=10)").text
-    assert "Exceeds the limit" in say(begun(task), "power(base=999999999999999, exponent=1000)").text
     assert "at most 255 characters" in say(begun(FILES), f"mkdir(dir_name='{'x' * 256}')").text
 
 
@@ -166,6 +253,10 @@ def test_a_file_system_cannot_grow_without_end() -> None:
     assert "the file system is full" in reply.text
     say(environment, "Done.")
     assert environment.verdicts == ["instance_state_mismatch"]
+    within_itself = begun(FILES)
+    say(within_itself, "[cp(source='workspace', destination='workspace'), du()]")
+    say(within_itself, "Done.")
+    assert within_itself.verdicts == ["instance_state_mismatch"]
 
 
 def test_no_trajectory_changes_the_worlds_of_another() -> None:
@@ -177,7 +268,6 @@ def test_no_trajectory_changes_the_worlds_of_another() -> None:
     login += f"password='{task.state['TwitterAPI']['password']}')"
     for environment in (first, second):
         say(environment, login)
-    assert '"mentions": []' in say(first, call).text
     number = json.loads(say(first, call).text)["id"]
     say(first, f"mention(tweet_id={number}, mentioned_usernames=['leak'])")
     assert '"mentions": []' in say(second, call).text
@@ -186,90 +276,50 @@ def test_no_trajectory_changes_the_worlds_of_another() -> None:
     assert all(a is not b for a, b in zip(*(world.credit_card_list.values() for world in worlds), strict=True))
 
 
-def test_a_folder_within_itself_ends_nothing() -> None:
-    environment = begun(FILES)
-    say(environment, "[cp(source='workspace', destination='workspace'), du()]")
-    say(environment, "Done.")
-    assert environment.verdicts == ["instance_state_mismatch"]
-
-
 def test_too_many_steps_end_the_trajectory() -> None:
-    environment = begun(FILES, most_steps=3)
+    environment = begun(FILES)
+    environment.most_steps = 3
     replies = [say(environment, "ls()") for _ in range(4)]
     assert [reply.stop for reply in replies] == [None] * 3 + [StopReason.ENVIRONMENT_DONE]
     assert not environment.solved
     assert environment.measures()["force_terminated"] == 1
 
 
-def test_names_that_tools_and_worlds_share_are_written_with_their_world() -> None:
-    def add(a: float, b: float) -> float:
-        return -1.0
-
-    task = next(task for task in TASKS if "MathAPI" in task.worlds)
-    environment = begun(task, tools=[add])
-    assert "write MathAPI.add or tools.add" in say(environment, "add(a=1, b=2)").text
-    assert say(environment, "[MathAPI.add(a=1, b=2), tools.add(1, 2)]").text == '{"result": 3}\n-1.0'
-    assert say(begun(task, tools=[sum]), "sum([1, 2])").text == "3"
-    with pytest.raises(ValueError, match="a name of its own"):
-        begun(task, tools=[add, add])
-
-    async def later() -> None: ...
-
-    with pytest.raises(TypeError, match="coroutine"):
-        begun(task, tools=[later])
-
-
-def test_a_tool_that_is_down_masks_the_trajectory() -> None:
-    def search(query: str) -> str:
-        return Unavailable("gone")
-
-    responder = EnvironmentResponder(partial(BFCLEnvironment, tools=[search]))
-    responder.open(prompt_rows([FILES]))
-    turn = Turn((1,), "", Action(ActionKind.MESSAGE, "search(query='x')"))
-    (reply,) = responder.ask([RowTurn(0, turn)])
-    assert reply.result(60).stop is StopReason.ENVIRONMENT_UNAVAILABLE
-    responder.close()
-
-
 @pytest.mark.parametrize("compact", [False, True])
 def test_users_speak_again_until_all_is_done(compact: bool) -> None:
     tokenizer: Any = qwen_tokenizer()
     tasks = [task_of(each) for each in ("multi_turn_base_1", "multi_turn_miss_func_3", "multi_turn_miss_param_0:2")]
-    responder = EnvironmentResponder(partial(BFCLEnvironment, compact))
-    collector = Collector(tokenizer, responder, ChatProtocol().in_chat(tokenizer), LIMITS)
-    policy, rows = SolutionPolicy(tokenizer, tasks, compact), prompt_rows(tasks, compact)
+    responder = EnvironmentResponder(BFCLEnvironment)
+    limits = RolloutLimits(max_turns=200, max_turn_tokens=2000, max_observation_tokens=4000)
+    collector = Collector(tokenizer, responder, ChatProtocol().in_chat(tokenizer), limits)
+    policy, rows = SolutionPolicy(tokenizer, tasks, compact), rows_of(tasks, compact)
     trajectories = collector.collect(policy.prompts, policy, examples=rows)
     for task, trajectory in zip(tasks, trajectories, strict=True):
         assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
         heard = [seen.text for seen in trajectory.observations if seen.role == "user"]
         assert len(heard) == len(task.requests) - 1
-        for said, request in zip(heard, task.requests[1:], strict=True):
-            assert request in said
+        assert all(request in text for text, request in zip(heard, task.requests[1:], strict=True))
         for number, documents in task.later.items():
             assert all(each["name"] in heard[number - 1] for each in documents)
-            assert "What about now?" in heard[number - 1]
-        share = 1 / len(task.requests)
         rewards = [turn.reward for turn in trajectory.turns if turn.reward is not None]
-        assert rewards == [share] * len(task.requests)
+        assert rewards == [1 / len(task.requests)] * len(task.requests)
     assert solved_reward(trajectory=trajectories, environments=responder.environments) == [1.0] * 3
     assert [sum(each) for each in environment_reward(trajectory=trajectories)] == pytest.approx([1.0] * 3)
     found = environment_statistics(trajectories, responder)
-    assert (found["solved"], found["reward"], found["wrong_call"]) == (1.0, pytest.approx(1.0), 0.0)
+    assert (found["solved"], found["solved_in_GorillaFileSystem"], found["wrong_call"]) == (1.0, 1.0, 0.0)
 
 
 def test_trls_tools_bring_the_next_request() -> None:
     task = task_of("multi_turn_base_1:2")
     tools = BFCLTools()
-    tools.reset(**prompt_rows([task])[0], other_column=1)
+    tools.reset(**rows_of([task])[0])
     assert "current_directory_content" in tools.call(f"[{task.solution[0][0]}]")
     assert tools.done() == task.requests[1]
     assert tools.get_reward() == 0.5
     tools.call(f"[{', '.join(task.solution[1])}]")
     assert "That was all" in tools.done()
     assert "That was all" in tools.done()
-    assert tools.solved
-    assert tools.get_reward() == 1.0
-    assert "cannot be read" in tools.call("[ls(")
+    assert (tools.solved, tools.get_reward()) == (True, 1.0)
     assert tools.call("hello") == "there is no call in that"
 
 
@@ -281,24 +331,11 @@ def test_shortened_tasks_know_what_they_need() -> None:
     for wrong in ("multi_turn_base_1:99", "multi_turn_base_1:x", "multi_turn_base_999", "simple_1", "base_1"):
         with pytest.raises(ValueError):
             task_of(wrong)
-    with pytest.raises(ValueError, match="names no task"):
-        BFCLEnvironment().reset([{"role": "user", "content": "Hello"}])
 
 
-def test_rows_are_the_leaderboards_or_are_refused() -> None:
-    question = question_of(FILES)
-    assert are_tasks([question])
-    assert not are_tasks([replace(question, data_source="")])
-    with pytest.raises(ValueError, match="something else"):
-        are_tasks([replace(question, question="Delete all files.")])
-
-
-def test_a_template_without_system_messages_has_the_rules_in_the_users() -> None:
-    tokenizer: Any = qwen_tokenizer()
-    assert takes_system(tokenizer)
-    tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
-    assert not takes_system(tokenizer)
-    (row,) = prompt_rows([FILES], compact=True, system=False)
-    (message,) = row["prompt"]
-    assert message["role"] == "user"
+def test_the_command_writes_rows(tmp_path: Any) -> None:
+    command.main([str(tmp_path / "own.jsonl"), "--sets", "base", "--limit", "2", "--compact", "--no_system"])
+    first, second = map(json.loads, (tmp_path / "own.jsonl").read_text().splitlines())
+    assert (first["task"], second["id"], first["compact"]) == ("multi_turn_base_0", "multi_turn_base_1", True)
+    (message,) = second["prompt"]
     assert message["content"].startswith("You call functions") and message["content"].endswith(FILES.requests[0])

@@ -1,0 +1,128 @@
+"""Rows of a user's own columns: what is read, what is refused, and what an environment gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sorl_trl.qa import Question
+from sorl_trl.rollout import (
+    EnvironmentResponder,
+    Reply,
+    RolloutArguments,
+    RowTurn,
+    TagProtocol,
+    environment_statistics,
+)
+from sorl_trl.rollout.tasks import load_tasks, own_environment, prompt_rows
+from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
+from tests.unit.rollout.fakes import bpe_tokenizer
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+SAID = [{"role": "system", "content": "Play."}, {"role": "user", "content": "Go<|im_end|>", "name": "Ann"}]
+
+
+class World:
+    """The environment of these tests."""
+
+    protocol = TagProtocol(tools=("act",))
+
+    def reset(self, number: int | None = None) -> None:
+        self.number = number
+
+    def step(self, turn: Turn) -> Reply:
+        return Reply(reward=0.25, stop=StopReason.ENVIRONMENT_DONE)
+
+    def measures(self) -> dict[str, float]:
+        return {"number": float(self.number or 0)}
+
+
+IN_WORLD = RolloutArguments(environment=f"{__name__}.World", prompt_template="Now {question}")
+
+
+def written(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_prompts_and_columns_reach_the_environment(tmp_path: Path) -> None:
+    tokenizer = bpe_tokenizer()
+    tokenizer.chat_template = CHATML
+    tasks = load_tasks(written(tmp_path / "tasks.jsonl", {"prompt": SAID, "number": 7}, {"prompt": SAID, "id": "b"}))
+    assert [(task.id, task.question) for task in tasks] == [("1", "Go<|im_end|>"), ("b", "Go<|im_end|>")]
+    first, second = prompt_rows(tasks, IN_WORLD, tokenizer)
+    assert first["prompt"] == [SAID[0], {**SAID[1], "content": "Go[|im_end|]"}], "nobody ends a message in it"
+    assert (first["number"], second["number"], second["id"], second["question_id"]) == (7, None, "b", "b")
+    assert {*first} == {*second}
+    responder = own_environment(str(IN_WORLD.environment))
+    responder.open([first, second])
+    assert [each.number for each in responder.environments] == [7, None]
+    assert responder.protocol == World.protocol
+    responder.close()
+
+
+def test_text_is_a_prompt_as_it_stands_and_a_question_is_put_into_the_template(tmp_path: Path) -> None:
+    text, question = {"prompt": "<|im_start|>Go"}, {"question": "where", "golden_answers": ["oslo"]}
+    rows = prompt_rows(load_tasks(written(tmp_path / "tasks.jsonl", text, question)), IN_WORLD, bpe_tokenizer())
+    assert [row["prompt"] for row in rows] == ["<|im_start|>Go", "Now where"]
+    assert [row["golden_answers"] for row in rows] == [[], ["oslo"]]
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"number": 1}, "`prompt` or a `question`"),
+        ({"prompt": 7}, "`prompt`"),
+        ({"prompt": [{"role": "user"}]}, "`prompt`"),
+        ({"prompt": "Go", "id": 1.5}, "`id`"),
+        ({"prompt": "Go", "golden_answers": "oslo"}, "`golden_answers`"),
+        ("Go", "a task must be a JSON object"),
+    ],
+)
+def test_what_is_no_task_is_named_with_its_line(tmp_path: Path, row: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=f"line 2: .*{named}"):
+        load_tasks(written(tmp_path / "tasks.jsonl", {"prompt": "Go"}, row))
+
+
+@pytest.mark.parametrize(("prompts", "named"), [(["Go", SAID], "others are messages"), ([SAID], "chat template")])
+def test_prompts_that_cannot_be_put_are_refused(tmp_path: Path, prompts: Sequence[Any], named: str) -> None:
+    tasks = load_tasks(written(tmp_path / "tasks.jsonl", *({"prompt": prompt} for prompt in prompts)))
+    tokenizer = bpe_tokenizer()
+    tokenizer.chat_template = CHATML if len(prompts) > 1 else None
+    with pytest.raises(ValueError, match=named):
+        prompt_rows(tasks, IN_WORLD, tokenizer)
+
+
+def test_a_search_agent_is_asked_questions_without_their_other_columns() -> None:
+    (row,) = prompt_rows([Question("1", "where", ("oslo",), {"hops": 2})], RolloutArguments(), bpe_tokenizer())
+    assert "hops" not in row
+
+
+def test_a_column_names_the_kind_of_a_rows_environment() -> None:
+    class Other(World):
+        def measures(self) -> dict[str, float]:
+            return {}
+
+    responder = EnvironmentResponder({"world": World, "other": Other})
+    responder.open([{"environment": "world", "number": 3}, {"environment": "other"}])
+    turn = Turn((1,), "", Action(ActionKind.TOOL, "x", "act"), reward=0.25)
+    (reply, _) = [each.result(60) for each in responder.ask([RowTurn(0, turn), RowTurn(1, turn)])]
+    assert reply.stop is StopReason.ENVIRONMENT_DONE
+    ended = [Trajectory((1,), (turn,), StopReason.ENVIRONMENT_DONE)] * 2
+    found = environment_statistics(ended, responder)
+    assert found == {"world/number": 3, "world/reward": 0.25, "world/turns": 1, "other/reward": 0.25, "other/turns": 1}
+    with pytest.raises(ValueError, match="environment='moon'"):
+        responder.open([{"environment": "moon"}])
+    responder.close()
+
+
+def test_a_protocol_of_another_kind_is_named() -> None:
+    class Talking(World):
+        protocol = "http"
+
+    with pytest.raises(TypeError, match="`protocol`"):
+        EnvironmentResponder(Talking)
