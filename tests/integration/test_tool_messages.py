@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 
 from sorl_trl.rollout import TagProtocol
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
-from sorl_trl.rollout.tokens import control_tokens, decode
+from sorl_trl.rollout.trajectories import control_tokens, decode
 from tests.tools import build, lookup, qwen_tokenizer
 
 TEMPLATES = {

@@ -13,7 +13,7 @@ from sorl_trl.evaluation.plan import Batch
 from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, write_evaluated
 from sorl_trl.rollout import rollout_statistics
-from sorl_trl.rollout.tokens import decode
+from sorl_trl.rollout.trajectories import decode
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Trajectory
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.rollout import ObservationEncoder, TagProtocol, chat_message_frame
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
-from sorl_trl.rollout.tokens import control_tokens
+from sorl_trl.rollout.trajectories import control_tokens
 from sorl_trl.types import Observation
 from tests import policies
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sorl_trl.rollout import TagProtocol
-from sorl_trl.rollout.greetings import Greeter
+from sorl_trl.rollout.observation import MessageSanitizer
 from tests.policies import word_tokenizer
 from tests.unit.rollout.fakes import bpe_tokenizer
 

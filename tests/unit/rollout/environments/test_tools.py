@@ -20,7 +20,7 @@ import requests
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout import Reply, RowTurn, ToolBox
-from sorl_trl.rollout.environments.tools import WrongArguments, read_arguments
+from sorl_trl.rollout.environments.tools import ToolError, read_arguments
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.search.backend import is_down
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
@@ -407,7 +407,7 @@ def test_arguments_that_fit(method: Any, content: str, arguments: dict[str, Any]
     ],
 )
 def test_arguments_that_do_not_fit_are_told_to_the_policy(method: Any, content: str, why: str) -> None:
-    with pytest.raises(WrongArguments) as refused:
+    with pytest.raises(ToolError) as refused:
         read_arguments(method, content)
     assert why in str(refused.value) and len(str(refused.value)) < 300
 
