@@ -121,8 +121,7 @@ async def double(a: int) -> str:
     return str(2 * a)
 
 
-@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
-def test_trls_tools_and_a_search_engine_are_trained_with(tmp_path: Path, trainer_class: Any) -> None:
+def test_tools_and_a_search_engine_are_trained_with_by_trls_trainer(tmp_path: Path) -> None:
     box = ToolBox([follow, double], search=search_index(tmp_path), protocol=protocol("search"), concurrency=4)
     seen: list[Trajectory] = []
 
@@ -132,19 +131,19 @@ def test_trls_tools_and_a_search_engine_are_trained_with(tmp_path: Path, trainer
 
     rollout = AgentRollout(box, limits=replace(LIMITS, max_trajectory_tokens=None))
     assert rollout.protocol is box.protocol
-    trainer = build(tmp_path, rollout, reward, trainer_class)
+    trainer = build(tmp_path, rollout, reward, GRPOTrainer)
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
     assert {turn.action.tool for each in seen for turn in each.turns} == {"", "follow", "double"}
     calls = [
-        (before.action.tool, before.action.content, after.text.split()[1:-1])
+        (turn.action.tool, turn.action.content, reply.text.split()[1:-1])
         for each in seen
-        for before, after in pairwise(each.segments)
-        if isinstance(before, Turn) and isinstance(after, Observation) and before.action.content in DIGITS
+        for turn, reply in pairwise(each.segments)
+        if isinstance(turn, Turn) and isinstance(reply, Observation) and turn.action.content in DIGITS
     ]
-    for tool, content, said in calls:
-        value = {"follow": str(int(content) + 1), "double": str(2 * int(content))}.get(tool, said[0])
-        assert said == [value if value in DIGITS else "<unk>"], "what the tool has said"
+    for tool, content, words in calls:
+        value = {"follow": str(int(content) + 1), "double": str(2 * int(content))}.get(tool, words[0])
+        assert words == [value if value in DIGITS else "<unk>"], "the tool's result"
     assert {tool for tool, *_ in calls} >= {"follow", "double"}
     assert all(sum(len(s.token_ids) for s in each.segments) <= 90 for each in seen), "`max_completion_length`"
     assert logs(trainer)[0]["rollout/tool_calls_per_trajectory"] > 0
@@ -172,8 +171,7 @@ class GuessingGame:
         return float(self.won)
 
 
-@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
-def test_trls_objects_are_trained_in(tmp_path: Path, trainer_class: Any) -> None:
+def test_trls_objects_are_trained_in(tmp_path: Path) -> None:
     games = ToolBox(environment_factory=GuessingGame)
     seen: dict[str, list[Any]] = {"trajectory": [], "environments": [], "number": []}
 
@@ -183,13 +181,12 @@ def test_trls_objects_are_trained_in(tmp_path: Path, trainer_class: Any) -> None
         return [0.0] * len(prompts)
 
     worded = protocol(*games.protocol.tools)
-    trainer = build(tmp_path, AgentRollout(games, worded, LIMITS), [*games.rewards, keep], trainer_class)
+    trainer = build(tmp_path, AgentRollout(games, worded, LIMITS), [*games.rewards, keep])
     trainer.train()
     assert all(type(each) is GuessingGame for each in seen["environments"])
     tokenizer = trainer._tokenizer
     for trajectory, game, number in zip(*seen.values(), strict=True):
-        asked = number if trainer_class is SOGRPOTrainer else 2  # which hands the prompt alone to a `rollout_func`
-        assert game.number == asked
+        assert game.number == number
         assert tokenizer.decode(trajectory.prompt_ids) == f"{number} <unk> 3 <unk>", "without the tag"
         assert game.won == any(text.text == "<unk> 3 <unk>" for text in trajectory.observations)
     assert any(game.won for game in seen["environments"])
