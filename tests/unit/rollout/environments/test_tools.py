@@ -34,7 +34,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.rollout.environments.tools import ToolError, read_arguments
 from sorl_trl.search import NoSearch, SearchUnavailable
-from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
+from sorl_trl.types import Action, ActionKind, StopReason, ToolCall, Trajectory, Turn
 from tests.tools import qwen_tokenizer, tool_call
 from tests.unit.rollout.fakes import PARIS, FakeSearch, ScriptedGenerator, bpe_tokenizer, encode
 
@@ -484,6 +484,31 @@ def test_no_call_is_made_after_one_of_a_tool_that_is_down() -> None:
     assert box.environments[0].lines == ["c"]
 
 
+def test_no_call_is_made_after_one_that_took_too_long() -> None:
+    go, made = threading.Event(), []
+
+    def hang() -> None:
+        """Hang."""
+        go.wait(LONG)
+
+    def note() -> None:
+        """Note."""
+        made.append(threading.current_thread())
+
+    before = {*threading.enumerate()}
+    box = ToolBox([hang, note], protocol=ChatProtocol(), timeout_s=0.3)
+    box.open([{}])
+    threads = {*threading.enumerate()} - before
+    calls = (ToolCall("note", {}), ToolCall("hang", {}), ToolCall("note", {}))
+    (reply,) = box.ask([RowTurn(0, Turn((1,), "", Action(ActionKind.MESSAGE, calls=calls)))])
+    assert reply.result(LONG) == Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
+    go.set()
+    box.close()
+    for thread in threads:
+        thread.join(LONG)
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize(
     "message",
     ["f(x) grows.", f"<think>no {tool_call('add', number=1)} yet</think>add(number=1) would do.", "<tool_call>{"],
@@ -507,7 +532,7 @@ def test_what_is_no_call_is_text(content: str) -> None:
     assert messages_of(trajectory, CHAT, ()) == [{"role": "assistant", "content": text}]
 
 
-def test_what_is_wrong_with_a_call_is_told() -> None:
+def test_what_is_wrong_with_a_call_is_told_and_what_is_wrong_with_a_tool_logged(caplog: Any) -> None:
     wrong = [tool_call("subtract", number=1), tool_call("add", amount=1), tool_call("halve", number=[1])]
     trajectory, *_ = converse("".join(wrong), "I give up.")
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
@@ -516,6 +541,8 @@ def test_what_is_wrong_with_a_call_is_told() -> None:
         "{'error': \"Counter.add() got an unexpected keyword argument 'amount'\"}",
         "{'error': \"unsupported operand type(s) for /: 'list' and 'int'\"}",
     ]
+    logged = [each.getMessage() for each in caplog.records if "told to the policy" in each.getMessage()]
+    assert len(logged) == 1 and logged[0].startswith("halve raised TypeError")
 
 
 # -------------------------------------------------------------------------------------------------------------------
