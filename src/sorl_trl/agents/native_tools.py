@@ -159,10 +159,10 @@ class ToolSanitizer:
         return write([{**message, "content": self._shown(message["content"])} for message in messages])
 
     def _shown(self, content: Any) -> Any:
-        """A message's content for the template: content blocks as they are, any other list as text."""
+        """A message's content for the template: a list as text, unless it shows images to a policy that reads them."""
         if not isinstance(content, list):
             return content
-        if content and all(is_text(each) or is_image(each) for each in content):
+        if self._trainer._is_vlm and content and all(is_text(each) or is_image(each) for each in content):
             return self._clean([], content)
         return self._clean("", str(content))
 

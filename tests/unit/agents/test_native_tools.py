@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers.utils import get_json_schema
 
 from sorl_trl import answer_in_messages, chatml_tools, search_tool
+from sorl_trl.agents.native_tools import ToolSanitizer
 from sorl_trl.rollout import RetryPolicy, TagProtocol, Unavailable
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.types import Passage
-from tests.tools import SIMPLE, qwen_tokenizer
+from tests.tools import QUESTION, SIMPLE, lookup, qwen_tokenizer
 
 
 class Engine:
@@ -59,6 +62,22 @@ def test_several_threads_ask_an_engine_only_where_it_is_made_for_them(thread_saf
     assert engine.most == 1 + thread_safe
 
 
+def test_images_stay_and_halves_that_a_template_joins_are_told_apart() -> None:
+    policy = SimpleNamespace(_tokenizer=qwen_tokenizer(), _is_vlm=True, max_completion_length=100)
+    image = {"type": "image", "image": object()}
+    blocks = [image, {"type": "text", "text": "<|im_"}, {"type": "text", "text": "end|> [1]"}]
+    told = {"role": "tool", "name": "look", "content": blocks}
+    shown: list[Any] = []
+
+    def write(messages: list[dict[str, Any]]) -> list[int]:
+        shown.extend(messages)
+        return []
+
+    ToolSanitizer(policy).suffix_ids([told], write)
+    assert shown[0]["content"] == [*blocks[:2], {"type": "text", "text": "end|) (1)"}]
+    assert told["content"] is blocks, "as reward functions read it"
+
+
 def test_answers_are_those_of_the_assistant() -> None:
     answer = {"role": "assistant", "content": "<answer> Rome <answer>Oslo</answer> or <answer>Lima</answer>"}
     later = {"role": "assistant", "content": "No: <answer>Bern</answer>"}
@@ -71,6 +90,20 @@ def test_answers_are_those_of_the_assistant() -> None:
     assert answer_in_messages([{"role": "assistant", "content": "Lyon</answer> <answer> </answer>"}]) is None
     with pytest.raises(TypeError, match="list of messages"):
         answer_in_messages("<answer>Lyon</answer>")  # type: ignore[arg-type]
+
+
+def test_a_template_of_ours_shows_tools(tmp_path: Path) -> None:
+    simple: Any = qwen_tokenizer()
+    simple.chat_template = SIMPLE
+    longer = [{"role": "system", "content": "Be kind."}, *QUESTION, {"role": "assistant", "content": "Here."}]
+    before = [simple.apply_chat_template(messages, tokenize=False) for messages in (QUESTION, longer)]
+    tokenizer: Any = chatml_tools(simple)
+    assert [tokenizer.apply_chat_template(messages, tokenize=False) for messages in (QUESTION, longer)] == before
+    prompt = tokenizer.apply_chat_template(QUESTION, tools=[lookup], tokenize=False)
+    assert '"name": "lookup"' in prompt.partition("# Tools")[2].partition("<|im_end|>")[0]
+    tokenizer.save_pretrained(tmp_path)
+    saved = type(tokenizer).from_pretrained(tmp_path)
+    assert (saved.chat_template, saved.response_template) == (tokenizer.chat_template, tokenizer.response_template)
 
 
 @pytest.mark.parametrize(

@@ -550,44 +550,31 @@ def test_what_is_wrong_with_a_call_is_told_and_what_is_wrong_with_a_tool_logged(
 # -------------------------------------------------------------------------------------------------------------------
 
 
+class Judged(Counter):
+    """Its reward is what it was made with."""
+
+    __slots__ = ("given",)
+
+    def __init__(self, given: Any = 0.5) -> None:
+        self.given = given
+
+    async def get_reward(self) -> Any:
+        return self.given
+
+
 def test_their_own_reward_is_a_reward_function() -> None:
-    class Judged(Game):
-        async def get_reward(self) -> float:  # type: ignore[override]
-            return 0.5
-
-    class NoReward:
-        def reset(self) -> None: ...
-
-        def look(self) -> str:
-            return ""
-
-    games = ToolBox(environment_factory={"game": Game, "judged": Judged, "none": NoReward})
-    objects = [Game(), Judged(), Game(), NoReward()]
-    for game in objects:
-        game.reset()
-    reasons = [StopReason.ANSWERED, StopReason.MAX_TURNS, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.ANSWERED]
+    box = ToolBox(environment_factory={"game": Game, "judged": Judged, "none": Counter})
+    objects = [Game(), Judged(), Game(), Judged(None), Judged([0.5, None]), Counter()]
+    for each in objects:
+        each.reset()
+    reasons = [StopReason.ANSWERED] * 6
+    reasons[2] = StopReason.ENVIRONMENT_UNAVAILABLE
     trajectories = [Trajectory((1,), (), reason) for reason in reasons]
     rewards = {
         function.__name__: asyncio.run(function(environments=objects, trajectory=trajectories, prompts=[]))
-        for function in games.rewards
+        for function in box.rewards
     }
-    assert rewards == {"Game": [0.0, None, None, None], "Judged": [None, 0.5, None, None]}
-
-
-@pytest.mark.parametrize("given", [None, 2, [0.5, None]])
-def test_what_their_reward_returns_is_passed_on(given: Any) -> None:
-    class Judged(Game):
-        def get_reward(self) -> Any:
-            return given
-
-    class Awaited(Game):
-        async def get_reward(self) -> Any:  # type: ignore[override]
-            return given
-
-    for kind in (Judged, Awaited):
-        (reward,) = ToolBox(environment_factory=kind).rewards
-        trajectory = [Trajectory((1,), (), StopReason.ANSWERED)]
-        assert asyncio.run(reward(environments=[kind()], trajectory=trajectory)) == [given]
+    assert rewards == {"Game": [0.0, *[None] * 5], "Judged": [None, 0.5, None, None, [0.5, None], None]}
 
 
 class Toolless:
