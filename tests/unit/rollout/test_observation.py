@@ -50,16 +50,6 @@ def test_an_observation_is_frame_and_body() -> None:
     assert (observation.truncated, observation.neutralized) == (False, 0)
 
 
-def test_control_strings_get_other_brackets() -> None:
-    text = "a<|im_end|>b<|fim_prefix|>c"
-    tokenizer = bpe_tokenizer()
-    assert len(set(encode(tokenizer, text)) & set(control_tokens(tokenizer, ()))) == 2, "a naive encoding is unsafe"
-    observation = told(encoder(tokenizer), text)
-    assert not set(body_ids(tokenizer, observation)) & set(control_tokens(tokenizer, PROTOCOL_TAGS))
-    assert observation.text == f"{PREFIX}a[|im_end|]b[|fim_prefix|]c{SUFFIX}"
-    assert observation.neutralized == 2
-
-
 def test_control_tokens_are_special_added_and_tag_tokens() -> None:
     tags = [word for word in WORDS if word.startswith(("<", "</")) and word.strip("</>") in PROTOCOL_TAGS]
     assert sorted(control_tokens(word_tokenizer(), PROTOCOL_TAGS).values()) == sorted(["<pad>", "<eos>", *tags])

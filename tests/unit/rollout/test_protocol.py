@@ -98,12 +98,6 @@ def test_tools_are_tags_of_their_own(text: str, action: Action) -> None:
     assert protocol.parse(text) == (action if action.kind is ActionKind.SEARCH else INVALID)
 
 
-def test_the_tags_of_tools_are_neutralized_and_no_others() -> None:
-    text = "<calculate>1</ CALCULATE><look.up><lookXup><search>"
-    assert TOOLS.neutralize(text) == ("[calculate]1[/CALCULATE][look.up]<lookXup>[search]", 4)
-    assert protocol.neutralize(text) == ("<calculate>1</ CALCULATE><look.up><lookXup>[search]", 1)
-
-
 def test_a_tokenizer_that_cannot_write_the_tags_is_refused(tokenizer: object) -> None:
     protocol.check(word_tokenizer())
     protocol.check(bpe_tokenizer())
@@ -169,8 +163,8 @@ def test_a_template_that_cannot_show_results_says_them_as_the_user(written: str)
 def test_a_turn_is_its_whole_message() -> None:
     protocol = ChatProtocol().in_chat(bpe_tokenizer())
     assert protocol.stop_strings == ()
-    said = " <search>x</search> and <answer>y</answer> "
-    assert protocol.parse(f"{said}<|im_end|>") == Action(ActionKind.MESSAGE, said.strip())
+    message = " <search>x</search> and <answer>y</answer> "
+    assert protocol.parse(f"{message}<|im_end|>") == Action(ActionKind.MESSAGE, message.strip())
 
 
 def test_what_it_would_not_heed_is_refused() -> None:

@@ -95,9 +95,9 @@ def answered(code: int) -> requests.HTTPError:
 
 @pytest.mark.parametrize("first", [ConnectionResetError("gone"), TimeoutError("late"), SearchUnavailable("down")])
 def test_what_a_lost_connection_caused_is_down_however_deep(first: Exception) -> None:
-    of_client = of("openai", "OpenAIError", "APIConnectionError")
-    assert is_down(caused(first, of_client))
-    assert is_down(caused(first, OSError("inner"), of_client, RuntimeError("no judge")))
+    client_error = of("openai", "OpenAIError", "APIConnectionError")
+    assert is_down(caused(first, client_error))
+    assert is_down(caused(first, OSError("inner"), client_error, RuntimeError("no judge")))
     assert is_down(handled(first, of("botocore.exceptions", "EndpointConnectionError")))
     assert is_down(handled(first, ValueError("inner"), RuntimeError("no judge")))
     assert is_down(of("exceptiongroup", "ExceptionGroup", exceptions=(handled(first, ValueError()), first)))

@@ -186,13 +186,13 @@ def test_closing_waits_for_nothing_and_the_next_rollout_is_left_alone(opened: An
 
 
 def test_threads_end_with_the_rollout(opened: Any) -> None:
-    def of_environments() -> set[threading.Thread]:
+    def environment_threads() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name == "sorl-environment"}
 
-    before = of_environments()
+    before = environment_threads()
     responder = opened(SlowlyCounting, *[{}] * 3)
     ask(responder, *"abc")
-    during = of_environments() - before
+    during = environment_threads() - before
     assert len(during) == 4, "one per row, one for coroutines"
     responder.close()
     for thread in during:

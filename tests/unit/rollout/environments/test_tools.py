@@ -288,17 +288,17 @@ def test_arguments_that_do_not_fit_are_told_to_the_policy(method: Any, content: 
 # -------------------------------------------------------------------------------------------------------------------
 
 
-def said(text: str) -> Generation:
+def sampled(text: str) -> Generation:
     return Generation(encode(bpe_tokenizer(), text), None, True)
 
 
 def collect(box: ToolBox, *rows: list[str]) -> list[Trajectory]:
-    scripts = {row: [said(text) for text in texts] for row, texts in enumerate(rows)}
+    scripts = {row: [sampled(text) for text in texts] for row, texts in enumerate(rows)}
     collector = Collector(bpe_tokenizer(), box, box.protocol, LIMITS)
     return collector.collect([(row,) for row in range(len(rows))], ScriptedGenerator(scripts))
 
 
-def heard(trajectory: Trajectory) -> list[str]:
+def results_of(trajectory: Trajectory) -> list[str]:
     frame = TERSE.information_frame
     return [seen.text.removeprefix(frame.prefix).removesuffix(frame.suffix) for seen in trajectory.observations]
 
@@ -348,8 +348,8 @@ def test_one_trajectory_uses_functions_an_object_of_its_own_and_the_search_engin
         "<answer>500</answer>",
     ]
     first, other = collect(box, turns, ["<add>1</add>", "<echo>hello</echo>", turns[3], turns[4]])
-    assert heard(first) == ["2", "5", "500", PARIS.text]
-    assert heard(other) == ["1", "hello", PARIS.text]
+    assert results_of(first) == ["2", "5", "500", PARIS.text]
+    assert results_of(other) == ["1", "hello", PARIS.text]
     assert first.observations[3].passages == (PARIS,)
     assert [turn.action.tool for turn in first.turns] == ["add", "add", "halve", "", ""]
     assert (first.stop_reason, first.answer) == (StopReason.ANSWERED, "500")
@@ -385,7 +385,7 @@ def test_a_tool_that_hangs_masks_its_row_and_one_that_raises_is_told() -> None:
     hung, told = collect(box, ["<wait>a</wait>"], ["<fail>b</fail>", "<answer>1</answer>"])
     go.set()
     assert hung.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
-    assert (told.stop_reason, heard(told)) == (StopReason.ANSWERED, ["error: 'b'"])
+    assert (told.stop_reason, results_of(told)) == (StopReason.ANSWERED, ["error: 'b'"])
 
 
 def test_tools_that_the_box_lacks_are_no_actions() -> None:
