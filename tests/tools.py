@@ -16,7 +16,7 @@ from trl.chat_template_utils import qwen3_template
 
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
-from sorl_trl.rollout.tokens import control_tokens
+from sorl_trl.rollout.trajectories import control_tokens
 from tests.policies import build_policy
 from tests.training import settings
 

@@ -64,38 +64,24 @@ class HighLow:
         return Reply(f"3 <answer> {self.left}", reward=-0.5)
 
 
-class Kept:
-    """A reward function that keeps what it is given."""
+def test_a_stateful_environment_is_trained_in(tmp_path: Path) -> None:
+    seen: list[tuple[Trajectory, HighLow, int]] = []
 
-    __name__ = "kept"
-
-    def __init__(self) -> None:
-        self.trajectories: list[Trajectory] = []
-        self.environments: list[Any] = []
-        self.numbers: list[int] = []
-
-    def __call__(self, trajectory: Any, environments: Any, number: Any, **_: Any) -> list[float]:
-        self.trajectories += trajectory
-        self.environments += environments
-        self.numbers += number
+    def keep(trajectory: Any, environments: Any, number: Any, **_: Any) -> list[float]:
+        seen.extend(zip(trajectory, environments, number, strict=True))
         return [float(len(each.turns)) for each in trajectory]
 
-
-def test_a_stateful_environment_is_trained_in(tmp_path: Path) -> None:
-    kept = Kept()
     rollout = AgentRollout(EnvironmentResponder(HighLow), protocol("guess"), LIMITS)
-    trainer = build(tmp_path, rollout, [environment_reward, kept])
+    trainer = build(tmp_path, rollout, [environment_reward, keep])
     trainer.train()
-    assert [type(each) for each in kept.environments] == [HighLow] * 16
-    for trajectory, state, number in zip(kept.trajectories, kept.environments, kept.numbers, strict=True):
-        answered = [turn for turn in trajectory.turns if turn.reward is not None]
-        assert state.number == number and state.left == 2 - len(answered)
-        won = [turn.reward == 1.0 for turn in answered]
-        assert (trajectory.stop_reason is StopReason.ENVIRONMENT_DONE) == any(won)
-        assert not any(won[:-1])
-        assert all("<answer>" not in seen.text for seen in trajectory.observations)
-    assert sum(turn.reward is not None for each in kept.trajectories for turn in each.turns) > 5
-    assert {each.stop_reason for each in kept.trajectories} >= {StopReason.ENVIRONMENT_DONE}
+    assert len(seen) == 16
+    for trajectory, state, number in seen:
+        rewards = [turn.reward for turn in trajectory.turns if turn.reward is not None]
+        assert state.number == number and state.left == 2 - len(rewards)
+        assert (trajectory.stop_reason is StopReason.ENVIRONMENT_DONE) == (1.0 in rewards)
+        assert 1.0 not in rewards[:-1]
+        assert all("<answer>" not in each.text for each in trajectory.observations)
+    assert {each.stop_reason for each, *_ in seen} >= {StopReason.ENVIRONMENT_DONE}
     first = logs(trainer)[0]
     assert first["rollout/tool_calls_per_trajectory"] > 0 and first["rollout/searches_per_trajectory"] == 0
     assert "rewards/environment_reward/mean" in first
@@ -121,8 +107,7 @@ async def double(a: int) -> str:
     return str(2 * a)
 
 
-@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
-def test_trls_tools_and_a_search_engine_are_trained_with(tmp_path: Path, trainer_class: Any) -> None:
+def test_tools_and_a_search_engine_are_trained_with_by_trls_trainer(tmp_path: Path) -> None:
     box = ToolBox([follow, double], search=search_index(tmp_path), protocol=protocol("search"), concurrency=4)
     seen: list[Trajectory] = []
 
@@ -132,20 +117,20 @@ def test_trls_tools_and_a_search_engine_are_trained_with(tmp_path: Path, trainer
 
     rollout = AgentRollout(box, limits=replace(LIMITS, max_trajectory_tokens=None))
     assert rollout.protocol is box.protocol
-    trainer = build(tmp_path, rollout, reward, trainer_class)
+    trainer = build(tmp_path, rollout, reward, GRPOTrainer)
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
-    assert {turn.action.tool for each in seen for turn in each.turns} == {"", "follow", "double"}
     calls = [
-        (before.action.tool, before.action.content, after.text.split()[1:-1])
+        (turn.action.tool, turn.action.content, reply.text.split()[1:-1])
         for each in seen
-        for before, after in pairwise(each.segments)
-        if isinstance(before, Turn) and isinstance(after, Observation) and before.action.content in DIGITS
+        for turn, reply in pairwise(each.segments)
+        if isinstance(turn, Turn) and isinstance(reply, Observation) and turn.action.content in DIGITS
     ]
-    for tool, content, said in calls:
-        value = {"follow": str(int(content) + 1), "double": str(2 * int(content))}.get(tool, said[0])
-        assert said == [value if value in DIGITS else "<unk>"], "what the tool has said"
-    assert {tool for tool, *_ in calls} >= {"follow", "double"}
+    results = {"follow": lambda a: str(a + 1), "double": lambda a: str(2 * a)}
+    assert {tool for tool, *_ in calls} >= {*results}
+    for tool, content, words in calls:
+        value = results[tool](int(content)) if tool else words[0]
+        assert words == [value if value in DIGITS else "<unk>"], "the tool's result"
     assert all(sum(len(s.token_ids) for s in each.segments) <= 90 for each in seen), "`max_completion_length`"
     assert logs(trainer)[0]["rollout/tool_calls_per_trajectory"] > 0
     assert any(not torch.equal(before[name], now) for name, now in trainer.model.named_parameters())
@@ -172,8 +157,7 @@ class GuessingGame:
         return float(self.won)
 
 
-@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
-def test_trls_objects_are_trained_in(tmp_path: Path, trainer_class: Any) -> None:
+def test_trls_objects_are_trained_in(tmp_path: Path) -> None:
     games = ToolBox(environment_factory=GuessingGame)
     seen: dict[str, list[Any]] = {"trajectory": [], "environments": [], "number": []}
 
@@ -183,13 +167,12 @@ def test_trls_objects_are_trained_in(tmp_path: Path, trainer_class: Any) -> None
         return [0.0] * len(prompts)
 
     worded = protocol(*games.protocol.tools)
-    trainer = build(tmp_path, AgentRollout(games, worded, LIMITS), [*games.rewards, keep], trainer_class)
+    trainer = build(tmp_path, AgentRollout(games, worded, LIMITS), [*games.rewards, keep])
     trainer.train()
     assert all(type(each) is GuessingGame for each in seen["environments"])
     tokenizer = trainer._tokenizer
     for trajectory, game, number in zip(*seen.values(), strict=True):
-        asked = number if trainer_class is SOGRPOTrainer else 2  # which hands the prompt alone to a `rollout_func`
-        assert game.number == asked
+        assert game.number == number
         assert tokenizer.decode(trajectory.prompt_ids) == f"{number} <unk> 3 <unk>", "without the tag"
         assert game.won == any(text.text == "<unk> 3 <unk>" for text in trajectory.observations)
     assert any(game.won for game in seen["environments"])

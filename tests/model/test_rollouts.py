@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from sorl_trl.agents.agent_rollout import rollout_output
 from sorl_trl.rollout import TagProtocol, TurnEnd, assemble, model_engine
-from sorl_trl.rollout.tokens import control_tokens, decode, token_texts
+from sorl_trl.rollout.trajectories import control_tokens, decode, token_texts
 from sorl_trl.types import ActionKind, Observation, StopReason, Turn
 from tests.engines import take_turns
 from tests.model.helpers import FEW_SHOT, collect

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sorl_trl.rollout import TagProtocol, TurnEnd
 from sorl_trl.rollout.observation import Sanitizer
-from sorl_trl.rollout.tokens import control_tokens, decode
+from sorl_trl.rollout.trajectories import control_tokens, decode
 from sorl_trl.types import ActionKind
 
 PROTOCOL = TagProtocol()

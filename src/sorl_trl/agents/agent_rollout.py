@@ -26,7 +26,7 @@ from sorl_trl.rollout import (
     environment_statistics,
     rollout_statistics,
 )
-from sorl_trl.rollout.greetings import Greeter
+from sorl_trl.rollout.observation import MessageSanitizer
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import StopReason, Trajectory
 
@@ -134,16 +134,17 @@ class AgentRollout:
             name = type(self).__name__
             raise ValueError(f"`{name}` is for text: the prompts hold images, which the policy would not see.")
         collector = self.collector(setup, is_conversational({"prompt": prompts[0]}))
-        greeter = Greeter(setup.tokenizer, collector.protocol, setup.limits.max_observation_tokens)
+        sanitizer = MessageSanitizer(setup.tokenizer, collector.protocol)
         try:
-            greeted = greeter.add(prompts, self._responder.greet(examples))
+            greetings = self._responder.greet(examples)
+            greeted = sanitizer.greet(prompts, greetings, setup.limits.max_observation_tokens)
             shown = [self._responder.shown[kind] for kind in self._responder.kinds] if self.shows_tools else None
             prompt_ids = setup.encode(greeted, shown)
             trajectories = collector.collect(prompt_ids, engine, any_active, examples)
         finally:
             self._responder.close()
         statistics = rollout_statistics(trajectories) | collector.time
-        statistics["neutralized_per_trajectory"] += greeter.neutralized / max(len(trajectories), 1)
+        statistics["neutralized_per_trajectory"] += sanitizer.neutralized / max(len(trajectories), 1)
         metrics = {f"rollout/{name}": value for name, value in statistics.items()}
         for name, value in environment_statistics(trajectories, self._responder).items():
             metrics[f"environment/{name}"] = value

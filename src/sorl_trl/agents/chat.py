@@ -1,4 +1,4 @@
-"""How prompts become tokens, and tokens messages: as in TRL, also with tools that the chat template shows."""
+"""Chat templates: how prompts become tokens and tokens messages, as in TRL, and which templates show tools."""
 
 from __future__ import annotations
 
@@ -8,19 +8,48 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase, ProcessorMixin
+from transformers import AutoProcessor, PreTrainedTokenizerBase, ProcessorMixin
 from trl import GRPOTrainer
-from trl.chat_template_utils import (
-    add_response_schema,
-    parse_response,
-    supports_tool_calling,
-)
+from trl.chat_template_utils import add_response_schema, parse_response, qwen3_template, supports_tool_calling
 from trl.data_utils import is_conversational, prepare_multimodal_messages
 
 from sorl_trl.rollout import ObservationEncoder, RolloutLimits, TagProtocol
-from sorl_trl.rollout.greetings import is_image
+from sorl_trl.rollout.observation import is_image
 from sorl_trl.rollout.protocol import message_end
 from sorl_trl.types import Observation, ToolResult, Trajectory
+
+_START, _END = "<|im_start|>", "<|im_end|>"
+# Each message is rendered unchanged to its end, so that later messages never change earlier text.
+_TEMPLATE = r"""
+{%- if messages[0].role != 'system' and (default or tools) %}
+    {%- set messages = [{'role': 'system', 'content': default}] + messages %}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\n' }}
+    {%- if message.role == 'tool' %}
+        {{- '<tool_response>\n' ~ message.content ~ '\n</tool_response>' }}
+    {%- else %}
+        {{- message.content or '' }}
+    {%- endif %}
+    {%- if loop.first and tools %}
+        {{- '\n\n# Tools\n\nYou may call these functions:\n<tools>' }}
+        {%- for tool in tools %}
+            {{- '\n' + (tool | tojson) }}
+        {%- endfor %}
+        {{- '\n</tools>\nFor a call, write its name and its arguments as JSON between tags:\n<tool_call>\n' }}
+        {{- '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>' }}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {%- set call = call.function or call %}
+        {{- '\n' if message.content or not loop.first }}
+        {{- '<tool_call>\n{"name": "' + call.name + '", "arguments": ' + (call.arguments | tojson) }}
+        {{- '}\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}"""
 
 _RESULTS = (ToolResult("first", "12 degrees"), ToolResult("second", "and rain\nin Oslo"))
 
@@ -78,40 +107,49 @@ def holds_images(prompt: Any) -> bool:
     return any(is_image(block) for content in contents if isinstance(content, list) for block in content)
 
 
-def know_calls(trainer: Any) -> None:
-    """Give the tokenizer a `response_template`, which parses calls, unless it has one.
+def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote_code: bool) -> Any:
+    """The processing class of a trainer whose prompts show tools, with a `response_template` that parses their calls.
 
-    Raises ValueError if the chat template shows no tools, or TRL does not know it.
+    `given` are the trainer's arguments, by name. If they hold no `processing_class`, it is that of the `policy`.
+
+    Raises ValueError if the chat template shows no tools, or TRL knows no `response_template` for it.
     """
-    if not supports_tool_calling(trainer.processing_class):
+    processing_class: Any = given.get("processing_class")
+    if processing_class is None:
+        loader: Any = AutoProcessor
+        left = {"truncation_side": "left", "padding_side": "left"}  # as TRL loads it
+        processing_class = loader.from_pretrained(policy, trust_remote_code=trust_remote_code, **left)
+    if not supports_tool_calling(processing_class):
         raise ValueError(
-            "a `ToolBox` has a `ChatProtocol`, but the chat template shows no tool calls: "
+            "tools or an environment are given, but the chat template shows no tool calls: "
             "`processing_class=chatml_tools(tokenizer)` gives a ChatML model another template, and a `ToolBox` "
-            "without `protocol=ChatProtocol()` needs none."
+            "without `protocol=ChatProtocol()`, as in `rollout_func=AgentRollout(ToolBox(tools))`, needs none."
         )
-    if getattr(trainer._tokenizer, "response_template", None) is None:
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if not any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema")):
         try:
-            add_response_schema(trainer.processing_class)
+            add_response_schema(processing_class)
         except ValueError as error:
             raise ValueError(
-                "a `ToolBox` has a `ChatProtocol`, but `tokenizer.response_template` is None, and TRL knows none for "
-                "this chat template: set one, with which transformers parses calls, or give the `ToolBox` no "
-                "`protocol`."
+                "tools or an environment are given, but `tokenizer.response_template` is None, and TRL knows none for "
+                "this chat template: set one, with which transformers parses calls, or give a `ToolBox` without "
+                "`protocol=ChatProtocol()`."
             ) from error
+    return processing_class
 
 
 def check_results(setup: RolloutSetup, protocol: TagProtocol) -> None:
     """Raise ValueError if the chat template writes results of tools differently from the protocol."""
     ours = [*ObservationEncoder(setup.tokenizer, protocol, sys.maxsize).information("", results=_RESULTS).token_ids]
     # What TRL's method reads of its trainer. That of our own trainers would cut long results.
-    of_trainer = SimpleNamespace(
+    trainer = SimpleNamespace(
         processing_class=setup.processing_class,
         chat_template=setup.chat_template,
         chat_template_kwargs=setup.chat_template_kwargs,
         _tokenizer=setup.tokenizer,
         _is_vlm=isinstance(setup.processing_class, ProcessorMixin),
     )
-    theirs = [*GRPOTrainer._get_tool_suffix_ids(of_trainer, [*map(_result, _RESULTS)])]
+    theirs = [*GRPOTrainer._get_tool_suffix_ids(trainer, [*map(_result, _RESULTS)])]
     if ours != theirs:
         end = message_end(setup.tokenizer, setup.chat_template_kwargs)
         if end not in (None, setup.tokenizer.eos_token) and ours[-len(theirs) :] == theirs:
@@ -155,3 +193,28 @@ def _message(
         return dict(parse_response(tokenizer, ids, prefix=context, tools=[*tools]))
     except RecursionError:  # brackets nest too deeply; TRL returns the same for other unreadable messages
         return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
+
+
+def chatml_tools(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Give the tokenizer of a ChatML model a chat template that shows tools and their results. Returns the tokenizer.
+
+    Calls are JSON between `<tool_call>` tags, as for Qwen2.5; the model must learn them. Conversations without tools
+    are rendered as before if the old template writes only role and content, and its default system message stays.
+    Checkpoints are saved with the new template.
+
+    Raises ValueError if the tokenizer's messages do not end with `<|im_end|>`, or its chat template shows tools.
+    """
+    given: Any = tokenizer
+    if given.chat_template is None or not {_START, _END} <= {*given.get_vocab()}:
+        lacks = "chat template" if given.chat_template is None else f"{_START} and {_END} in its vocabulary"
+        raise ValueError(f"tokenizer has no {lacks}, but must have a template of ChatML")
+    if given.eos_token != _END:
+        raise ValueError(f"`tokenizer.eos_token` is {given.eos_token!r}, but must be {_END!r}, which ends messages")
+    if supports_tool_calling(given):
+        raise ValueError("tokenizer has a chat template that shows tools: it must be left as it is")
+    shown = given.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    before = shown.partition(f"{_START}user\n")[0]
+    default = before.removeprefix(f"{_START}system\n").removesuffix(f"{_END}\n")
+    given.chat_template = f"{{%- set default = {default!r} %}}{_TEMPLATE}"
+    given.response_template = qwen3_template
+    return tokenizer

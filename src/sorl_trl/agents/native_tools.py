@@ -1,22 +1,23 @@
-"""TRL's own tools (`tools=`, `environment_factory=`): sanitizes what they return, or runs them in a rollout."""
+"""TRL's own tools (`tools=`, `environment_factory=`): calls them and sanitizes results, or runs them in a rollout."""
 
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from threading import Lock
 from typing import Any
 
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.checks import POSITIVE_COUNT
-from sorl_trl.rollout import ChatProtocol, Sanitizer, SearchResponder, TagProtocol, ToolBox, Unavailable
-from sorl_trl.rollout.environments.tools import fits
-from sorl_trl.rollout.greetings import Greeter, is_image, is_text
+from sorl_trl.rollout import ChatProtocol, SearchResponder, TagProtocol, ToolBox, Unavailable
+from sorl_trl.rollout.environments.responder import result_of, start_awaiting
+from sorl_trl.rollout.environments.tools import Tool, call_tool, methods_of, named
+from sorl_trl.rollout.observation import MessageSanitizer, is_image, is_text
 from sorl_trl.search import RetryPolicy, SearchBackend
 from sorl_trl.search.backend import is_thread_safe
-from sorl_trl.text import round_brackets
 from sorl_trl.types import ActionKind
 
 
@@ -64,8 +65,8 @@ def answer_in_messages(completion: Sequence[Mapping[str, Any]]) -> str | None:
     """
     if isinstance(completion, str):
         raise TypeError(f"completion is the string {completion[:80]!r}, but must be a list of messages")
-    said = [message.get("content") or "" for message in completion if message["role"] == "assistant"]
-    actions = map(TagProtocol().parse, said)
+    texts = [message.get("content") or "" for message in completion if message["role"] == "assistant"]
+    actions = map(TagProtocol().parse, texts)
     return next((action.content for action in actions if action.kind is ActionKind.ANSWER), None)
 
 
@@ -98,7 +99,7 @@ def tools_as_rollout(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**without, **changed, "rollout_func": AgentRollout(box)}
 
 
-class HarmlessTools:
+class ToolSanitizer:
     """Ensures that no tool in TRL's tool loop can forge a message, a tag or a control token.
 
     Everything that the environment says is sanitized before it is templated: results and error messages of tools, the
@@ -109,32 +110,33 @@ class HarmlessTools:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._completions: list[list[dict[str, Any]]] = []
-        """The messages of each trajectory, to which TRL's tool loop appends, and among which results are put in order.
 
-        `_tool_call_loop` sets it for `_get_tool_suffix_ids`, which TRL calls in it with the last results alone.
-        """
-
-    @cached_property
-    def _greeter(self) -> Greeter:
-        return Greeter(self._trainer._tokenizer)
-
-    @cached_property
-    def _sanitizer(self) -> Sanitizer:
-        return Sanitizer(self._trainer._tokenizer)
-
-    @cached_property
-    def _results(self) -> Greeter:
-        # A result cut to this length is still too long for the completion, so TRL drops it, as it would the whole.
-        return Greeter(self._trainer._tokenizer, max_tokens=self._trainer.max_completion_length)
+    @functools.cached_property
+    def _sanitizer(self) -> MessageSanitizer:
+        return MessageSanitizer(self._trainer._tokenizer)
 
     def greeting(self, own: Any, content: Any) -> Any:
         """The content of a prompt's last message, whose beginning is the user's `own`, with the rest sanitized."""
-        return self._greeter.clean(own, content)
+        return self._sanitizer.clean(own, content)
 
-    def note_completions(self, completions: list[list[dict[str, Any]]]) -> None:
-        """Remember the messages to which TRL's tool loop is about to append."""
-        self._completions = completions
+    def tools_of(self, environment: Any) -> dict[str, Tool]:
+        """The tools of a row by name: those of the trainer, and the methods of the row's environment if it has one.
+
+        TRL calls them one after the other. What they return, raise and mask is up to `call_tool`, as in a `ToolBox`.
+        """
+        tools = named([*self._trainer._standalone_tools, *methods_of(environment)])
+        return {name: self._called(tool) for name, tool in tools.items()}
+
+    def _called(self, tool: Tool) -> Tool:
+        @functools.wraps(tool)
+        def call(**arguments: Any) -> Any:
+            return call_tool(tool, arguments, self._wait)
+
+        return call
+
+    def _wait(self, value: Any) -> Any:
+        """A value, or what comes of it in TRL's event loop, which TRL has if a tool is a coroutine function."""
+        return result_of(start_awaiting(value, self._trainer.async_loop)) if inspect.isawaitable(value) else value
 
     def masked(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
         """The return value of TRL's tool loop, with trajectories masked if a tool was down."""
@@ -142,90 +144,28 @@ class HarmlessTools:
         for row, messages in enumerate(completions):
             if any(isinstance(message.get("content"), Unavailable) for message in messages):
                 tool_mask[row] = [0] * len(tool_mask[row])
-        neutralized = self._greeter.neutralized + self._results.neutralized
-        self._greeter.neutralized = self._results.neutralized = 0
+        neutralized, self._sanitizer.neutralized = self._sanitizer.neutralized, 0
         self._trainer._log_metric("rollout/neutralized_per_trajectory", neutralized / len(completions))
         return tool_mask, completions, *others
 
     def suffix_ids(
         self, messages: list[dict[str, Any]], write: Callable[[list[dict[str, Any]]], list[int]]
     ) -> list[int]:
-        """What TRL's method `write` makes of the messages of tools, sanitized and in the order of their calls."""
-        messages = self._in_order(messages)
+        """What TRL's method `write` makes of the messages of tools, sanitized."""
         for message in messages:
-            message["name"] = self._results.clean("", _plain(message["name"]))
+            message["name"] = self._clean("", message["name"])
             if not isinstance(message["content"], list | Unavailable):
-                message["content"] = self._results.clean("", _plain(message["content"]))
-        shown = [
-            {**message, "content": self._shown(message, write)} if isinstance(message["content"], list) else message
-            for message in messages
-        ]
-        return write(shown)
+                message["content"] = self._clean("", message["content"])
+        return write([{**message, "content": self._shown(message["content"])} for message in messages])
 
-    def _in_order(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The results of a message's calls in the order of the calls, in the trajectory as well.
+    def _shown(self, content: Any) -> Any:
+        """A message's content for the template: a list as text, unless it shows images to a policy that reads them."""
+        if not isinstance(content, list):
+            return content
+        if self._trainer._is_vlm and content and all(is_text(each) or is_image(each) for each in content):
+            return self._clean([], content)
+        return self._clean("", str(content))
 
-        TRL puts the results of coroutines behind all others, and images into that order, in which they stay.
-        """
-        count = len(messages)
-        for row, said in enumerate(self._completions):
-            if said[-1] is messages[-1]:
-                calls = said[-count - 1].get("tool_calls") or ()
-                late = [self._is_awaited(row, call) for call in calls]
-                places = sorted(range(len(late)), key=late.__getitem__)
-                if len(places) != count:
-                    break
-                ordered = [messages[places.index(place)] for place in range(count)]
-                if [*filter(_has_image, ordered)] == [*filter(_has_image, messages)]:
-                    said[-count:] = ordered
-                    return ordered
-        return messages
-
-    def _is_awaited(self, row: int, call: dict[str, Any]) -> bool:
-        """Whether TRL awaits a call after it has made the others."""
-        name, arguments = (call.get("function", {}).get(key) for key in ("name", "arguments"))
-        if name in self._trainer._sync_tool_dicts[row]:
-            return False
-        tool = self._trainer._async_tool_dicts[row].get(name)
-        return tool is not None and fits(tool, arguments)
-
-    def _shown(self, message: dict[str, Any], write: Callable[[list[dict[str, Any]]], list[int]]) -> Any:
-        """A list that a tool returned, for the template: as a list if the template writes lists, otherwise as text."""
-        content = message["content"]
-        if content and all(is_text(each) or is_image(each) for each in content):
-            return self._results.clean([], content)
-        plain = _plain(content)
-        text = self._results.clean("", plain)
-        try:
-            harmless, bracketed = (_changed(content, change) for change in (self._sanitizer.clean, round_brackets))
-            said: list[Any] = [harmless, [], bracketed or ["x"]]
-            ids, empty, expected = (write([{**message, "content": each}]) for each in said)
-        except Exception:  # a template may raise anything
-            return text
-        if len(text) < len(plain) or expected == empty:  # it is too long, or the template leaves out what lists hold
-            return text
-        # A template may join what the list holds to tags and control tokens.
-        return harmless if self._sanitizer.found(ids) == self._sanitizer.found(expected) else bracketed
-
-
-def _plain(value: Any) -> str:
-    """`str(value)`, without any subclass of `str`."""
-    return str.__str__(str(value))
-
-
-def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy with changed texts. Raises TypeError for types other than those of JSON and tuples."""
-    kind = type(value)
-    if kind is str:
-        return change(value)
-    if kind in (list, tuple):
-        return kind(_changed(each, change) for each in value)
-    if kind is dict:
-        return {_changed(key, change): _changed(each, change) for key, each in value.items()}
-    if value is None or kind in (bool, int, float):
-        return value
-    raise TypeError(f"{kind.__name__} is no type of JSON")
-
-
-def _has_image(message: Mapping[str, Any]) -> bool:
-    return isinstance(message["content"], list) and any(map(is_image, message["content"]))
+    def _clean(self, own: Any, content: Any) -> Any:
+        # A result cut to this length is still too long for the completion, so TRL drops it, as it would the whole.
+        return self._sanitizer.clean(own, content, self._trainer.max_completion_length)

@@ -34,7 +34,7 @@ from sorl_trl.rollout import (
     TurnEnd,
     model_engine,
 )
-from sorl_trl.rollout.greetings import Greeter
+from sorl_trl.rollout.observation import MessageSanitizer
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.tasks import own_environment, prompt_rows
 from sorl_trl.search import SearchBackend
@@ -56,8 +56,9 @@ class Agent:
     def encoded(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         """The token ids of the prompts, with what the environment of each row says at the beginning."""
         collector = self.collector
-        greeter = Greeter(collector.tokenizer, collector.protocol, collector.limits.max_observation_tokens)
-        prompts = greeter.add([row["prompt"] for row in rows], collector.responder.greet(rows))
+        sanitizer = MessageSanitizer(collector.tokenizer, collector.protocol)
+        greetings = collector.responder.greet(rows)
+        prompts = sanitizer.greet([row["prompt"] for row in rows], greetings, collector.limits.max_observation_tokens)
         return qa.encode_prompts(collector.tokenizer, [{"prompt": each} for each in prompts], **self.template_kwargs)
 
 

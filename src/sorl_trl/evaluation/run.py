@@ -47,7 +47,7 @@ from sorl_trl.records.evaluated import (
 )
 from sorl_trl.rollout import RolloutArguments, rollout_statistics
 from sorl_trl.rollout.tasks import check_read, load_rows
-from sorl_trl.rollout.tokens import decode
+from sorl_trl.rollout.trajectories import decode
 from sorl_trl.search import MalformedResponse, SearchUnavailable
 from sorl_trl.types import Trajectory
 

@@ -22,7 +22,7 @@ from sorl_trl.rollout.observation import ObservationEncoder
 from sorl_trl.rollout.options import EngineOptions, RolloutLimits
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.rollout.row import Row
-from sorl_trl.rollout.tokens import decode
+from sorl_trl.rollout.trajectories import decode
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import ActionKind, StopReason, Trajectory, Turn
 

@@ -1,16 +1,17 @@
-"""Encodes what the environment says: sanitized, cut to a limit, and in a frame of trusted text."""
+"""Sanitizes what the environment says, in observations, in prompts and in the messages of tools."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.rollout.protocol import Frame, TagProtocol
-from sorl_trl.rollout.tokens import control_tokens, decode
-from sorl_trl.text import encodable, other_brackets
+from sorl_trl.rollout.trajectories import control_tokens, decode
+from sorl_trl.text import encodable, other_brackets, round_brackets
 from sorl_trl.types import Observation, Passage, ToolResult
 
 _MAX_PASSES = 3
@@ -87,12 +88,6 @@ class Sanitizer:
         text, controls = self._control_strings.subn(lambda token: other_brackets(token[0]), text)
         return text, tags + controls
 
-    def found(self, token_ids: Sequence[int]) -> list[int]:
-        """The control tokens among `token_ids`, in order, and last how many tags their text contains."""
-        controls = [token_id for token_id in token_ids if token_id in self._control_ids]
-        others = [token_id for token_id in token_ids if token_id not in self._control_ids]
-        return [*controls, self._protocol.neutralize(decode(self._tokenizer, others))[1]]
-
     def _encode_beginning(self, text: str, max_tokens: int) -> tuple[str, list[int]]:
         """A beginning of the text that is long enough for its first `max_tokens` tokens, and its ids."""
         size = _CHARACTERS_PER_TOKEN * (max_tokens + _MARGIN)
@@ -139,12 +134,12 @@ class ObservationEncoder:
         frame = self._protocol.information_frame
         if not results:
             return self._encode(frame, [text], tuple(passages))[0]
-        observation, said = self._encode(frame, [each.text for each in results])
-        heard = (
+        observation, texts = self._encode(frame, [each.text for each in results])
+        shown = (
             ToolResult(self._sanitizer.clean(each.tool), text, each.returned)
-            for each, text in zip(results, said, strict=False)
+            for each, text in zip(results, texts, strict=False)
         )
-        return replace(observation, results=tuple(heard))
+        return replace(observation, results=tuple(shown))
 
     def invalid_feedback(self, message_closed: bool) -> Observation:
         """Encode the corrective message; `message_closed` tells whether the policy ended its own message."""
@@ -182,3 +177,81 @@ class ObservationEncoder:
         if size > self._max_tokens:
             raise ValueError(f"max_observation_tokens={self._max_tokens} must be at least {size}, the size of {frame}")
         return prefix_ids, suffix_ids, between_ids
+
+
+class MessageSanitizer:
+    """Sanitizes what an environment adds to messages, and leaves the user's own text alone.
+
+    Args:
+        tokenizer: The policy's tokenizer.
+        protocol: The protocol whose tags the additions must not contain.
+
+    Attributes:
+        neutralized: How many control tokens and protocol tags all additions so far contained.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, protocol: TagProtocol | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._sanitizer = Sanitizer(tokenizer, protocol)
+        self.neutralized = 0
+
+    def greet(self, prompts: Sequence[Any], greetings: Sequence[str | None], max_tokens: int) -> list[Any]:
+        """The prompts, as text or messages, each with its greeting at the end, which is cut to `max_tokens`."""
+        return [
+            self._greeted(prompt, greeting, max_tokens) if greeting else prompt
+            for prompt, greeting in zip(prompts, greetings, strict=True)
+        ]
+
+    def clean(self, own: Any, content: Any, max_tokens: int | None = None) -> Any:
+        """The content of a message, with everything that an environment has added to the user's `own` sanitized.
+
+        If the content does not begin with `own`, the environment has rewritten it, and all of it is sanitized. Each
+        text that is added is cut to `max_tokens`.
+        """
+        if not isinstance(content, list):
+            kept = own if isinstance(own, str) and content.startswith(own) else ""
+            return kept + self._harmless(kept, content[len(kept) :], max_tokens)
+        blocks = list(own) if isinstance(own, list) else [{"type": "text", "text": own}]
+        if content[: len(blocks)] != blocks:
+            blocks = []
+        for block in content[len(blocks) :]:
+            # Some templates write blocks without anything between them.
+            before = "".join(each["text"] for each in blocks if is_text(each))
+            blocks.append(self._harmless_block(before, block, max_tokens))
+        return blocks
+
+    def _greeted(self, prompt: Any, greeting: str, max_tokens: int) -> Any:
+        if isinstance(prompt, str):
+            return prompt + self._harmless(prompt, greeting, max_tokens)
+        own = prompt[-1].get("content") or ""
+        added: Any = [{"type": "text", "text": greeting}] if isinstance(own, list) else greeting
+        return [*prompt[:-1], {**prompt[-1], "content": self.clean(own, own + added, max_tokens)}]
+
+    def _harmless_block(self, before: str, block: Any, max_tokens: int | None) -> dict[str, Any]:
+        """Keep an image, with its path sanitized if it has one; turn anything else into text."""
+        if is_image(block):
+            image = block["image"]
+            is_path = isinstance(image, str)
+            return {"type": "image", "image": self._harmless(before, image, max_tokens) if is_path else image}
+        text = str.__str__(block["text"] if is_text(block) else str(block))
+        return {"type": "text", "text": self._harmless(before, text, max_tokens)}
+
+    def _harmless(self, before: str, text: str, max_tokens: int | None) -> str:
+        harmless = self._sanitizer.sanitize(text, len(text) if max_tokens is None else max_tokens)
+        self.neutralized += harmless.neutralized
+        is_cut = max_tokens is not None and harmless.truncated  # a text may have more tokens than characters
+        kept = decode(self._tokenizer, harmless.token_ids) if is_cut else harmless.text
+        # The end of the text before and the beginning of this one may form a tag.
+        joined = self._sanitizer.rewrite(before + kept)[1] - self._sanitizer.rewrite(before)[1]
+        self.neutralized += max(joined, 0)
+        return round_brackets(kept) if joined > 0 else kept
+
+
+def is_text(block: Any) -> bool:
+    """Whether a content block is text."""
+    return isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
+
+
+def is_image(block: Any) -> bool:
+    """Whether a content block is an image."""
+    return isinstance(block, dict) and block.get("type") == "image" and "image" in block

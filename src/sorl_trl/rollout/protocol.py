@@ -1,8 +1,9 @@
-"""Search-R1's tag protocol: how the policy's text asks for actions, and how the environment's text is written.
+"""How the policy's text asks for actions, and how the environment's text is written: in tags, or as chat messages.
 
-The policy writes `<think>…</think>`, then either `<search>query</search>` or `<answer>…</answer>`; the environment
-answers a search with `<information>…</information>`. The tags are those of Search-R1 (arXiv 2503.09516). They work for
-base and chat models, because observations continue the policy's own text.
+With a `TagProtocol`, the policy writes `<think>…</think>`, then either `<search>query</search>` or
+`<answer>…</answer>`; the environment answers a search with `<information>…</information>`. The tags are those of
+Search-R1 (arXiv 2503.09516). They work for base and chat models, because observations continue the policy's own text.
+With a `ChatProtocol`, each turn and each reply is a message of the chat template.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.rollout.tokens import control_tokens, decode
-from sorl_trl.types import Action, ActionKind, Passage
+from sorl_trl.rollout.trajectories import control_tokens, decode
+from sorl_trl.types import Action, ActionKind, Passage, ToolCall
 
 PROTOCOL_TAGS = ("think", "search", "information", "answer", "tool_call", "tool_response")
 """Names that must not appear as tags in the environment's text: ours, and those of chat models' tool calls.
@@ -34,10 +35,8 @@ _TOOLS_FEEDBACK = (
     "My previous action is invalid. If I want to use a tool, I should put its input between the tags of that tool: "
     "{tools}. If I want to give the final answer, I should put it between the answer tags. Let me try again."
 )
-
-
-_SAID = "first-message-of-the-assistant"
-_EXCHANGE = ({"role": "user", "content": "question"}, {"role": "assistant", "content": _SAID})
+_REPLY = "first-message-of-the-assistant"
+_EXCHANGE = ({"role": "user", "content": "question"}, {"role": "assistant", "content": _REPLY})
 
 
 @dataclass(frozen=True)
@@ -170,11 +169,90 @@ def _any_tag(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"<\s*(?P<slash>/\s*)?(?P<name>{either})\s*(?:/\s*)?>", re.IGNORECASE)
 
 
+@dataclass(frozen=True)
+class ChatProtocol(TagProtocol):
+    """A turn is a message, which the policy ends and the environment interprets.
+
+    A reply is a message of the chat template, from a tool or from the user (`Reply.role`). Templates without tools
+    show a tool's message as the user's. Prompts must be messages.
+
+    With `functions`, calls are parsed as TRL parses those of its own tools, with the tokenizer's `response_template`.
+    Text that cannot be parsed is no call.
+    """
+
+    tools: tuple[str, ...] = ()
+    functions: tuple[dict[str, Any], ...] = field(default=(), hash=False)
+    """JSON schemas of the tools that the chat template shows. A `ToolBox` adds its own."""
+    message_ends: tuple[str, ...] = ()
+    """The tokenizer's special tokens. One of them ends a message, not always the end-of-sequence token."""
+    tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)
+    """The policy's tokenizer."""
+
+    turns_are_messages: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.tools:
+            raise ValueError(f"tools={self.tools!r} must be empty: the environment reads whole messages")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Empty, because a turn ends at an end-of-sequence token."""
+        return ()
+
+    def in_chat(
+        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+    ) -> ChatProtocol:
+        """The protocol with the messages of a chat template. Custom frames stay.
+
+        Raises what `chat_message_frame` raises.
+        """
+        plain, user = TagProtocol(), chat_message_frame(tokenizer, template_kwargs)
+        tool = _tool_frame(tokenizer, template_kwargs) or user
+        return replace(
+            self,
+            information_frame=tool if self.information_frame == plain.information_frame else self.information_frame,
+            message_frame=user if self.message_frame == plain.message_frame else self.message_frame,
+            message_ends=_special_tokens(tokenizer),
+            tokenizer=tokenizer,
+        )
+
+    def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raise ValueError if prompts are plain text, or if `functions` are given without a way to parse calls."""
+        if not self.message_ends:
+            raise ValueError("`ChatProtocol` needs prompts that are messages, such as [{'role': 'user', …}]")
+        if self.functions and getattr(tokenizer, "response_template", None) is None:
+            raise ValueError(
+                "the tokenizer has no `response_template`, with which tool calls are parsed: set one; "
+                "`trl.chat_template_utils.add_response_schema(tokenizer)` has those of the chat templates that TRL "
+                "knows"
+            )
+
+    def parse(self, text: str) -> Action:
+        """The whole message without the tokens that end it, and its calls."""
+        calls = self._calls(text) if self.functions else ()
+        while end := next(filter(text.endswith, self.message_ends), ""):
+            text = text.removesuffix(end)
+        return Action(ActionKind.MESSAGE, text.strip(), calls=calls)
+
+    def _calls(self, text: str) -> tuple[ToolCall, ...]:
+        assert self.tokenizer is not None
+        begun = self.message_frame.suffix  # it may begin the message, with an opening tag of its thoughts
+        try:
+            message = self.tokenizer.parse_response(text, prefix=begun, tools=[*self.functions])
+            calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return ()
+        if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+            return ()
+        read = ((call["name"], call.get("arguments")) for call in calls)
+        return tuple(ToolCall(name, {} if arguments is None else arguments) for name, arguments in read)
+
+
 def message_end(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> str | None:
     """The control token with which the chat template ends the assistant's last message; None if it writes none."""
     options: Any = dict(template_kwargs or {})
     text = str(tokenizer.apply_chat_template([*_EXCHANGE], tokenize=False, **options))
-    return _first_control(tokenizer, text.partition(_SAID)[2])
+    return _first_control(tokenizer, text.partition(_REPLY)[2])
 
 
 def endless_messages(
@@ -211,13 +289,12 @@ def chat_message_frame(
 
     Raises ValueError if the template does not show both messages.
     """
-    said, another = _SAID, "third-message"
-    heard = 'second "message"\nof another'  # a template that writes JSON would change this
+    answer, another = 'second "message"\nof another', "third-message"  # a template that writes JSON changes the quotes
     options: Any = dict(template_kwargs or {})
     end = message_end(tokenizer, template_kwargs)
-    messages = [*_EXCHANGE, {"role": role, "content": heard}]
+    messages = [*_EXCHANGE, {"role": role, "content": answer}]
     text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options))
-    between, shown, suffix = text.partition(said)[2].partition(heard)
+    between, shown, suffix = text.partition(_REPLY)[2].partition(answer)
     if not shown:
         raise ValueError(
             f"the chat template renders {text!r}: it must show the assistant's and then the {role}'s message"
@@ -230,7 +307,7 @@ def chat_message_frame(
         return frame
     messages.append({"role": role, "content": another})
     text = str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
-    middle, shown, _ = text.partition(heard)[2].partition(another)
+    middle, shown, _ = text.partition(answer)[2].partition(another)
     return replace(frame, between=middle) if shown else frame
 
 
@@ -239,3 +316,17 @@ def _first_control(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
     controls = control_tokens(tokenizer, ()).values()
     found = [(text.index(token), -len(token), token) for token in controls if token in text]
     return min(found)[2] if found else None
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """The tokens that the tokenizer declares special, the longest first, because one may end in another."""
+    added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+    return tuple(sorted({*tokenizer.all_special_tokens, *added}, key=lambda token: (-len(token), token)))
+
+
+def _tool_frame(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None) -> Frame | None:
+    """The text around a tool's message; None if the template shows no such message, or only after a call."""
+    try:
+        return chat_message_frame(tokenizer, template_kwargs, "tool")
+    except Exception:  # a template may raise anything
+        return None

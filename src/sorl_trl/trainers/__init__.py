@@ -1,7 +1,7 @@
 """Trainers: TRL's `GRPOTrainer` made turn-level."""
 
 from sorl_trl.agents.agent_rollout import AgentRollout, SearchRollout
-from sorl_trl.agents.chatml import chatml_tools
+from sorl_trl.agents.chat import chatml_tools
 from sorl_trl.agents.native_tools import answer_in_messages, search_tool
 from sorl_trl.trainers.config import SOGRPOConfig
 from sorl_trl.trainers.critic.checkpoint import ValueModel, load_critic

@@ -23,9 +23,8 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from sorl_trl.agents.agent_rollout import AgentRollout
-from sorl_trl.agents.chat import know_calls
-from sorl_trl.agents.chatml import check_template
-from sorl_trl.agents.native_tools import HarmlessTools, tools_as_rollout
+from sorl_trl.agents.chat import ensure_response_template
+from sorl_trl.agents.native_tools import ToolSanitizer, tools_as_rollout
 from sorl_trl.files import full_disk_is_said
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
@@ -101,12 +100,15 @@ class TurnLevelTrainer(GRPOTrainer):
         check_method(self.method, args, by_name=isinstance(method, str))
         args.method_name = self.method.name or self.method.describe()
         given = inspect.signature(super().__init__).bind(model, reward_funcs, args, *positional, **named).arguments
-        check_template(name, given, args.trust_remote_code)
         if args.async_staleness:
             given = tools_as_rollout(given)
+        has_tools = bool(given.get("tools") or given.get("environment_factory"))
         if isinstance(rollout := given.get("rollout_func"), AgentRollout):
             rollout.check(args, given.get("tools"), given.get("environment_factory"))
-        self._tools = HarmlessTools(self)
+            has_tools = rollout.shows_tools
+        if has_tools:
+            given["processing_class"] = ensure_response_template(name, given, args.trust_remote_code)
+        self._tools = ToolSanitizer(self)
         with used_by_trl():
             super().__init__(**given)
         if args.disable_dropout:
@@ -115,7 +117,6 @@ class TurnLevelTrainer(GRPOTrainer):
         check_precision(self)
         check_optimizers(self)
         if isinstance(rollout, AgentRollout) and rollout.shows_tools:
-            know_calls(self)
             rollout.protocol_for(rollout.setup(self))
         if args.async_staleness:
             check_ahead(self)
@@ -221,11 +222,8 @@ class TurnLevelTrainer(GRPOTrainer):
     # TRL's tool loop
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _tool_call_loop(
-        self, prompts: Any, prompt_ids: Any, completion_ids: Any, completions: Any, *others: Any
-    ) -> tuple[Any, ...]:
-        self._tools.note_completions(completions)
-        return self._tools.masked(super()._tool_call_loop(prompts, prompt_ids, completion_ids, completions, *others))
+    def _tool_call_loop(self, *given: Any) -> tuple[Any, ...]:
+        return self._tools.masked(super()._tool_call_loop(*given))
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         return self._tools.suffix_ids(tool_messages, super()._get_tool_suffix_ids)

@@ -6,7 +6,6 @@ what an environment's `reset` says is sanitized, and the rows of the dataset are
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,21 +80,10 @@ def _draw_environments(trainer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _set_tools(trainer: Any, count: int) -> None:
-    """The tools of each row: those of the trainer, and the methods of the row's environment."""
-    trainer._sync_tool_dicts, trainer._async_tool_dicts = [], []
-    for number in range(count):
-        tools = list(trainer._standalone_tools)
-        if trainer.environments:
-            environment = trainer.environments[number]
-            named = inspect.getmembers(type(environment), predicate=inspect.isfunction)
-            tools += [
-                getattr(environment, name)
-                for name, _ in named
-                if name not in ("reset", "get_reward") and not name.startswith("_")
-            ]
-        awaited = {tool.__name__: tool for tool in tools if inspect.iscoroutinefunction(tool)}
-        trainer._async_tool_dicts.append(awaited)
-        trainer._sync_tool_dicts.append({tool.__name__: tool for tool in tools if tool.__name__ not in awaited})
+    """The tools of each row. None is a coroutine for TRL, which would call coroutines after all others."""
+    environments = trainer.environments or [None] * count
+    trainer._sync_tool_dicts = [trainer._tools.tools_of(environment) for environment in environments]
+    trainer._async_tool_dicts = [{}] * count
 
 
 def _greeted(trainer: Any, prompt: Any, environment: Any, row: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from sorl_trl.methods import MicroBatch, Objective
 from sorl_trl.ops import is_outside
 from sorl_trl.records import trained
-from sorl_trl.rollout.tokens import decode, token_texts
+from sorl_trl.rollout.trajectories import decode, token_texts
 from sorl_trl.trainers.batch import GENERATED_AT
 from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.rollout import Rollout

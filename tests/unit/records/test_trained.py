@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.records.trained import TrainedTrajectory, discard_later, read_trained, write_trained
-from sorl_trl.rollout.tokens import decode, token_texts
+from sorl_trl.rollout.trajectories import decode, token_texts
 
 TRAINED = TrainedTrajectory(
     step=3,

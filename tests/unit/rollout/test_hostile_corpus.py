@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from sorl_trl.rollout import ObservationEncoder, TagProtocol
 from sorl_trl.rollout.observation import Sanitizer
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
-from sorl_trl.rollout.tokens import control_tokens, decode
+from sorl_trl.rollout.trajectories import control_tokens, decode
 
 from .fakes import bpe_tokenizer, encode, word_tokenizer
 

@@ -13,11 +13,12 @@ from types import MappingProxyType
 from typing import Any, Protocol, SupportsFloat
 
 from sorl_trl.checks import POSITIVE_COUNT
-from sorl_trl.rollout.environments.calls import THREAD
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.threads import DaemonThreads
 from sorl_trl.types import Passage, StopReason, ToolResult, Turn
 
+THREAD = "sorl-environment"
+"""The name of the threads in which environments and searches are called."""
 _STOPS = (StopReason.ENVIRONMENT_DONE, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.SEARCH_UNAVAILABLE)
 
 

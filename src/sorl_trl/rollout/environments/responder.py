@@ -1,22 +1,27 @@
-"""A responder with one environment per trajectory."""
+"""A responder with one environment per trajectory, whose calls may take long or never return."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from traceback import walk_tb
 from typing import Any, TypeAlias
 
 from sorl_trl.checks import POSITIVE_COUNT, Number
 from sorl_trl.command_line import UserMistake
-from sorl_trl.rollout.environments.calls import Calls
-from sorl_trl.rollout.environments.environment import Environment, Reply, Responder, RowTurn
+from sorl_trl.rollout.environments.environment import THREAD, Environment, Reply, Responder, RowTurn
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search.backend import is_down
+from sorl_trl.threads import Work, start, work_off
 from sorl_trl.types import StopReason, Turn
 
 logger = logging.getLogger(__name__)
@@ -28,11 +33,130 @@ CONCURRENCY = 64
 ENVIRONMENT = "environment"
 """The column that names a row's factory if there are several, as in TRL."""
 Factory: TypeAlias = "Callable[[], Environment]"
+Wait: TypeAlias = "Callable[[Any], Any]"
+"""Returns a value as it is, or what comes of it if it is awaitable."""
 UNAVAILABLE = Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
 _MUST_RETURN: Mapping[str, tuple[Any, str]] = {
     "reset": (str | None, "text or None"),
     "step": (Reply, 'a `Reply`, such as Reply("what the policy reads")'),
 }
+
+
+class Abandoned(BaseException):
+    """Raised in the thread of a call that no longer counts, so that it does nothing more."""
+
+
+class Calls:
+    """The calls of one rollout.
+
+    Each row's calls run in their own thread, because objects may be bound to a thread, as SQLite connections are.
+    Awaitables run in an event loop that all rows share. Calls of at most `concurrency` rows run at the same time. A
+    call that takes longer than `timeout_s` is abandoned and no longer counts: a coroutine is cancelled, and a thread
+    runs until it returns, but its result is ignored. All threads are daemons, so that a hanging call does not keep the
+    process from ending.
+    """
+
+    def __init__(self, rows: int, timeout_s: float, concurrency: int) -> None:
+        self._timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
+        self._free = threading.Semaphore(concurrency)
+        self._open: set[Future[Any]] = set()
+        self._rows: list[SimpleQueue[Work | None]] = [SimpleQueue() for _ in range(rows)]
+        self._loop = asyncio.new_event_loop()
+        start(partial(_serve, self._loop), THREAD)
+        for waiting in self._rows:
+            start(partial(work_off, waiting), THREAD)
+
+    def make(self, row: int, function: Callable[[Wait], Any], late: Any) -> Future[Any]:
+        """Call `function` in the row's thread, without waiting for it. It gets a function that awaits coroutines.
+
+        The future gets the function's result or error (even KeyboardInterrupt), or `late` if it takes too long.
+        """
+        answer: Future[Any] = Future()
+        self._open.add(answer)
+        answer.add_done_callback(self._open.discard)
+        self._rows[row].put(partial(self._call, function, late, answer))
+        return answer
+
+    def close(self) -> None:
+        """Abandon all calls under way or still to come, without waiting."""
+        for answer in list(self._open):
+            if answer.cancel():
+                answer.set_running_or_notify_cancel()  # tells those who wait for it
+        for waiting in self._rows:
+            waiting.put(None)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _call(self, function: Callable[[Wait], Any], late: Any, answer: Future[Any]) -> None:
+        self._free.acquire()
+        answer.add_done_callback(lambda _: self._free.release())
+        if answer.done():
+            return
+        timer = threading.Timer(self._timeout_s, _settle, (answer, late))
+        timer.daemon = True
+        timer.start()
+        answer.add_done_callback(lambda _: timer.cancel())
+        try:
+            _settle(answer, function(partial(self._awaited, answer)))
+        except SystemExit as error:  # it would end the run without a message
+            _settle(answer, error=RuntimeError(f"an environment raised {error!r}"))
+        except BaseException as error:  # it is raised where the answer is awaited
+            _settle(answer, error=error)
+
+    def _awaited(self, answer: Future[Any], value: Any) -> Any:
+        """The value, or what comes of it if it is awaitable. Raises Abandoned if the call no longer counts."""
+        if answer.done():
+            if inspect.iscoroutine(value):
+                value.close()
+            raise Abandoned
+        if not inspect.isawaitable(value):
+            return value
+        outcome = start_awaiting(value, self._loop)
+        answer.add_done_callback(lambda _: outcome.cancel())
+        wait_for([outcome])
+        if answer.done():
+            raise Abandoned
+        return result_of(outcome)
+
+
+def start_awaiting(awaitable: Any, loop: asyncio.AbstractEventLoop) -> Future[Any]:
+    """Await something in a loop of another thread. `result_of` tells what came of it."""
+    return asyncio.run_coroutine_threadsafe(_contained(awaitable), loop)
+
+
+def result_of(outcome: Future[Any]) -> Any:
+    """What came of something that `start_awaiting` has begun to await, once it is there."""
+    value, error = outcome.result()
+    if error is not None:
+        raise error
+    return value
+
+
+async def _contained(awaitable: Any) -> tuple[Any, BaseException | None]:
+    """Await something, and return its error: a SystemExit that is raised would end the loop that all rows share."""
+    try:
+        return await awaitable, None
+    except BaseException as error:
+        return None, error
+
+
+def _settle(answer: Future[Any], value: Any = None, error: BaseException | None = None) -> None:
+    """Set the result or the error, unless the answer was abandoned in the meantime."""
+    with suppress(InvalidStateError):
+        answer.set_result(value) if error is None else answer.set_exception(error)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, and cancel the tasks that have not ended."""
+    loop.run_forever()
+    loop.run_until_complete(_cancel_all())
+    loop.close()
+
+
+async def _cancel_all() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 class EnvironmentResponder(Responder):
@@ -90,7 +214,6 @@ class EnvironmentResponder(Responder):
             self.kinds = [None] * len(examples)
         self._calls = Calls(len(examples), self._timeout_s, self._concurrency)
         try:
-            self._down = set()
             self._environments = [self._made(self._calls, row) for row in range(len(examples))]
             self._greetings = self._reset(self._calls, examples)
         except BaseException:
@@ -100,11 +223,11 @@ class EnvironmentResponder(Responder):
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
         """See `Responder.open`. Raises what `greet` raises, and ValueError for greetings if it was not called."""
-        said = [] if self._greetings is not None else list(filter(None, self.greet(examples)))
-        if said:
+        lost = [] if self._greetings is not None else list(filter(None, self.greet(examples)))
+        if lost:
             self.close()
             raise ValueError(
-                f"`reset` returned {said[0][:80]!r}, which belongs into the prompt: call `greet` before the prompts "
+                f"`reset` returned {lost[0][:80]!r}, which belongs into the prompt: call `greet` before the prompts "
                 "are encoded, or have `reset` return None"
             )
         self._greetings = None
@@ -129,8 +252,10 @@ class EnvironmentResponder(Responder):
             future: Future[Reply] = Future()
             future.set_result(UNAVAILABLE)
             return future
-        environment = self._environments[row]
-        return self._calls.make(row, partial(environment.step, turn), UNAVAILABLE, partial(_said, environment, "step"))
+        return self._calls.make(row, partial(self._step, self._environments[row], turn), UNAVAILABLE)
+
+    def _step(self, environment: Any, turn: Turn, wait: Wait) -> Any:
+        return _reply(environment, "step", lambda: environment.step(turn), wait)
 
     def _kind(self, example: Mapping[str, Any]) -> str:
         name = example.get(ENVIRONMENT)
@@ -141,7 +266,8 @@ class EnvironmentResponder(Responder):
     def _made(self, calls: Calls, row: int) -> Any:
         """Make a row's environment in its thread, and wait for it, so that factories may count."""
         late = object()
-        environment = calls.make(row, self._factories[self.kinds[row]], late, _value).result()
+        factory = self._factories[self.kinds[row]]
+        environment = calls.make(row, lambda wait: wait(factory()), late).result()
         if environment is late:
             raise TimeoutError(f"the factory of environments did not return within timeout_s={self._timeout_s}")
         if not callable(getattr(environment, "step", None)):
@@ -151,23 +277,34 @@ class EnvironmentResponder(Responder):
     def _reset(self, calls: Calls, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """Reset all environments at the same time, and return what each says."""
         resets = {
-            row: calls.make(
-                row,
-                partial(call_with, environment.reset, examples[row]),
-                UNAVAILABLE,
-                partial(_said, environment, "reset"),
-            )
+            row: calls.make(row, partial(_reset, environment, examples[row]), UNAVAILABLE)
             for row, environment in enumerate(self._environments)
             if callable(getattr(environment, "reset", None))
         }
-        said: list[str | None] = [None] * len(examples)
-        for row, reset in resets.items():
-            greeting = reset.result()
-            if greeting is UNAVAILABLE:
-                self._down.add(row)
-            else:
-                said[row] = greeting
-        return said
+        greetings = {row: reset.result() for row, reset in resets.items()}
+        self._down = {row for row, greeting in greetings.items() if greeting is UNAVAILABLE}
+        return [None if row in self._down else greetings.get(row) for row in range(len(examples))]
+
+
+def _reset(environment: Any, example: Mapping[str, Any], wait: Wait) -> Any:
+    return _reply(environment, "reset", lambda: call_with(environment.reset, example), wait)
+
+
+def _reply(environment: Any, method: str, call: Callable[[], Any], wait: Wait) -> Any:
+    """What a call of a method returns, or `UNAVAILABLE` if the environment is down."""
+    name = f"{type(environment).__name__}.{method}"
+    try:
+        reply = wait(call())
+    except BaseException as error:
+        if is_down(error):
+            logger.warning("%s is unavailable, a trajectory is masked: %r", name, error)
+            return UNAVAILABLE
+        check_signals(name, error)
+        raise
+    kind, words = _MUST_RETURN[method]
+    if not isinstance(reply, kind):
+        raise TypeError(f"{name} returned a {type(reply).__name__}, but must return {words}")
+    return reply
 
 
 def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:
@@ -196,24 +333,3 @@ def check_signals(name: str, error: BaseException | None) -> None:
             f"{name} sets a signal handler, as for `signal.alarm`, but is called in a thread, where Python allows "
             "none: leave its limit of time to `timeout_s`, or give the trainer `tools=` without `async_staleness`."
         ) from error
-
-
-def _value(value: Any, error: BaseException | None) -> Any:
-    if isinstance(error, SystemExit):  # it would end the run without a message
-        raise RuntimeError(f"an environment raised {error!r}") from error
-    if error is not None:
-        raise error
-    return value
-
-
-def _said(environment: Any, method: str, value: Any, error: BaseException | None) -> Any:
-    """What a method returned, or `UNAVAILABLE` if the environment is down."""
-    name = f"{type(environment).__name__}.{method}"
-    if is_down(error):
-        logger.warning("%s is unavailable, a trajectory is masked: %r", name, error)
-        return UNAVAILABLE
-    check_signals(name, error)
-    kind, words = _MUST_RETURN[method]
-    if isinstance(_value(value, error), kind):
-        return value
-    raise TypeError(f"{name} returned a {type(value).__name__}, but must return {words}")

@@ -79,16 +79,6 @@ def test_each_row_has_an_environment_of_its_own_and_its_steps_are_in_order(opene
     assert ask(responder, "anew") == [Reply("anew 1", reward=1.0)]
 
 
-class Meeting:
-    """Goes on when all have come."""
-
-    barrier = threading.Barrier(4)
-
-    def step(self, taken: Turn) -> Reply:
-        self.barrier.wait(LONG)
-        return Reply("met")
-
-
 class AsyncMeeting:
     come: ClassVar[list[Any]] = []
 
@@ -99,9 +89,8 @@ class AsyncMeeting:
         return Reply("met")
 
 
-@pytest.mark.parametrize("environment", [Meeting, AsyncMeeting])
-def test_all_rows_go_on_at_the_same_time(opened: Any, environment: Any) -> None:
-    assert ask(opened(environment, *[{}] * 4), *"abcd") == [Reply("met")] * 4
+def test_coroutines_of_all_rows_go_on_at_the_same_time(opened: Any) -> None:
+    assert ask(opened(AsyncMeeting, *[{}] * 4), *"abcd") == [Reply("met")] * 4
 
 
 def test_no_more_go_on_at_the_same_time_than_may(opened: Any) -> None:
@@ -197,13 +186,13 @@ def test_closing_waits_for_nothing_and_the_next_rollout_is_left_alone(opened: An
 
 
 def test_threads_end_with_the_rollout(opened: Any) -> None:
-    def of_environments() -> set[threading.Thread]:
+    def environment_threads() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name == "sorl-environment"}
 
-    before = of_environments()
+    before = environment_threads()
     responder = opened(SlowlyCounting, *[{}] * 3)
     ask(responder, *"abc")
-    during = of_environments() - before
+    during = environment_threads() - before
     assert len(during) == 4, "one per row, one for coroutines"
     responder.close()
     for thread in during:
@@ -264,18 +253,31 @@ def test_a_reply_of_another_kind_is_refused(arguments: dict[str, Any]) -> None:
 
 
 class Returns:
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    """What its row says, from `reset` and from `step`; errors are raised."""
+
+    def reset(self, at_first: Any = None, later: Any = None) -> Any:
+        self.later = later
+        if isinstance(at_first, BaseException):
+            raise at_first
+        return at_first
 
     def step(self, taken: Turn) -> Any:
-        return self.value
+        return self.later
 
 
 @pytest.mark.parametrize("value", [None, "text", {"text": "a"}, ("a", 1.0)])
 def test_what_is_no_reply_is_named(opened: Any, value: Any) -> None:
-    (error,) = ask(opened(partial(Returns, value)), "a")
+    (error,) = ask(opened(Returns, {"later": value}), "a")
     assert isinstance(error, TypeError)
     assert str(error).startswith(f"Returns.step returned a {type(value).__name__}, but must return a `Reply`")
+
+
+def test_a_reset_of_a_world_that_is_down_masks_one_trajectory(opened: Any) -> None:
+    here = Reply("here")
+    responder = opened(Returns, {"at_first": ConnectionError("refused"), "later": here}, {"later": here})
+    assert ask(responder, "a", "b") == [DOWN, here]
+    with pytest.raises(TypeError, match=r"Returns\.reset returned a list"):
+        responder.open([{"at_first": [{"type": "text", "text": "a"}]}])
 
 
 class Game:
@@ -312,21 +314,6 @@ def test_a_reset_gets_the_columns_that_it_takes(opened: Any) -> None:
 def test_a_greeting_that_nobody_would_hear_is_refused() -> None:
     with pytest.raises(ValueError, match="'to 3, none', which belongs into the prompt"):
         EnvironmentResponder(Game).open([{"number": 3}])
-
-
-class FailsToReset:
-    def reset(self, error: Any) -> Any:
-        if isinstance(error, BaseException):
-            raise error
-        return error
-
-    def step(self, taken: Turn) -> Reply:
-        return Reply("here")
-
-
-def test_a_reset_of_a_world_that_is_down_masks_one_trajectory(opened: Any) -> None:
-    responder = opened(FailsToReset, {"error": ConnectionError("refused")}, {"error": None})
-    assert ask(responder, "a", "b") == [DOWN, Reply("here")]
 
 
 def test_an_object_that_is_no_environment_is_named() -> None:

@@ -1,14 +1,18 @@
+"""What an environment says, in observations and at the end of prompts."""
+
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.rollout import ObservationEncoder, TagProtocol, chat_message_frame
+from sorl_trl.rollout.observation import MessageSanitizer
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
-from sorl_trl.rollout.tokens import control_tokens
+from sorl_trl.rollout.trajectories import control_tokens
 from sorl_trl.types import Observation
 from tests import policies
 
@@ -44,16 +48,6 @@ def test_an_observation_is_frame_and_body() -> None:
     assert observation.text == " ".join(words)
     assert observation.passages == (replace(PARIS, text="capital of France"),)
     assert (observation.truncated, observation.neutralized) == (False, 0)
-
-
-def test_control_strings_get_other_brackets() -> None:
-    text = "a<|im_end|>b<|fim_prefix|>c"
-    tokenizer = bpe_tokenizer()
-    assert len(set(encode(tokenizer, text)) & set(control_tokens(tokenizer, ()))) == 2, "a naive encoding is unsafe"
-    observation = told(encoder(tokenizer), text)
-    assert not set(body_ids(tokenizer, observation)) & set(control_tokens(tokenizer, PROTOCOL_TAGS))
-    assert observation.text == f"{PREFIX}a[|im_end|]b[|fim_prefix|]c{SUFFIX}"
-    assert observation.neutralized == 2
 
 
 def test_control_tokens_are_special_added_and_tag_tokens() -> None:
@@ -121,3 +115,75 @@ def test_messages_have_their_frames() -> None:
     closed = messages.invalid_feedback(message_closed=True)
     assert closed.text == "\n<|im_start|>user\nWrong.<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.eos_token_id in closed.token_ids, "a frame is trusted: its control tokens are real"
+
+
+GREETING_WORDS = ["<pad>", "<eos>", "<unk>", "<answer>", "[answer]", "go", "rome", "(eos)", "(answer]", "now", "<"]
+
+
+def greeter() -> MessageSanitizer:
+    return MessageSanitizer(policies.word_tokenizer(GREETING_WORDS), TagProtocol(tools=("guess",)))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "greeting", "expected", "hits"),
+    [
+        ("now", " go rome", "now go rome", 0),
+        ("now", None, "now", 0),
+        ("<answer>", " go", "<answer> go", 0),
+        ("now", " <answer>", "now [answer]", 1),
+        ("now", " < guess >", "now [guess]", 1),
+        ("now <", "answer>", "now <answer)", 1),
+        ([{"role": "user", "content": "now"}], " <answer>", [{"role": "user", "content": "now [answer]"}], 1),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "now <"}]}],
+            "answer>",
+            [{"role": "user", "content": [{"type": "text", "text": "now <"}, {"type": "text", "text": "answer)"}]}],
+            1,
+        ),
+    ],
+)
+def test_greetings_stand_at_the_end_and_are_harmless(prompt: Any, greeting: Any, expected: Any, hits: int) -> None:
+    prompts, adding = [prompt], greeter()
+    before = repr(prompts)
+    assert adding.greet(prompts, [greeting], 9) == [expected]
+    assert adding.neutralized == hits
+    assert repr(prompts) == before, "the user's own are left as they are"
+
+
+def test_a_long_greeting_is_cut() -> None:
+    assert greeter().greet(["now "], ["go rome go rome"], 2) == ["now go rome"]
+
+
+@pytest.mark.parametrize("added", ["สวัสดีครับ", "🎉" * 30])
+def test_without_a_limit_nothing_is_cut_where_characters_are_several_tokens(added: str) -> None:
+    assert MessageSanitizer(bpe_tokenizer()).clean("now ", f"now {added}") == f"now {added}"
+
+
+IMAGE = {"type": "image", "image": object()}
+VIDEO = {"type": "video", "video": "now"}
+USE, GO = {"type": "text", "text": "Use <answer>"}, {"type": "text", "text": "go"}
+
+
+@pytest.mark.parametrize(
+    ("own", "content", "clean"),
+    [
+        ("Use <answer>.", "Use <answer>. <answer>", "Use <answer>. [answer]"),
+        ("", "<answer>", "[answer]"),
+        ("Use <answer>", "<answer> anew", "[answer] anew"),
+        ([USE, GO], [USE, GO, {"type": "text", "text": "<answer>"}], [USE, GO, {"type": "text", "text": "[answer]"}]),
+        ("Use <answer>", [USE, IMAGE, GO], [USE, IMAGE, GO]),
+        ("Use", [USE], [{"type": "text", "text": "Use [answer]"}]),
+        ([VIDEO, USE], [VIDEO, USE, IMAGE], [VIDEO, USE, IMAGE]),
+        ([USE], [USE, VIDEO], [USE, {"type": "text", "text": "{'type': 'video', 'video': 'now'}"}]),
+        ([USE], [USE, {"type": "image", "image": "<answer>"}], [USE, {"type": "image", "image": "[answer]"}]),
+        (
+            [USE],
+            [USE, {"type": "text", "text": "<ans"}, {"type": "text", "text": "wer>"}],
+            [USE, {"type": "text", "text": "<ans"}, {"type": "text", "text": "wer)"}],
+        ),
+    ],
+)
+def test_what_is_added_to_a_message_is_harmless_and_the_rest_is_left(own: Any, content: Any, clean: Any) -> None:
+    before = repr(content)
+    assert MessageSanitizer(bpe_tokenizer()).clean(own, content) == clean
+    assert repr(content) == before
