@@ -19,11 +19,11 @@ from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOP
 from sorl_trl.cli import evaluation_run
 from sorl_trl.cli.evaluate import read_words
 from sorl_trl.cli.evaluation_run import for_tasks
+from sorl_trl.cli.run import write_recipe
 from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import environment_reward, solved_reward, write_questions
 from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer
-from sorl_trl.recipe.written import write_recipe
 from sorl_trl.rollout import ChatProtocol, EngineOptions, EnvironmentResponder, Reply, RolloutLimits
 from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, BFCLTools, prompt_rows, question_of, task_of
 from sorl_trl.types import StopReason, Turn

@@ -16,6 +16,7 @@ from typing import Any
 
 from sorl_trl import qa
 from sorl_trl.command_line import (
+    RECIPES,
     Parser,
     UserMistake,
     check_checkpoint,
@@ -28,7 +29,6 @@ from sorl_trl.command_line import (
 from sorl_trl.files import missing
 from sorl_trl.records import RECIPE_FILE, checkpoints, evaluation_of, policy_in
 from sorl_trl.search.arguments import SOURCES
-from sorl_trl.shipped import RECIPES
 
 PATHS = ("corpus", "index", "data_source_folder")
 

