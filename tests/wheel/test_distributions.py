@@ -28,8 +28,8 @@ def in_wheel(wheel: Path) -> dict[str, bytes]:
 
 
 def test_pypi_would_take_them(built: Built) -> None:
-    said = run(built.clone, built.tools, "-m", "twine", "check", "--strict", built.sdist, built.wheel)
-    assert said.count("PASSED") == 2
+    shown = run(built.clone, built.tools, "-m", "twine", "check", "--strict", built.sdist, built.wheel)
+    assert shown.count("PASSED") == 2
 
 
 def test_the_sdist_has_the_files_themselves(built: Built) -> None:

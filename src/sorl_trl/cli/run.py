@@ -36,7 +36,7 @@ SIGNS = (RECIPE_FILE, *WEIGHTS, *ADAPTERS)
 """A folder with one of these files holds a run or a policy."""
 SECRET = "_token"
 """Arguments whose names end like this are secrets, as in transformers."""
-OF_ONE_START = ("dry_run", "resume_from_checkpoint")
+START_OPTIONS = ("dry_run", "resume_from_checkpoint")
 """Arguments that say what to do with a run, not what it is."""
 PATHS = (
     *("model_name_or_path", "critic_model_name_or_path"),
@@ -179,7 +179,7 @@ def recipe_of(arguments: Arguments) -> dict[str, Any]:
         agent = {name: value for name, value in agent.items() if name not in (*FOR_QUESTIONS, "max_turns")}
     values = {**agent, **arguments.given, "trainer": arguments.trainer.trainer}
     values |= {name: getattr(config, name) for name in ("max_completion_length", *RESTORED) if hasattr(config, name)}
-    kept = [name for name in values if not name.endswith(SECRET) and name not in OF_ONE_START]
+    kept = [name for name in values if not name.endswith(SECRET) and name not in START_OPTIONS]
     return {name: _storable(name, values[name]) for name in kept}
 
 
