@@ -2,11 +2,11 @@
 
 `trainer` and `method` say how. Every field of `TaskArguments`, of `RolloutArguments` and `SearchArguments`, of that
 trainer's config (`SOGRPOConfig` or `SOPPOConfig`) and of TRL's `ModelConfig` can stand in the recipe and be overridden
-on the command line. `--help` lists ours and those that matter first, `--help all` all, and with `--trainer so_ppo`
-all those of SO-PPO. `--dry_run` builds everything, asks the policy two questions, and says what a step would do. A
-mistake is one line; SORL_DEBUG=1 shows its traceback.
+on the command line. `--help` lists those that matter first, `--help all` all, and with `--trainer so_ppo` all those of
+SO-PPO. `--dry_run` builds everything, asks the policy two questions, and says what a step would do. A mistake is one
+line; SORL_DEBUG=1 shows its traceback.
 
-`src/sorl_trl/cli/train.py` has the command, which `sorl train` launches as well.
+`sorl train` launches the same: `src/sorl_trl/cli/train.py`.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from benchmarks.real_model_report import draw, table
 from benchmarks.rows import claim, locked, read_rows, write_rows
 from sorl_trl.cli.quickstart import PRETRAINED, prepare
+from sorl_trl.command_line import RECIPES
 from sorl_trl.records.evaluated import read_evaluated
-from sorl_trl.shipped import RECIPES
 
 ROWS = Path(__file__).parent / "results" / "real_model.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "real_model.svg"

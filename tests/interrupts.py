@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
 
 ROOT = Path(__file__).parents[1]
-SORL = [sys.executable, "-c", "import sys; from sorl_trl.cli.main import main; sys.exit(main())"]
+SORL = [sys.executable, "-m", "sorl_trl.cli.main"]
 
 
 def make_world(folder: Path) -> None:

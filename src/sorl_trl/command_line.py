@@ -13,11 +13,15 @@ import re
 import sys
 import traceback
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
+
+import yaml
 
 from sorl_trl.files import missing
 from sorl_trl.text import one_line
@@ -25,9 +29,10 @@ from sorl_trl.text import one_line
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as in a shell."""
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+PACKAGE = Path(__file__).parent
 NAMED_BY_TEXT = (
-    *("accelerate_config", "corpus", "data_source_folder", "eval_questions", "index", "model_name_or_path", "output"),
-    *("output_dir", "train_questions"),
+    *("corpus", "data_source_folder", "eval_questions", "index", "model_name_or_path", "output", "output_dir"),
+    "train_questions",
 )
 """Arguments that must be a path or a name. They are checked before a library complains about them."""
 SEVERAL = ("benchmarks", "questions")
@@ -60,14 +65,22 @@ def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str
 @contextmanager
 def mistakes(about: str = "") -> Iterator[None]:
     """Turn errors of code that reads arguments or builds what they name into `UserMistake`, with `about` first."""
-    import yaml
-
     try:
         yield
     except UserMistake:
         raise
     except (OSError, ValueError, OverflowError, ImportError, yaml.YAMLError) as error:
         raise UserMistake(f"{about}: {one_line(error)}" if about else one_line(error)) from error
+
+
+def refuse(message: str) -> NoReturn:
+    """Raise a `UserMistake`, in place of a parser's `error`, which prints the usage and ends the process."""
+    raise UserMistake(f"{message} (--help lists the arguments)")
+
+
+def is_first_process() -> bool:
+    """Whether this process reports for its machine: the launcher's local rank 0, or the only one."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def check_checkpoint(name: str, argument: str = "model_name_or_path") -> None:
@@ -83,41 +96,14 @@ def check_checkpoint(name: str, argument: str = "model_name_or_path") -> None:
         raise UserMistake(missing(argument, name, f"folder; {cache}"))
 
 
-def is_first_process() -> bool:
-    """Whether this process reports for its machine: the launcher's local rank 0, or the only one."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-def refuse(message: str) -> NoReturn:
-    """Raise a `UserMistake`, in place of a parser's `error`, which prints the usage and ends the process."""
-    raise UserMistake(f"{message} (--help lists the arguments)")
-
-
 class Parser(ArgumentParser):
     """An `ArgumentParser` for `run_command`. It raises `UserMistake`, and shows its description as written."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": RawDescriptionHelpFormatter, **settings})
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        check_options(sys.argv[1:] if args is None else args, self._option_string_actions, self.prog)
-        return super().parse_args(args, namespace)
-
     def error(self, message: str) -> NoReturn:
         refuse(message)
-
-
-def check_options(words: Sequence[str], known: Iterable[str], command: str, others: Iterable[str] = ()) -> None:
-    """Refuse an unknown option and suggest the one that was meant, even where argparse accepts abbreviations.
-
-    The suggestion may also be one of the `others`, which are not options of `command`.
-    """
-    given = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
-    unknown = next((option for option in given if option not in {*known}), None)
-    if unknown is not None:
-        meant = sorted({*known, *others})
-        close = [name for name in meant if name.startswith(unknown)] or get_close_matches(unknown, meant, 1, 0.7)
-        refuse(f"`{unknown}` is no argument of {command}" + (f"; is it `{close[0]}`?" if close else ""))
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -132,31 +118,27 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def parse_dataclasses(
-    classes: Sequence[type],
-    words: Sequence[str],
-    defaults: Mapping[str, Any],
-    command: str,
-    others: Iterable[str] = (),
+    classes: Sequence[type], words: Sequence[str], defaults: Mapping[str, Any], command: str, about: str = ""
 ) -> tuple[Any, ...]:
-    """Make dataclasses from a command line, as `HfArgumentParser` does, with a recipe's values as `defaults`.
+    """Make dataclasses from a command line, as `TrlParser` does, with a recipe's values as `defaults`.
+
+    `--help` prints all their options, with `about` first.
 
     Raises:
         UserMistake: An argument is unknown, or its value is refused.
     """
     from trl import TrlParser
 
-    parser = TrlParser(classes, prog=command, allow_abbrev=False)
+    parser = TrlParser(classes, prog=command, description=about, allow_abbrev=False)
     parser.error = refuse
     unknown = parser.set_defaults_with_config(**defaults)
-    # First, because an unknown option may be why another is missing.
-    check_options([*unknown, *words], parser._option_string_actions, command, ["--config", *others])
     try:
         with mistakes():
             *groups, strays = parser.parse_args_into_dataclasses([*words], return_remaining_strings=True)
     except (TypeError, AttributeError) as error:  # dataclasses use a YAML file's values unchecked
         raise UserMistake(f"a value is of the wrong kind: {one_line(error)}") from error
-    if strays:
-        refuse(f"{strays[0]!r} belongs to no argument of {command}")
+    if unknown or strays:
+        refuse(f"unrecognized arguments: {' '.join([*unknown, *strays])}")
     return tuple(groups)
 
 
@@ -187,8 +169,6 @@ def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = 
     Raises:
         UserMistake: The file cannot be read, is no mapping, or has another kind of value where text is needed.
     """
-    import yaml
-
     with mistakes(str(path)):
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
@@ -204,3 +184,59 @@ def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = 
     given = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     left_out = set() if given.isdisjoint(alternatives) else set(alternatives)
     return {name: value for name, value in config.items() if name not in left_out}
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A folder of YAML files in the package. An argument takes the name of one, or the path of a user's own file."""
+
+    folder: str
+    """The folder in the package. At the root of the repository it has the same name."""
+    kind: str
+    command: str
+    """The subcommand of `sorl` that lists them."""
+    option: str
+    """The argument of `sorl train` that takes a name or a path."""
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Name -> file, in alphabetical order."""
+        return {path.stem: path for path in sorted((PACKAGE / self.folder).glob("*.yaml"))}
+
+    def find(self, name: str, argument: str = "") -> Path:
+        """Find the user's own file with this path, or ours with this name. `argument` is where it was given.
+
+        Raises:
+            UserMistake: Neither exists.
+        """
+        if Path(name).is_file():
+            return Path(name)
+        if name in self.paths:
+            return self.paths[name]
+        ours = f"one of our {self.kind}s (`sorl {self.command}` lists them)"
+        raise UserMistake(f"{argument or self.option}: {name!r} is neither a file nor the name of {ours}")
+
+    def listing(self) -> str:
+        """One line per file: its name, and the first sentence of the comment at its top."""
+        width = max(map(len, self.paths))
+        lines = [f"{name:{width}}  {_first_sentence(path)}" for name, path in self.paths.items()]
+        usage = f"`sorl train {self.option} NAME` takes one, `sorl {self.command} NAME > FILE` copies one out."
+        return "\n".join([*lines, "", usage])
+
+
+RECIPES = Shipped("recipes", "recipe", "recipes", "--config")
+CONFIGS = Shipped("accelerate_configs", "accelerate config", "configs", "--accelerate_config")
+
+
+def _first_sentence(path: Path) -> str:
+    comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    sentence, _, _ = " ".join(line.lstrip("# ") for line in comment).partition(". ")
+    return sentence
+
+
+def package_version() -> str:
+    """The version of the installed package; "unknown" in a source tree that is not installed."""
+    try:
+        return version("sorl-trl")
+    except PackageNotFoundError:
+        return "unknown"

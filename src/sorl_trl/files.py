@@ -32,8 +32,8 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> N
 
 
 @contextmanager
-def full_disk_is_said(folder: Path) -> Iterator[None]:
-    """Raise an OSError if the disk is full: torch and safetensors, whose writing this wraps, raise other errors."""
+def raise_if_disk_full(folder: Path) -> Iterator[None]:
+    """Raise an OSError if writing within it fails on a full disk: torch and safetensors raise other errors."""
     try:
         yield
     except Exception:

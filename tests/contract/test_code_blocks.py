@@ -59,7 +59,7 @@ def options(module: str) -> frozenset[str]:
     """The options of a command: those that its help lists."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        importlib.import_module(module).main(["--help"])
+        importlib.import_module(module).main(["--help", "all"])
     return frozenset(re.findall(r"(?<![\w-])--?\w[\w-]*", shown.getvalue())) | {"--config"}
 
 

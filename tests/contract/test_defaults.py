@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from tests.training import assert_same, settings, train
 
-OF_OURS_ALONE = {"target_kl": 0.0, "method": "grpo"}
+OURS_ALONE = {"target_kl": 0.0, "method": "grpo"}
 """What TRL has no name for, and the value without which it does nothing."""
 
 
@@ -33,7 +33,7 @@ def differing(config_class: Any) -> dict[str, tuple[Any, Any]]:
 def test_with_trls_values_it_is_trl(tmp_path: Path, tokenizer: Any) -> None:
     """Each default that differs, set to TRL's: nothing else does."""
     given = {name: value for name, value in settings(tmp_path).items() if name not in differing(SOGRPOConfig)}
-    undone = {name: theirs for name, (theirs, _) in differing(SOGRPOConfig).items()} | OF_OURS_ALONE
+    undone = {name: theirs for name, (theirs, _) in differing(SOGRPOConfig).items()} | OURS_ALONE
     theirs = train(GRPOTrainer, GRPOConfig, tokenizer, **given)
     ours = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **given, **undone)
     assert_same(ours, theirs)

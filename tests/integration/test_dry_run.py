@@ -43,17 +43,17 @@ def dry_run(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 0)
 @pytest.mark.parametrize("trainer", ["so_grpo", "so_ppo"])
 def test_what_a_step_will_do(folder: Path, trainer: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(folder.rglob("*"))
-    said = dry_run(capsys, words(folder, trainer=trainer))
-    lines = {line[:10].strip(): line[11:] for line in said.splitlines() if not line.startswith(" ")}
+    shown = dry_run(capsys, words(folder, trainer=trainer))
+    lines = {line[:10].strip(): line[11:] for line in shown.splitlines() if not line.startswith(" ")}
     assert lines["trainer"] == f"{trainer}, all weights of {folder / 'policy'}"
     assert lines["method"].startswith("credit: GroupMean()")
-    assert re.search(r"\n {11}at most, while training +0\.\d\d GiB\n", said)
+    assert re.search(r"\n {11}at most, while training +0\.\d\d GiB\n", shown)
     assert lines["rollout"] == "16 trajectories = 4 questions x 4, for 6 updates, on 1 process"
     assert lines["loss"].startswith("turn, turn ratios")
     assert lines["rehearsal"] == "2 questions x 4 trajectories"
-    assert "rollout/stop_reason/" in said
-    assert "prompt      where " in said
-    assert said.splitlines()[-1] == f"This can train, into {folder / 'out'}."
+    assert "rollout/stop_reason/" in shown
+    assert "prompt      where " in shown
+    assert shown.splitlines()[-1] == f"This can train, into {folder / 'out'}."
     assert sorted(folder.rglob("*")) == before, "nothing is written"
 
 
@@ -68,40 +68,36 @@ def test_updates(
     changed: dict[str, Any], steps: str, warned: bool, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Eight questions are two rollouts of four; with one update for each, ratios and clipping do nothing."""
-    said = dry_run(capsys, words(folder, **changed))
-    assert f"updates    {steps}\n" in said
-    assert ("set steps_per_generation or num_iterations" in said) == warned
+    shown = dry_run(capsys, words(folder, **changed))
+    assert f"updates    {steps}\n" in shown
+    assert ("set steps_per_generation or num_iterations" in shown) == warned
 
 
 LONG = "where {question} " + "rome " * 2100
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "reason"),
     [
         ({"prompt_template": LONG}, "the longest prompt has 2102 tokens, but the model has 2048"),
-        ({"use_vllm": "true"}, "`use_vllm` needs vllm, which is not installed: pip install 'sorl-trl[vllm]'"),
-        ({"report_to": "wandb"}, "`report_to` 'wandb' needs wandb, which is not installed: pip install wandb"),
-        ({"load_in_4bit": "true"}, "`load_in_4bit` needs bitsandbytes, which is not installed: pip install bits"),
+        ({"use_vllm": "true"}, "`use_vllm` needs vllm"),
+        ({"report_to": "wandb"}, "`report_to` 'wandb' needs wandb"),
+        ({"load_in_4bit": "true"}, "`load_in_4bit` needs bitsandbytes"),
+        ({"output_dir": "policy"}, "`output_dir`"),
     ],
 )
 def test_why_it_cannot_train(
-    changed: dict[str, Any], said: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    changed: dict[str, Any], reason: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("sorl_trl.recipe.arguments.find_spec", lambda module: None)
+    monkeypatch.chdir(folder)
     line = dry_run(capsys, words(folder, **changed), code=2)
-    assert line.startswith("error: ") and said in line
+    assert line.startswith("error: ") and reason in line
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"chat": "true"}, "`chat` is True, but the policy's tokenizer has no chat template: set `chat` to false, or"),
-        ({"train_questions": "bfcl_multi_turn_base"}, "tasks are conversations, but the policy's tokenizer has no"),
-    ],
-)
+@pytest.mark.parametrize("changed", [{"chat": "true"}, {"train_questions": "bfcl_multi_turn_base"}])
 def test_messages_need_a_chat_template_before_any_model_is_loaded(
-    changed: dict[str, Any], said: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changed: dict[str, Any], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "train_questions" in changed:
         pytest.importorskip("bfcl_eval")
@@ -109,7 +105,7 @@ def test_messages_need_a_chat_template_before_any_model_is_loaded(
     (policy := tmp_path / "policy").mkdir()
     for path in (folder / "policy").iterdir():
         (policy / path.name).write_bytes(b"" if path.suffix == ".safetensors" else path.read_bytes())
-    assert said in dry_run(capsys, words(folder, model_name_or_path=policy, **changed), code=2)
+    assert "has no chat template" in dry_run(capsys, words(folder, model_name_or_path=policy, **changed), code=2)
 
 
 def test_a_policy_that_copies_could_not_sample_from(
@@ -128,9 +124,9 @@ def test_a_policy_that_copies_could_not_sample_from(
 def test_rollouts_ahead_are_rehearsed_as_they_are_sampled(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = dry_run(capsys, words(folder, async_staleness=1))
-    assert "engine     copies of the policy, slots\n" in said
-    assert "copies that sample ahead" in said and "rollout/stop_reason/" in said
+    shown = dry_run(capsys, words(folder, async_staleness=1))
+    assert "engine     copies of the policy, slots\n" in shown
+    assert "copies that sample ahead" in shown and "rollout/stop_reason/" in shown
 
     def refuse(*_: Any) -> Any:
         raise ValueError("no copy")
@@ -153,11 +149,8 @@ def test_a_search_server_that_refuses(folder: Path, capsys: pytest.CaptureFixtur
     """It is asked, whether the policy happens to search or not."""
     server = Server()
     server.reply = lambda request: Reply(b"no", status=400)
-    given = words(folder)
-    place = given.index("--index")
-    given[place : place + 2] = ["--search_url", server.url]
     try:
-        assert server.url in dry_run(capsys, given, code=2)
+        assert server.url in dry_run(capsys, words(folder, index=None, search_url=server.url), code=2)
     finally:
         server.close()
 
@@ -166,7 +159,5 @@ def test_a_recipe_may_ask_for_it(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = words(folder)[:-1]
     Path("recipe.yaml").write_text("use_cpu: true\nbf16: false\ndry_run: true\n")
-    given[given.index("--config") + 1] = "recipe.yaml"
-    assert "This can train" in dry_run(capsys, given)
+    assert "This can train" in dry_run(capsys, words(folder, config="recipe.yaml")[:-1])

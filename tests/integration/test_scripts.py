@@ -24,7 +24,6 @@ from tests.worlds import build_world, taught_policy
 
 ROOT = Path(__file__).parents[2]
 POPULATION = Population(people=30, companies=8, cities=9, lands=4, first_names=8, last_names=9)
-SORL = ["-c", "import sys; from sorl_trl.cli.main import main; sys.exit(main())"]
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -101,7 +100,7 @@ def test_train_script_with_a_critic(tmp_path: Path) -> None:
     """Outside of the repository, with names for the recipe and the launch."""
     words = command_line(tmp_path, "so_ppo")
     words[words.index("--config") + 1] = "so_ppo_lora"
-    run(*SORL, "train", "--accelerate_config", "single_cpu", *words, cwd=tmp_path)
+    run("-m", "sorl_trl.cli.main", "train", "--accelerate_config", "single_cpu", *words, cwd=tmp_path)
     assert "critic/value_loss" in assert_trained(tmp_path)
     assert load_critic(tmp_path / "out").head.weight.shape == (1, 16)
 

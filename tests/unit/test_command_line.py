@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import os
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 from sorl_trl.command_line import (
+    PACKAGE,
+    RECIPES,
     Parser,
     UserMistake,
     at_least,
     check_checkpoint,
     mistakes,
+    package_version,
     parse_dataclasses,
     read_config,
     run_command,
@@ -44,21 +47,17 @@ class TestRunCommand:
         assert run_command(raising(error, building=True), []) == 2
         assert capsys.readouterr() == ("", "error: two lines\n")
 
-    def test_a_full_disk_is_one_line_whenever_it_happens(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run_command(raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a")), []) == 2
-        assert capsys.readouterr().err == "error: [Errno 28] No space left on device: 'runs/a'\n"
-
     @pytest.mark.parametrize(
-        "error", [ValueError("ours"), KeyError("ours"), RuntimeError("ours"), ImportError("ours")]
+        ("error", "building"),
+        [
+            *((error, False) for error in (ValueError("ours"), RuntimeError("ours"), ImportError("ours"))),
+            *((error, True) for error in (KeyError("ours"), TypeError("ours"), AssertionError("ours"))),
+        ],
     )
-    def test_a_programming_error_propagates_once_everything_is_built(self, error: Exception) -> None:
+    def test_a_programming_error_propagates(self, error: Exception, building: bool) -> None:
+        """Once everything is built, all but a UserMistake and an OSError are such errors."""
         with pytest.raises(type(error), match="ours"):
-            run_command(raising(error), [])
-
-    @pytest.mark.parametrize("error", [KeyError("ours"), TypeError("ours"), AssertionError("ours")])
-    def test_a_programming_error_propagates_while_building(self, error: Exception) -> None:
-        with pytest.raises(type(error), match="ours"):
-            run_command(raising(error, building=True), [])
+            run_command(raising(error, building), [])
 
     def test_the_environment_may_ask_for_the_traceback(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -70,39 +69,32 @@ class TestRunCommand:
         assert "in main\n" in shown
         assert shown.endswith("\nerror: wrong\n")
 
-    def test_of_several_processes_the_first_says_what_all_do_wrong(
+    def test_of_several_processes_one_says_what_all_do_wrong_and_each_that_its_disk_is_full(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("LOCAL_RANK", "1")
         assert run_command(raising(ValueError("wrong"), building=True), []) == 2
         assert capsys.readouterr().err == ""
-        assert run_command(raising(OSError(errno.ENOSPC, "No space left on device")), []) == 2
-        assert "No space left" in capsys.readouterr().err, "what one process meets alone is said by it"
+        assert run_command(raising(OSError(errno.ENOSPC, "No space left on device", "runs/a")), []) == 2
+        assert capsys.readouterr().err == "error: [Errno 28] No space left on device: 'runs/a'\n"
 
 
-class TestParser:
-    @pytest.mark.parametrize(
-        ("words", "said"),
-        [
-            (["--output", "x", "--wat=1"], "`--wat` is no argument of tool (--help"),
-            ([], "the following arguments are required: --output"),
-            (["--output", "x", "--size", "0"], "argument --size: must be a whole number of at least 1, got '0'"),
-            (["--output", "x", "y"], "unrecognized arguments: y"),
-        ],
-    )
-    def test_one_sentence(self, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(UserMistake) as caught:
-            self.parser().parse_args(words)
-        assert said in str(caught.value)
-        assert str(caught.value).endswith("(--help lists the arguments)")
-        assert capsys.readouterr() == ("", "")
-
-    @staticmethod
-    def parser() -> ArgumentParser:
-        parser = Parser(prog="tool")
-        parser.add_argument("--output", required=True)
-        parser.add_argument("--size", type=at_least(1), default=1)
-        return parser
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--output", "x", "--wat=1"], "--wat=1"),
+        ([], "--output"),
+        (["--output", "x", "--size", "0"], "at least 1, got '0'"),
+        (["--output", "x", "y"], "y"),
+    ],
+)
+def test_a_parser_raises_its_errors(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser(prog="tool")
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--size", type=at_least(1), default=1)
+    with pytest.raises(UserMistake, match=named):
+        parser.parse_args(words)
+    assert capsys.readouterr() == ("", "")
 
 
 @dataclass
@@ -131,24 +123,22 @@ class TestParseDataclasses:
         assert parsed("--size", "2", "--share=0.25", size=3) == (Options(2), More(0.25))
 
     @pytest.mark.parametrize(
-        ("words", "recipe", "said"),
+        ("words", "recipe", "named"),
         [
-            (["--sizes", "2"], {}, "`--sizes` is no argument of tool; is it `--size`? (--help"),
-            (["--wat=1"], {}, "`--wat` is no argument of tool (--help"),
-            (["stray"], {}, "'stray' belongs to no argument of tool (--help"),
-            ([], {"sizes": 2}, "`--sizes` is no argument of tool; is it `--size`? (--help"),
-            (["--size", "two"], {}, "argument --size: invalid int value: 'two'"),
-            ([], {"size": "two"}, "argument --size: invalid int value: 'two'"),
-            (["--size", "0"], {}, "`size` is 0, but must be at least 1."),
-            ([], {"size": [1]}, "a value is of the wrong kind: '<' not supported"),
+            (["--sizes", "2"], {}, "--sizes"),
+            (["stray"], {}, "stray"),
+            ([], {"sizes": 2}, "--sizes"),
+            (["--size", "two"], {}, "--size: .*'two'"),
+            ([], {"size": "two"}, "--size: .*'two'"),
+            (["--size", "0"], {}, "`size` is 0"),
+            ([], {"size": [1]}, "wrong kind"),
         ],
     )
     def test_a_mistake_is_one_line(
-        self, words: list[str], recipe: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+        self, words: list[str], recipe: dict[str, Any], named: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        with pytest.raises(UserMistake) as caught:
+        with pytest.raises(UserMistake, match=named):
             parsed(*words, **recipe)
-        assert str(caught.value).startswith(said)
         assert capsys.readouterr() == ("", "")
 
 
@@ -190,10 +180,27 @@ class TestConfig:
             read_config(tmp_path / "a.yaml", [])
 
 
+def test_a_file_of_the_users_goes_before_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "so_grpo").mkdir()  # such as what a training leaves
+    assert RECIPES.find("so_grpo") == PACKAGE / "recipes/so_grpo.yaml"
+    (tmp_path / "so_grpo").rmdir()
+    (tmp_path / "so_grpo").touch()
+    assert RECIPES.find("so_grpo") == Path("so_grpo")
+
+
+def test_a_source_tree_that_is_not_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("sorl_trl.command_line.version", missing)
+    assert package_version() == "unknown"
+
+
 @pytest.mark.parametrize("name", ["runs/quickstart/warm-start", "/no/such", "./model", "a b"])
 def test_a_checkpoint_that_is_not_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserMistake, match=rf"^`model_name_or_path` is '{name}', but there is no such folder"):
+    with pytest.raises(UserMistake, match=f"`model_name_or_path` is '{name}'"):
         check_checkpoint(name)
 
 

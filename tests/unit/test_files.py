@@ -8,7 +8,7 @@ from typing import IO
 
 import pytest
 
-from sorl_trl.files import full_disk_is_said, write_whole
+from sorl_trl.files import raise_if_disk_full, write_whole
 
 
 class TestWriteWhole:
@@ -58,7 +58,7 @@ class TestWriteWhole:
 
 def test_a_full_disk_is_an_oserror_whatever_a_library_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
-        with full_disk_is_said(tmp_path):
+        with raise_if_disk_full(tmp_path):
             raise RuntimeError("unexpected pos 64 vs 0")
 
     with pytest.raises(RuntimeError, match="unexpected pos"):

@@ -39,8 +39,8 @@ def home(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Home:
 @pytest.fixture(scope="module")
 def quickstart(home: Home) -> Home:
     """With the world, its index and two policies in `runs/quickstart`, where the recipes look for them."""
-    said = home.sorl("quickstart", "--max_steps", "2")
-    assert "after RL, search off" in said
+    shown = home.sorl("quickstart", "--max_steps", "2")
+    assert "after RL, search off" in shown
     assert json.loads((home.folder / "runs/quickstart/summary.json").read_text())["before"]["sampled_em"] > 0.15
     return home
 
@@ -61,8 +61,8 @@ def trained(quickstart: Home) -> Home:
     """With a recipe of the user's own, and what two steps of it left in `runs/mine`."""
     (quickstart.folder / "mine.yaml").write_text(quickstart.sorl("recipes", "so_grpo"))
     overrides = ("--max_steps", "2", "--output_dir", "runs/mine", "--save_trajectories_steps", "1")
-    said = quickstart.sorl("train", *SINGLE, "--config", "mine.yaml", *overrides)
-    assert "The policy is in runs/mine: a plain checkpoint" in said
+    shown = quickstart.sorl("train", *SINGLE, "--config", "mine.yaml", *overrides)
+    assert "The policy is in runs/mine: a plain checkpoint" in shown
     return quickstart
 
 
@@ -101,8 +101,8 @@ class TestCommands:
         assert str(ROOT) not in found
 
     def test_dry_run(self, quickstart: Home) -> None:
-        said = quickstart.sorl("train", *SINGLE, "--config", "so_grpo", "--dry_run")
-        assert "128 trajectories = 16 questions x 8" in said
+        shown = quickstart.sorl("train", *SINGLE, "--config", "so_grpo", "--dry_run")
+        assert "128 trajectories = 16 questions x 8" in shown
         assert not (quickstart.folder / "runs/so_grpo").exists()
 
     def test_index_and_serve(self, quickstart: Home) -> None:

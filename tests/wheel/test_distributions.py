@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wheel.environments import EXTRAS, PIP, ROOT, Built, new_environment, run
+from tests.wheel.environments import EXTRAS, ROOT, Built, run
 
 DATA = ("recipes/*.yaml", "accelerate_configs/*.yaml")
 
@@ -28,8 +28,8 @@ def in_wheel(wheel: Path) -> dict[str, bytes]:
 
 
 def test_pypi_would_take_them(built: Built) -> None:
-    said = run(built.clone, built.tools, "-m", "twine", "check", "--strict", built.sdist, built.wheel)
-    assert said.count("PASSED") == 2
+    shown = run(built.clone, built.tools, "-m", "twine", "check", "--strict", built.sdist, built.wheel)
+    assert shown.count("PASSED") == 2
 
 
 def test_the_sdist_has_the_files_themselves(built: Built) -> None:
@@ -66,19 +66,6 @@ def test_the_metadata(built: Built) -> None:
     info = next(name for name in content if name.endswith("/METADATA")).removesuffix("METADATA")
     metadata = message_from_bytes(content[f"{info}METADATA"])
     assert (metadata["Name"], metadata["License-Expression"]) == ("sorl-trl", "Apache-2.0")
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
-    assert {*EXTRAS.split(","), "deepspeed", "tantivy", "dense", "vllm", "dev", "docs"} == {
-        *metadata.get_all("Provides-Extra", [])
-    }
+    assert {*EXTRAS.split(",")} <= {*metadata.get_all("Provides-Extra", [])}
     assert content[f"{info}licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
     assert b"sorl = sorl_trl.cli.main:main" in content[f"{info}entry_points.txt"]
-
-
-def test_an_editable_install_has_the_files(built: Built, tmp_path: Path) -> None:
-    """Without its dependencies: listing files needs YAML alone."""
-    python = new_environment(tmp_path / "environment")
-    run(tmp_path, python, *PIP, "pyyaml")
-    run(tmp_path, python, *PIP, "--no-deps", "--editable", built.clone)
-    listed = run(tmp_path, tmp_path / "environment/bin/sorl", "recipes")
-    assert [path.stem for path in (ROOT / "recipes").glob("*.yaml") if f"{path.stem} " not in listed] == []

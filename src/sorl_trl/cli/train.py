@@ -1,78 +1,164 @@
-"""The training command: parses, builds, trains. `train.py` and `sorl train` launch it.
+"""`sorl train` launches training through accelerate. `main` is training itself: `train.py`, and each launched process.
 
-With `--dry_run`, it builds the same, asks the policy two questions, says what one step would do, and ends.
+Nothing slow is imported before a function needs it, so that Ctrl-C shows no traceback meanwhile.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import shlex
+import signal
+import subprocess
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
+from itertools import islice
 
-from sorl_trl.cli.interrupt import interruptible
-from sorl_trl.cli.main import shows_page
-from sorl_trl.command_line import UserMistake, mistakes, run_command
-from sorl_trl.files import full_disk_is_said
+import psutil
+
+from sorl_trl.command_line import CONFIGS, INTERRUPTED, RECIPES, mistakes, refuse, run_command, take_config
+
+MODULE = "sorl_trl.cli.train"
+SHARED = frozenset({"-h", "--help", "--debug", "--gradient_accumulation_steps", "--gradient-accumulation-steps"})
+"""Options of training that `accelerate launch` has too. `sorl train` gives them to training."""
+HELP = """\
+usage: sorl train [--accelerate_config NAME_OR_PATH] [--config NAME_OR_PATH] [--OPTION VALUE ...]
+
+Trains an agent through `accelerate launch`. Options of `accelerate launch`, such as --num_processes 2, go to the
+launcher; a recipe may set all others, and the command line overrides it.
+
+  --accelerate_config NAME_OR_PATH
+                        a YAML file of accelerate, or the name of one of ours (`sorl configs` lists them); by default
+                        the file that `accelerate config` wrote
+  --config NAME_OR_PATH
+                        the recipe: a YAML file, or the name of one of ours (`sorl recipes` lists them)
+  --dry_run             builds everything, asks the policy two questions, says what a step would do, and ends
+
+ten that matter first:
+  --model_name_or_path  the policy: a folder or a Hub id
+  --train_questions     a JSONL file of questions, or the name of a public set
+  --output_dir          the folder of the run
+  --max_steps           optimizer steps
+  --learning_rate       of the policy
+  --num_generations     trajectories per question
+  --per_device_train_batch_size
+                        trajectories per device in one forward pass
+  --steps_per_generation
+                        rollouts are so many of these batches; with --gradient_accumulation_steps, an update takes
+                        several of them
+  --num_iterations      passes over a rollout
+  --max_completion_length
+                        tokens of a trajectory's turns and observations
+
+`sorl train --help all` lists every option, with `--trainer so_ppo` those of that trainer.
+"""
 
 
 def main(words: Sequence[str]) -> int:
-    """Train, and return the exit code."""
-    if shows_page("train", words):
+    """Train in this process, which `accelerate launch` may have started, and return the exit code."""
+    if _asks_for_help(words) and "all" not in words:
+        print(HELP, end="")
         return 0
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental, so TRL is pinned
+    from sorl_trl.cli.run import run
     from sorl_trl.diagnostics.callbacks import whole_lines
 
     with whole_lines():
-        return _train(words)
-
-
-def _train(words: Sequence[str]) -> int:
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental, so TRL is pinned
-    # Imported here, because it takes seconds, during which Ctrl-C should show no traceback either.
-    from sorl_trl.agents.vllm import EngineUnavailable
-    from sorl_trl.cli.dry_run import run_table, show, try_out
-    from sorl_trl.cli.output_folder import check_output_folder
-    from sorl_trl.diagnostics import CollapseGuard
-    from sorl_trl.recipe.arguments import parse_arguments
-    from sorl_trl.recipe.build import build_trainer
-    from sorl_trl.recipe.written import RecipeWriter
-    from sorl_trl.search import MalformedResponse
-    from sorl_trl.trainers import SOPPOTrainer
-
-    with mistakes():
-        arguments = parse_arguments(words)
-        if arguments.trainer.dry_run:
-            try_out(arguments)
-            return 0
-        check_output_folder(arguments)
-        trainer = build_trainer(arguments)
-    folder = trainer.args.output_dir
-    writer = RecipeWriter(arguments)
-    trainer.add_callback(writer)
-    show(run_table(arguments, trainer), trainer)
-    with interruptible(trainer):
-        try:
-            trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
-        except EngineUnavailable as error:
-            raise UserMistake(str(error)) from error
-        except MalformedResponse as error:
-            raise ConnectionError(str(error)) from error  # each process reports it, because others may not have met it
-        finally:
-            if trainer.state.global_step == 0:
-                writer.take_back()
-    if any(isinstance(each, CollapseGuard) and each.is_broken for each in trainer.callback_handler.callbacks):
-        raise UserMistake(f"no policy is saved, for training met NaN: {folder} has the checkpoints before")
-    with full_disk_is_said(Path(folder)):
-        trainer.save_model(folder)
-    trainer.save_state()
-    trainer.accelerator.print(f"The policy is in {folder}: a plain checkpoint, load it as any other.")
-    if isinstance(trainer, SOPPOTrainer):
-        trainer.accelerator.print(f"Its critic is in {folder}/critic: `sorl_trl.load_critic({folder!r})` loads it.")
-    named = shlex.quote(str(folder))
-    trainer.accelerator.print(f"Next: sorl evaluate {named}   sorl view {named}")
-    trainer.end()
+        run(words)
     return 0
+
+
+def launch(words: Sequence[str]) -> int:
+    """`sorl train`: start `main` through `accelerate launch`, wait for its end, and return its exit code."""
+    if _asks_for_help(words):
+        return main(words)
+    recipe, _ = take_config(words)
+    if recipe is not None:
+        RECIPES.find(recipe)  # before the processes start, which takes a while
+    with mistakes():
+        return _exit_code(launch_arguments(words))
+
+
+def _asks_for_help(words: Sequence[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(words)
+
+
+def launch_arguments(words: Sequence[str]) -> Namespace:
+    """The arguments of `accelerate launch`, which hold training's words. Raises UserMistake if a value is refused."""
+    from accelerate.commands.launch import launch_command_parser
+
+    parser: ArgumentParser = launch_command_parser()
+    parser.add_argument("--accelerate_config")
+    parser.error = refuse  # type: ignore[method-assign]
+    for_launch, for_training = _split(words, parser)
+    arguments = parser.parse_args([*for_launch, "--module", MODULE, *for_training])
+    if arguments.accelerate_config is not None:
+        arguments.config_file = str(CONFIGS.find(arguments.accelerate_config))
+    return arguments
+
+
+def _split(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list[str]]:
+    """Split words into the launcher's and training's. Training's are those that accelerate lacks or both have."""
+    for_launch: list[str] = []
+    for_training: list[str] = []
+    left = iter(words)
+    for word in left:
+        option, given, _ = word.partition("=")
+        action = None if option in SHARED else parser._option_string_actions.get(option)
+        if action is None:
+            for_training.append(word)
+        else:
+            takes_next = action.nargs is None and not given
+            for_launch += [word, *islice(left, 1)] if takes_next else [word]
+    return for_launch, for_training
+
+
+def _exit_code(arguments: Namespace) -> int:
+    """Launch, and return the exit code of training, which has said itself what went wrong."""
+    from accelerate.commands import launch as launcher
+    from accelerate.utils import patch_environment
+    from torch.distributed.elastic.agent.server import api as agent
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing import api as workers
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    for module in (launcher, agent, workers):  # they log their defaults, and each process that ends
+        logging.getLogger(module.__name__).setLevel(logging.CRITICAL)
+    # Ctrl-C ends training, which says so: a terminal sends it to all processes, and torch's launcher passes it on.
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: _end}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    code = 0
+    try:
+        with patch_environment(PYTHONSAFEPATH="1"):  # otherwise `python -m` would import modules of this folder
+            launcher.launch_command(arguments)
+    except subprocess.CalledProcessError as error:
+        code = error.returncode
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+    except SignalException as error:
+        code = -error.sigval
+        _end_training()  # after a second signal, some may be left
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if code == -signal.SIGINT:
+        return INTERRUPTED
+    if code < 0:
+        sys.exit(f"error: training was ended by {signal.Signals(-code).name}")
+    return code
+
+
+def _end(number: int, _: object) -> None:
+    """End training too: it would outlive this process, and go on writing into its folder."""
+    _end_training()
+    sys.exit(f"error: training was ended by {signal.Signals(number).name}")
+
+
+def _end_training() -> None:
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
 
 
 if __name__ == "__main__":

@@ -113,6 +113,11 @@ def _mapping(given: dict[str, Any] | str | None) -> dict[str, Any]:
 
 GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
 """The dataclasses in the order of `Arguments`."""
+ABOUT = (
+    "sorl evaluate RUN asks a policy questions, scores it, and writes results and trajectories into RUN/evaluation. "
+    "RUN is the output folder of `sorl train`, a checkpoint in it, or a PEFT adapter's folder. Its recipe says how "
+    "the policy is asked, and options override it."
+)
 
 
 @dataclass
@@ -142,5 +147,5 @@ def parse_arguments(words: Sequence[str], recipe: Mapping[str, Any]) -> Argument
     ]
     shared = {*agent_fields, *ALSO_IN_RECIPES, "questions", "benchmarks"}
     recipe = {name: value for name, value in recipe.items() if name in shared}
-    parsed = parse_dataclasses(GROUPS, words, recipe, "sorl evaluate")
+    parsed = parse_dataclasses(GROUPS, words, recipe, "sorl evaluate", ABOUT)
     return Arguments(*[*parsed, {**recipe, **given_words(GROUPS, words)}])

@@ -7,23 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from inspect import isfunction
+from pathlib import Path
 from typing import Annotated, Any
 
-from accelerate.commands.launch import launch_command_parser
 from trl import ModelConfig
 
 from sorl_trl import qa
 from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields
-from sorl_trl.command_line import Parser, given_words, mistakes, parse_dataclasses, read_config, take_config
+from sorl_trl.command_line import RECIPES, Parser, given_words, mistakes, parse_dataclasses, read_config, take_config
 from sorl_trl.diagnostics.callbacks import ACTIONS
 from sorl_trl.dotted_path import import_named, is_dotted
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
+from sorl_trl.files import missing
 from sorl_trl.methods import METHODS, method_from
-from sorl_trl.recipe.first_look import COMMAND, check_questions
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments
 from sorl_trl.search.arguments import SOURCES
-from sorl_trl.shipped import RECIPES
 from sorl_trl.trainers import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.config import TurnLevelConfig
@@ -199,13 +198,20 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
         if "advantage_level" in choice.settings and choice.trainer != "so_ppo":
             raise ValueError(f"`method` is {choice.method!r}, which has a critic: add `--trainer so_ppo`.")
         groups = argument_groups(TRAINERS[choice.trainer])
-        command = f"{COMMAND} --trainer {choice.trainer}"
+        command = f"sorl train --trainer {choice.trainer}"
         options = {word.partition("=")[0].replace("-", "_") for word in words}
         if "__save_steps" in options:
             recipe["save_strategy"] = "steps"  # a recipe that saves nothing would silently win over it
-        parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, command, others=_of_launcher())
+        parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, command)
         given = {**recipe, **given_words(groups, words)}
         return Arguments(*[*parsed, given])
+
+
+def check_questions(name: str, value: str) -> None:
+    """Raise ValueError unless `value` is a file or the name of a public set."""
+    names = tuple(qa.BENCHMARKS)
+    if value not in names and not Path(value).is_file():
+        raise ValueError(missing(name, value, f"file, nor a public set of this name ({', '.join(names)})"))
 
 
 def check_libraries(config: TurnLevelConfig, model: ModelConfig) -> None:
@@ -223,8 +229,3 @@ def check_libraries(config: TurnLevelConfig, model: ModelConfig) -> None:
     for option, module in asked.items():
         if module in PACKAGES and find_spec(module) is None:
             raise ValueError(f"{option} needs {module}, which is not installed: pip install {PACKAGES[module]}")
-
-
-def _of_launcher() -> list[str]:
-    """Options of `sorl train` that belong to the launcher, for suggestions after a misspelling."""
-    return ["--accelerate_config", *launch_command_parser()._option_string_actions]

@@ -48,8 +48,8 @@ def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float
     tokens = config.per_device_train_batch_size * longest
     kept, layer = _activations(model, config, tokens)
     head = model.get_output_embeddings().weight
-    of_head = 4 * _count([head]) if head.requires_grad else 0
-    logits = _logits(model, config, tokens) + of_head
+    head_gradient = 4 * _count([head]) if head.requires_grad else 0
+    logits = _logits(model, config, tokens) + head_gradient
     before = gradients if config.gradient_accumulation_steps > 1 else 0
     cache = 0 if config.use_vllm else _cache(model, config, longest, cache_gib)
     gathered = 0 if config.use_vllm else weights * (parts[0] - 1)
@@ -72,7 +72,7 @@ def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float
         {name: size for name, size in rows.items() if size},
         training=always
         + kept
-        + max(logits + before, gradients + of_head + layer)
+        + max(logits + before, gradients + head_gradient + layer)
         + (0 if config.vllm_enable_sleep_mode else vllm),
         generating=always + gathered + max(cache, vllm),
     )
@@ -118,10 +118,10 @@ def _cache(model: Any, config: TurnLevelConfig, longest: int, gib: float | None)
     shape = model.config.get_text_config()
     head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     heads = getattr(shape, "num_key_value_heads", shape.num_attention_heads)
-    of_token = 2 * head * heads * shape.num_hidden_layers * _element(model, config)
+    token_size = 2 * head * heads * shape.num_hidden_layers * _element(model, config)
     share = CACHE_SHARE["cuda" if config.device.type == "cuda" else "cpu"]
     limit = available_bytes(config.device) * share if gib is None else gib * 2**30
-    return float(min(config.generation_batch_size // config.world_size * longest * of_token, limit))
+    return float(min(config.generation_batch_size // config.world_size * longest * token_size, limit))
 
 
 def remedies(model: Any, config: TurnLevelConfig) -> list[str]:

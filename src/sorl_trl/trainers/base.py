@@ -25,7 +25,7 @@ from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid,
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.agents.chat import ensure_response_template
 from sorl_trl.agents.native_tools import ToolSanitizer, tools_as_rollout
-from sorl_trl.files import full_disk_is_said
+from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
 from sorl_trl.records.resume_point import resume_point
@@ -325,7 +325,7 @@ class TurnLevelTrainer(GRPOTrainer):
             if self.args.should_save:
                 save_settings(self, folder)
         # transformers writes the trainer's state last, so a checkpoint that has it is complete.
-        with full_disk_is_said(Path(self.args.output_dir)):
+        with raise_if_disk_full(Path(self.args.output_dir)):
             super()._save_checkpoint(model, trial)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:

@@ -20,11 +20,10 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from trl.trainer.utils import RepeatSampler
 
-from sorl_trl.command_line import UserMistake
+from sorl_trl.command_line import UserMistake, package_version
 from sorl_trl.files import write_whole
 from sorl_trl.records.resume_point import damage, ranks_where
 from sorl_trl.rollout import RolloutLimits
-from sorl_trl.shipped import package_version
 from sorl_trl.trainers.batch import ON_HOST
 from sorl_trl.trainers.checks import agent_rollout_of, say_once
 

@@ -9,9 +9,9 @@ from typing import Any
 from huggingface_hub import ModelCard
 from trl import GRPOTrainer
 
+from sorl_trl.command_line import package_version
 from sorl_trl.methods import SETTINGS, ClipPenalty
 from sorl_trl.methods.method import piece_name
-from sorl_trl.shipped import package_version
 
 SORL_PAPER = {
     "title": "Stabilizing Off-Policy Training for Long-Horizon LLM Agent via Turn-Level Importance Sampling and "

@@ -1,4 +1,4 @@
-"""`recipe.yaml`, which a run leaves behind: what was said, all that shapes the agent, and no secret."""
+"""A run's folder: whose it is, and the recipe that it leaves there, with what shapes the agent and without secrets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,44 @@ from typing import Any
 import pytest
 import yaml
 
+from sorl_trl.cli import run
+from sorl_trl.cli.run import RecipeWriter, check_output_folder, write_recipe
 from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.recipe.arguments import parse_arguments
-from sorl_trl.recipe.written import RecipeWriter, write_recipe
 
-ROOT = Path(__file__).parents[3]
+
+def check(folder: Path, resume: Path | None = None) -> None:
+    check_output_folder(SimpleNamespace(output_dir=str(folder), resume_from_checkpoint=resume, max_steps=20))  # type: ignore[arg-type]
+
+
+def make(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize("name", ["checkpoint-10/config.json", "recipe.yaml", "model.safetensors"])
+def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="`output_dir`") as refused:
+        check(make(tmp_path, name))
+    assert ("--resume_from_checkpoint latest" in str(refused.value)) == name.startswith("checkpoint")
+
+
+def test_a_folder_without_a_run_is_free(tmp_path: Path) -> None:
+    check(tmp_path / "new")
+    check(make(tmp_path, "notes.txt", "README.md", "checkpoint-best/model.safetensors", "evaluation/mine.csv"))
+
+
+def test_a_run_goes_on_in_its_own_folder_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "resume_point", lambda config, checkpoint: str(checkpoint))
+    folder = make(tmp_path / "run", "checkpoint-10/config.json")
+    check(folder, folder / "checkpoint-10")
+    with pytest.raises(ValueError, match="`max_steps` is 20"):
+        check(folder, folder / "checkpoint-20")
+    with pytest.raises(ValueError, match="`output_dir`"):
+        check(folder, tmp_path / "other" / "checkpoint-10")
 
 
 @pytest.fixture
@@ -26,23 +58,22 @@ def written(tmp_path: Path) -> Any:
     def write(recipe: str, *words: str) -> dict[str, Any]:
         data = str(tmp_path / "data.jsonl")
         here = ["--train_questions", data, "--eval_questions", data, "--corpus", data]
-        config = ["--config", str(ROOT / f"recipes/{recipe}.yaml"), "--output_dir", str(tmp_path / "new" / "out")]
-        write_recipe(parse_arguments([*config, *here, *words]), tmp_path / "new" / "out")
+        write_recipe(parse_arguments(["--config", recipe, *here, *words]), tmp_path / "new" / "out")
         read: dict[str, Any] = yaml.safe_load((tmp_path / "new" / "out" / "recipe.yaml").read_text())
         return read
 
     return write
 
 
-def test_what_was_said_and_what_shapes_the_agent(written: Any) -> None:
+def test_a_recipe_has_what_was_set_and_what_shapes_the_agent(written: Any) -> None:
     found = written("so_ppo", "--method", "starpo_s", "--kl_in_reward", "true", "--beta", "0.1")
-    said = {"trainer": "so_ppo", "method": "starpo_s", "kl_in_reward": True, "beta": 0.1, "learning_rate": 3e-4}
+    given = {"trainer": "so_ppo", "method": "starpo_s", "kl_in_reward": True, "beta": 0.1, "learning_rate": 3e-4}
     agent = {"protocol": "terse", "max_turns": 3, "chat": False, "max_completion_length": 200, "search_top_k": 1}
-    assert {name: found[name] for name in said | agent} == said | agent
+    assert {name: found[name] for name in given | agent} == given | agent
     assert not {"dry_run", "gamma", "lora_r", "epsilon_high"} & found.keys()
 
 
-def test_the_same_arguments_come_of_it_from_anywhere(
+def test_a_recipe_gives_the_same_arguments_from_anywhere(
     written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -70,7 +101,9 @@ def test_two_runs_that_start_at_once_do_not_share_a_folder(written: Any, tmp_pat
     """Both have found it free: building a trainer takes a while."""
     written("so_grpo")
     arguments = parse_arguments(["--config", str(tmp_path / "new/out/recipe.yaml")])
-    args = SimpleNamespace(output_dir=str(tmp_path / "new/out"), resume_from_checkpoint=resumed)
-    refused = pytest.raises(UserMistake, match="another run") if resumed is None else nullcontext()
-    with refused:
-        RecipeWriter(arguments).on_train_begin(args, SimpleNamespace(is_world_process_zero=True), None)
+    args: Any = SimpleNamespace(output_dir=str(tmp_path / "new/out"), resume_from_checkpoint=resumed)
+    state: Any = SimpleNamespace(is_world_process_zero=True)
+    writer, control = RecipeWriter(arguments), Any
+    with pytest.raises(UserMistake, match="`output_dir`") if resumed is None else nullcontext():
+        writer.on_step_end(args, state, control)
+        writer.on_step_end(args, state, control)
