@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
-from sorl_trl.rollout.engine import Engine, LockStepEngine, check_generation
+from sorl_trl.rollout.engine import Engine, Generation, Generator, LockStepEngine, check_generation
 from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.search import SearchResponder
-from sorl_trl.rollout.generation import Generation, Generator
 from sorl_trl.rollout.observation import ObservationEncoder
 from sorl_trl.rollout.options import EngineOptions, RolloutLimits
 from sorl_trl.rollout.protocol import TagProtocol
-from sorl_trl.rollout.row import Row
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.search import SearchBackend
-from sorl_trl.types import ActionKind, StopReason, Trajectory, Turn
+from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +111,7 @@ class Collector:
         began = time.perf_counter()
         try:
             engine.open(len(prompts))
-            rows = [Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
+            rows = [_Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
             _end_overlong(rows)
             self.responder.open(examples)
             rollout = _Rollout(self, engine, rows)
@@ -125,14 +124,14 @@ class Collector:
 
 
 class _Rollout:
-    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[Row]) -> None:
+    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[_Row]) -> None:
         self._collector = collector
         self._engine = engine
         self._rows = rows
         self._generating: dict[int, int] = {}
         """The budgets of the turns under way, by row."""
         self._polls = 0
-        self._due: deque[tuple[int, list[tuple[Row, Future[Reply]]]]] = deque()
+        self._due: deque[tuple[int, list[tuple[_Row, Future[Reply]]]]] = deque()
         """Replies, by the poll after which they rejoin."""
         self._rejoin_after = 0 if engine.in_turns else collector.rejoin_after
         self._seconds_generating = self._seconds_waiting = 0.0
@@ -163,7 +162,7 @@ class _Rollout:
             "tokens_per_second": sampled / seconds,
         }
 
-    def _submit(self, row: Row) -> None:
+    def _submit(self, row: _Row) -> None:
         self._generating[row.index] = row.budget
         self._engine.submit(row.index, row.context, row.budget)
 
@@ -174,7 +173,7 @@ class _Rollout:
 
     def _take_turns(self, ended: Sequence[tuple[int, Generation]]) -> None:
         self._polls += 1
-        asking: list[Row] = []
+        asking: list[_Row] = []
         for index, generation in sorted(ended, key=lambda each: each[0]):
             check_generation(index, generation, self._generating.pop(index))
             row = self._rows[index]
@@ -192,7 +191,7 @@ class _Rollout:
                 asking.append(row)
         self._ask(asking)
 
-    def _ask(self, rows: Sequence[Row]) -> None:
+    def _ask(self, rows: Sequence[_Row]) -> None:
         if not rows:
             return
         replies = self._collector.responder.ask([RowTurn(row.index, row.last_turn) for row in rows])
@@ -215,7 +214,7 @@ class _Rollout:
                 if reply.done():  # if one has raised, do not wait for the slower ones
                     reply.result()
             for row, reply in replies:
-                self._hear(row, reply.result())
+                self._take_reply(row, reply.result())
 
     def _rejoin_early(self) -> None:
         """Take in the replies that have come. If no row is generating, wait for one."""
@@ -228,11 +227,11 @@ class _Rollout:
                 break
             for row, reply in waited_for:
                 if reply in there:
-                    self._hear(row, reply.result())
+                    self._take_reply(row, reply.result())
             waited_for = [(row, reply) for row, reply in waited_for if reply not in there]
         self._due = deque([(self._polls, waited_for)] if waited_for else [])
 
-    def _hear(self, row: Row, reply: Reply) -> None:
+    def _take_reply(self, row: _Row, reply: Reply) -> None:
         if reply.reward is not None:
             row.segments[-1] = replace(row.last_turn, reward=float(reply.reward))
         if reply.stop is not None:
@@ -241,14 +240,81 @@ class _Rollout:
             row.observe(self._collector.encoder.information(reply.text, reply.passages, reply.role, reply.results))
         self._go_on(row)
 
-    def _go_on(self, row: Row) -> None:
+    def _go_on(self, row: _Row) -> None:
         if row.stop_reason is None:
             self._submit(row)
         else:
             self._engine.release(row.index)
 
 
-def _end_overlong(rows: Sequence[Row]) -> None:
+@dataclass
+class _Row:
+    """What one row of a rollout has read and written so far."""
+
+    index: int
+    prompt_ids: tuple[int, ...]
+    limits: RolloutLimits
+    window: int | None
+    """How many tokens the policy can read; None for no limit."""
+    context: list[int] = field(init=False)
+    """The prompt and all segments so far, from which the next turn is generated."""
+    segments: list[Turn | Observation] = field(default_factory=list)
+    turns: int = 0
+    stop_reason: StopReason | None = None
+
+    def __post_init__(self) -> None:
+        self.context = list(self.prompt_ids)
+
+    @property
+    def last_turn(self) -> Turn:
+        """The turn just taken; an observation never ends a row that waits for its reply."""
+        last = self.segments[-1]
+        assert isinstance(last, Turn)
+        return last
+
+    @property
+    def budget(self) -> int:
+        """How many tokens the next turn may have; below 1 if there is no room for one."""
+        return min(self.limits.max_turn_tokens, self._room()[0])
+
+    def take_turn(self, generation: Generation, text: str, action: Action) -> None:
+        """Append a turn, and set the stop reason if the row ends here."""
+        room, reason = self._room()
+        self._append(Turn(generation.token_ids, text, action, generation.logprobs, versions=generation.versions))
+        self.turns += 1
+        if action.kind is ActionKind.ANSWER:
+            self.stop_reason = StopReason.ANSWERED
+        elif action.kind in (ActionKind.INVALID, ActionKind.MESSAGE) and not generation.stopped:
+            self.stop_reason = reason if room < self.limits.max_turn_tokens else StopReason.TURN_LIMIT
+        elif self.turns > self.limits.max_turns:
+            self.stop_reason = StopReason.MAX_TURNS
+
+    def observe(self, observation: Observation) -> None:
+        """Append the reply to the last turn, or end the row if no turn could follow it."""
+        room, reason = self._room()
+        if len(observation.token_ids) >= room:  # not a single token of the next turn would fit after it
+            self.stop_reason = reason
+        else:
+            self._append(observation)
+
+    def finished(self) -> Trajectory:
+        assert self.stop_reason is not None
+        return Trajectory(self.prompt_ids, tuple(self.segments), self.stop_reason)
+
+    def _append(self, segment: Turn | Observation) -> None:
+        self.segments.append(segment)
+        self.context.extend(segment.token_ids)
+
+    def _room(self) -> tuple[int, StopReason]:
+        """How many tokens the trajectory has left, and the stop reason when they are used up."""
+        most = self.limits.max_trajectory_tokens
+        left = (sys.maxsize if most is None else most) - (len(self.context) - len(self.prompt_ids))
+        if self.window is not None and self.window - len(self.context) < left:
+            return self.window - len(self.context), StopReason.CONTEXT_LIMIT
+        return left, StopReason.TRAJECTORY_LIMIT
+
+
+def _end_overlong(rows: Sequence[_Row]) -> None:
     """End the rows whose prompt leaves no room for a token."""
     overlong = [row for row in rows if row.budget < 1]
     for row in overlong:

@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 from sorl_trl.cli.evaluation_run import generation_config
 from sorl_trl.evaluation.checkpoint import ModelArguments, load_tokenizer, message_ends
 from sorl_trl.records.evaluated import files_hash
-from sorl_trl.rollout.slots.sampling import resolved
+from sorl_trl.rollout.slots.support import resolved
 
 
 @pytest.mark.parametrize(

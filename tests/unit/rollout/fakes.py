@@ -113,14 +113,12 @@ class SteppingEngine(Engine):
     """
 
     def __init__(self, turns: Sequence[str]) -> None:
-        super().__init__()
         self.turns = [encode(word_tokenizer(), text) for text in turns]
         self.rows: dict[int, tuple[tuple[int, ...], int, list[float]]] = {}
         self.released: list[int] = []
         self.is_open = False
 
     def open(self, rows: int) -> None:
-        super().open(rows)
         self.rows, self.released, self.is_open = {}, [], True
 
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
