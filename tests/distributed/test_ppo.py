@@ -268,13 +268,10 @@ def test_ddp_trains_as_one_process(alone: SingleProcess) -> None:
 class TestTraining:
     @pairs(TRAINED)
     def test_trains_as_one_process(self, alone: SingleProcess, launches: Launches, config: str, case: PPOCase) -> None:
+        """With the gradient checkpointing asked for, but for PEFT under ZeRO-3, where TRL makes it reentrant."""
         run = alone.run(case)
         assert_learned(case, run)
         assert_as_alone(launches[config], case, run)
-
-    @pairs(TRAINED)
-    def test_gradient_checkpointing(self, launches: Launches, config: str, case: PPOCase) -> None:
-        """It is the one asked for, but for PEFT under ZeRO-3, where TRL makes it reentrant."""
         forced = config == "zero3_cpu" and case.lora and case.checkpointing == NON_REENTRANT
         expected = {OFF: None, NON_REENTRANT: forced, REENTRANT: True}[case.checkpointing]
         assert launches[config].results[case.name]["reentrant"] is expected

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -123,6 +122,15 @@ class Collector:
         return [row.finished() for row in rows]
 
 
+class _Waiting(NamedTuple):
+    """A row that waits for its reply."""
+
+    due: int
+    """The poll after which the reply rejoins."""
+    row: _Row
+    reply: Future[Reply]
+
+
 class _Rollout:
     def __init__(self, collector: Collector, engine: Engine, rows: Sequence[_Row]) -> None:
         self._collector = collector
@@ -131,8 +139,8 @@ class _Rollout:
         self._generating: dict[int, int] = {}
         """The budgets of the turns under way, by row."""
         self._polls = 0
-        self._due: deque[tuple[int, list[tuple[_Row, Future[Reply]]]]] = deque()
-        """Replies, by the poll after which they rejoin."""
+        self._waiting: list[_Waiting] = []
+        """In the order of their turns."""
         self._rejoin_after = 0 if engine.in_turns else collector.rejoin_after
         self._seconds_generating = self._seconds_waiting = 0.0
 
@@ -166,9 +174,9 @@ class _Rollout:
         self._generating[row.index] = row.budget
         self._engine.submit(row.index, row.context, row.budget)
 
-    def _wait(self, replies: Iterable[Future[Reply]], until: str) -> None:
+    def _wait(self, rows: Sequence[_Waiting], until: str) -> None:
         began = time.perf_counter()
-        wait(set(replies), return_when=until)
+        wait({each.reply for each in rows}, return_when=until)
         self._seconds_waiting += time.perf_counter() - began
 
     def _take_turns(self, ended: Sequence[tuple[int, Generation]]) -> None:
@@ -198,38 +206,33 @@ class _Rollout:
         if not self._engine.in_steps:
             for reply in replies:
                 reply.add_done_callback(lambda _: self._engine.wake())
-        self._due.append((self._polls + self._rejoin_after, list(zip(rows, replies, strict=True))))
+        due = self._polls + self._rejoin_after
+        self._waiting += [_Waiting(due, row, reply) for row, reply in zip(rows, replies, strict=True)]
 
     def _rejoin(self) -> None:
         """Take in the replies that are due, and wait for those that are late."""
-        while self._due:
-            poll, replies = self._due[0]
+        while self._waiting:
             if self._engine.idle:  # no row is decoding, so nothing can continue until then
-                self._polls = max(self._polls, poll)
-            if poll > self._polls:
+                self._polls = max(self._polls, self._waiting[0].due)
+            due = [each for each in self._waiting if each.due <= self._polls]
+            if not due:
                 return
-            self._due.popleft()
-            self._wait((reply for _, reply in replies), FIRST_EXCEPTION)
-            for _, reply in replies:
-                if reply.done():  # if one has raised, do not wait for the slower ones
-                    reply.result()
-            for row, reply in replies:
-                self._take_reply(row, reply.result())
+            self._waiting = self._waiting[len(due) :]
+            self._wait(due, ALL_COMPLETED)
+            for each in due:
+                self._take_reply(each.row, each.reply.result())
 
     def _rejoin_early(self) -> None:
         """Take in the replies that have come. If no row is generating, wait for one."""
-        waited_for = [each for _, replies in self._due for each in replies]
-        while waited_for:
+        while self._waiting:
             if self._engine.idle:
-                self._wait((reply for _, reply in waited_for), FIRST_COMPLETED)
-            there = {reply for _, reply in waited_for if reply.done()}
-            if not there:
-                break
-            for row, reply in waited_for:
-                if reply in there:
-                    self._take_reply(row, reply.result())
-            waited_for = [(row, reply) for row, reply in waited_for if reply not in there]
-        self._due = deque([(self._polls, waited_for)] if waited_for else [])
+                self._wait(self._waiting, FIRST_COMPLETED)
+            came = [each for each in self._waiting if each.reply.done()]
+            if not came:
+                return
+            self._waiting = [each for each in self._waiting if each not in came]
+            for each in came:
+                self._take_reply(each.row, each.reply.result())
 
     def _take_reply(self, row: _Row, reply: Reply) -> None:
         if reply.reward is not None:
@@ -247,7 +250,7 @@ class _Rollout:
             self._engine.release(row.index)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Row:
     """What one row of a rollout has read and written so far."""
 
