@@ -25,8 +25,8 @@ from trl.trainer.utils import RepeatSampler
 from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.rollout import RolloutLimits
-from sorl_trl.trainers.ahead import policies, rollouts
-from sorl_trl.trainers.ahead.rollouts import upcoming_batches
+from sorl_trl.trainers import late_rollouts, vllm_policy
+from sorl_trl.trainers.late_rollouts import upcoming_batches
 
 SIZES = ((16, 1), (32, 4), (64, 8))  # rows of a rank, and ranks
 STALENESS = (0, 1, 2, 4)
@@ -82,7 +82,7 @@ def run(rows: int, ranks: int, staleness: int, stragglers: bool, order: str, see
             _train_sampler=RepeatSampler(list(range(prompts)), GROUP, prompts, shuffle=True, seed=0),
         )
         rollout = SleepingRollout(stragglers, seed + rank)
-        ahead = rollouts.RolloutsAhead(trainer, rollout, staleness, order == "completed")
+        ahead = late_rollouts.RolloutsAhead(trainer, rollout, staleness, order == "completed")
         with ahead.running():
             ahead.begin_at(0)
             for batch in islice(upcoming_batches(trainer, 0), BATCHES):
@@ -91,8 +91,8 @@ def run(rows: int, ranks: int, staleness: int, stragglers: bool, order: str, see
                 trainer.state.global_step += 1
 
     policy = SimpleNamespace(renew=lambda *_: None, close=list, engine=lambda *_: SimpleNamespace(wake=list))
-    rollouts.PolicyCopies = lambda _: policy
-    rollouts.gather_object = policies.gather_object = gather
+    late_rollouts.PolicyCopies = lambda _: policy
+    late_rollouts.gather_object = vllm_policy.gather_object = gather
     began = time.perf_counter()
     with ThreadPoolExecutor(ranks) as pool:
         list(pool.map(train, range(ranks)))

@@ -34,10 +34,10 @@ from tests.agents import LIMITS, NAMES, agent_tokenizer, teach
 from transformers import LlamaForCausalLM
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.agents.vllm.connection import VLLMServer
+from sorl_trl.agents.vllm_server import VLLMServer
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.sandbox import PROTOCOL
-from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
+from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.types import Passage
 
 FILE = Path(__file__).parent / "results" / "async.json"
@@ -280,6 +280,7 @@ def main(words: Sequence[str]) -> None:
     from tests.vllm.servers import serving
 
     os.environ.update(shims.ENVIRONMENT)
+    shims.install()
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory() as name:
         folder = Path(name)

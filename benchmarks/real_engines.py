@@ -42,7 +42,7 @@ from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_trainer
 from sorl_trl.rollout import Collector, Engine, SlotEngine, TurnEnd, assemble, generate_turns, model_engine
 from sorl_trl.sandbox import CORPUS_FILE, EVALUATION_FILE
-from sorl_trl.trainers.ahead.policies import TOLERANCE, ServerPolicy
+from sorl_trl.trainers.vllm_policy import TOLERANCE, PolicyGeneration, ServerPolicy
 from sorl_trl.types import Trajectory, Turn
 
 FILE = Path(__file__).parent / "results" / "real_engines.json"
@@ -104,8 +104,6 @@ class Bench:
         shims.install()
         from trl.generation import vllm_generation
         from vllm import LLM
-
-        from sorl_trl.agents.vllm.client import PolicyGeneration
 
         def start(**arguments: Any) -> Any:
             del arguments["enable_sleep_mode"]

@@ -1,4 +1,4 @@
-"""In the place of vLLM: an engine and a server that say what a script says. TRL's wrapper around them is its own."""
+"""In the place of vLLM: an engine and a server that sample what a script says, for TRL's own wrapper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 WINDOW = 12
@@ -28,33 +27,32 @@ def pretend_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     types = SimpleNamespace(SamplingParams=SimpleNamespace, StructuredOutputsParams=SimpleNamespace)
     types.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final only")
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", types)  # type: ignore[arg-type]
-    for name in ("SamplingParams", "StructuredOutputsParams"):
-        monkeypatch.setattr(vllm_generation, name, SimpleNamespace, raising=False)
 
 
 @dataclass
 class Script:
-    """What the policy says after each context, cut where vLLM cuts: at the limit, at the window."""
+    """What the policy samples after each context, cut where vLLM cuts: at the limit, at the window."""
 
     turns: Callable[[tuple[int, ...]], list[int]]
-    asked: list[tuple[tuple[int, ...], dict[str, Any]]] = field(default_factory=list)
+    requests: list[tuple[tuple[int, ...], dict[str, Any]]] = field(default_factory=list)
     """Contexts and settings, in the order in which they came."""
 
-    def say(self, context: tuple[int, ...], settings: dict[str, Any], window: int = WINDOW) -> list[int]:
-        self.asked.append((context, dict(settings)))
-        return self.turns(context)[: min(settings["max_tokens"], window - len(context))]
+    def sample(self, context: tuple[int, ...], settings: dict[str, Any]) -> list[int]:
+        assert len(context) + settings["max_tokens"] <= WINDOW, "vLLM refuses it"
+        self.requests.append((context, dict(settings)))
+        return self.turns(context)[: settings["max_tokens"]]
 
 
 class ScriptedLLM:
     """`vllm.LLM`: each step of its engine gives every request one token."""
 
-    def __init__(self, script: Script, window: int = WINDOW) -> None:
-        self.script, self.window = script, window
+    def __init__(self, script: Script) -> None:
+        self.script = script
         self.log: list[str] = []
-        self.running: dict[str, tuple[tuple[int, ...], list[int], int]] = {}
+        self.running: dict[str, tuple[list[int], int]] = {}
         runner = SimpleNamespace(model=SimpleNamespace(load_weights=lambda _: self.log.append("load")))
         self.llm_engine = SimpleNamespace(
-            model_config=SimpleNamespace(max_model_len=window),
+            model_config=SimpleNamespace(max_model_len=WINDOW),
             model_executor=SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner)),
             add_request=self.add_request,
             abort_request=self.abort_request,
@@ -62,10 +60,9 @@ class ScriptedLLM:
         )
 
     def add_request(self, request_id: str, prompt: dict[str, Any], params: Any) -> None:
-        context = tuple(prompt["prompt_token_ids"])
-        assert request_id not in self.running and len(context) < self.window
+        assert request_id not in self.running
         self.log.append(f"add {request_id}")
-        self.running[request_id] = (context, self.script.say(context, vars(params), self.window), 0)
+        self.running[request_id] = (self.script.sample(tuple(prompt["prompt_token_ids"]), vars(params)), 0)
 
     def abort_request(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -75,20 +72,12 @@ class ScriptedLLM:
     def step(self) -> list[Any]:
         self.log.append("step")
         ended = []
-        for name, (context, turn, said) in list(self.running.items()):
-            self.running[name] = (context, turn, said + 1)
-            if said + 1 == len(turn):
+        for name, (turn, sampled) in list(self.running.items()):
+            self.running[name] = (turn, sampled + 1)
+            if sampled + 1 == len(turn):
                 del self.running[name]
-                ended.append(_output(name, context, turn))
+                ended.append(_output(name, turn))
         return ended[::-1]
-
-    def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool) -> list[Any]:
-        """What TRL calls where it generates itself."""
-        contexts = [tuple(prompt["prompt_token_ids"]) for prompt in prompts]
-        return [
-            _output(str(i), context, self.script.say(context, vars(sampling_params), self.window))
-            for i, context in enumerate(contexts)
-        ]
 
     def sleep(self, level: int) -> None:
         self.log.append(f"sleep {level}")
@@ -101,13 +90,11 @@ class ScriptedLLM:
         self.log.append("forget")
 
 
-def _output(name: str, context: tuple[int, ...], turn: list[int]) -> Any:
-    """vLLM reports the most probable token beside the sampled one, where it is asked for more than that."""
-    logprobs = [{-1: SimpleNamespace(logprob=-0.1, rank=1), t: SimpleNamespace(logprob=LOGPROB, rank=2)} for t in turn]
+def _output(name: str, turn: list[int]) -> Any:
+    """vLLM may report the most probable token beside the sampled one."""
+    logprobs = [{-1: SimpleNamespace(logprob=-0.1), token: SimpleNamespace(logprob=LOGPROB)} for token in turn]
     completion = SimpleNamespace(token_ids=turn, logprobs=logprobs, finish_reason="stop")
-    return SimpleNamespace(
-        request_id=name, prompt_token_ids=list(context), outputs=[completion], num_cached_tokens=len(context) // 2
-    )
+    return SimpleNamespace(request_id=name, outputs=[completion])
 
 
 def scripted_wrapper(mode: str, sleeps: bool = False, **more: Any) -> Any:
@@ -133,7 +120,8 @@ class ScriptedServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.script = script
         self.behaviours: list[Callable[[_Handler], None]] = []
-        self.headers: list[Any] = []
+        self.bodies: list[dict[str, Any]] = []
+        """Of all requests for turns."""
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -149,20 +137,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.headers.append(self.headers)
+        self.server.bodies.append(body)
         if self.server.behaviours:
             self.server.behaviours.pop(0)(self)
             return
-        given = body["prompt"]
-        contexts = given if isinstance(given[0], list) else [given]
-        choices = [{"index": place, **self._turn(tuple(context), body)} for place, context in enumerate(contexts)]
+        choices = [{"index": i, **self._turn(tuple(context), body)} for i, context in enumerate(body["prompt"])]
         self.answer({"choices": choices[::-1]})  # nobody promises an order
 
     def _turn(self, context: tuple[int, ...], body: dict[str, Any]) -> dict[str, Any]:
-        assert len(context) + body["max_tokens"] <= WINDOW, "vLLM answers 400"
-        turn = self.server.script.say(context, body)
-        logprobs = {"token_logprobs": [LOGPROB] * len(turn)}
-        return {"token_ids": turn, "logprobs": logprobs, "finish_reason": "length"}
+        turn = self.server.script.sample(context, body)
+        return {
+            "token_ids": turn,
+            "logprobs": {"token_logprobs": [LOGPROB] * len(turn)},
+            "finish_reason": "length",
+        }
 
     def answer(self, body: Any, status: int = 200) -> None:
         encoded = json.dumps(body).encode()

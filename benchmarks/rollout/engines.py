@@ -37,21 +37,20 @@ class Scripted(Engine):
 
     def __init__(self, inner: Engine, script: Script) -> None:
         super().__init__()
-        self._inner, self._script = inner, script
+        self.inner, self._script = inner, script
         self.window, self.in_steps, self.in_turns = inner.window, inner.in_steps, inner.in_turns
         self._turn = [0] * len(script.turns)
         self.intervals: list[Interval] = []
 
     def open(self, rows: int) -> None:
-        self._inner.open(rows)
-        self.work = self._inner.work
+        self.inner.open(rows)
 
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        self._inner.submit(row, context_ids, min(limit, self._script.turns[row][self._turn[row]]))
+        self.inner.submit(row, context_ids, min(limit, self._script.turns[row][self._turn[row]]))
 
     def poll(self) -> list[tuple[int, Generation]]:
         began = time.perf_counter()
-        ended = self._inner.poll()
+        ended = self.inner.poll()
         self.intervals.append((began, time.perf_counter()))
         return [(row, self._closed(row, generation)) for row, generation in ended]
 
@@ -61,17 +60,17 @@ class Scripted(Engine):
         return Generation((*generation.token_ids[:-1], last), generation.logprobs, stopped=True)
 
     def release(self, row: int) -> None:
-        self._inner.release(row)
+        self.inner.release(row)
 
     def wake(self) -> None:
-        self._inner.wake()
+        self.inner.wake()
 
     @property
     def idle(self) -> bool:
-        return self._inner.idle
+        return self.inner.idle
 
     def close(self) -> None:
-        self._inner.close()
+        self.inner.close()
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class Collected:
         with torch.no_grad():
             trajectories = self.collector.collect(self._script.prompts, self._engine)
         check_script(self._script, trajectories)
-        return Work(self._engine.work.prefilled_tokens, self._engine.intervals)
+        return Work(self._engine.inner.prefilled_tokens, self._engine.intervals)
 
 
 def lockstep(model: Any, script: Script, config: GenerationConfig) -> Engine:

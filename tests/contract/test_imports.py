@@ -46,7 +46,6 @@ def test_lower_layers_do_not_load_trl() -> None:
 def test_every_module_imports_without_the_optional_libraries() -> None:
     """To Python, a module that is None has not been installed."""
     names = [dotted(path, SOURCE.parent) for path in sorted(SOURCE.rglob("*.py"))]
-    names.remove("sorl_trl.vllm_weights")  # a plugin, which vLLM alone loads
     without = f"sys.modules.update(dict.fromkeys({sorted(OPTIONAL)}))"
     imported = loaded_by(f"import importlib; {without}; [importlib.import_module(name) for name in {names}]")
     assert imported >= set(names)

@@ -214,10 +214,12 @@ def build_config(case: Case) -> SOGRPOConfig:
 
 @dataclass(frozen=True)
 class ResumeCase:
-    """It travels to the worker as JSON."""
+    """A run, and one that goes on from it. It travels to the worker as JSON."""
 
     folder: str
-    trainer: str
-    steps: list[int]
+    kind: str = "exactly"
+    """One of `resume_worker.KINDS`."""
+    trainer: str = "so_grpo"
+    steps: list[int] = field(default_factory=list)
     """Steps whose checkpoints are resumed."""
-    target_kl: float
+    target_kl: float = 0.0

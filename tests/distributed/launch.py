@@ -16,9 +16,6 @@ from typing import Any
 
 import psutil
 
-from tests.distributed.cases import Case
-from tests.distributed.ppo_cases import PPOLaunch
-
 ROOT = Path(__file__).parents[2]
 CONFIGS = Path(__file__).parent / "configs"
 """Of CPU processes; those of users are in `accelerate_configs/`."""
@@ -30,12 +27,11 @@ ENVIRONMENT = {
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
 ATTEMPTS = 2
+WORKER = "tests.distributed.worker"
 
 
-def launch(
-    config: str, case: Case | PPOLaunch, timeout_s: float = 180.0, worker: str = "tests.distributed.worker"
-) -> dict[str, Any]:
-    """Train `case` under `configs/{config}.yaml`; the worker's result.
+def launch(config: str, case: Any, timeout_s: float = 180.0, worker: str = WORKER) -> dict[str, Any]:
+    """Train `case`, a dataclass that names its `folder`, under `configs/{config}.yaml`; the worker's result.
 
     A launch is judged by its result file: processes now and then abort while they exit, after all is done. A launch
     that left no file is tried once more, since the same may strike earlier.
@@ -46,10 +42,7 @@ def launch(
 
 
 def launch_on_machines(
-    config: str,
-    cases: Sequence[Case | PPOLaunch],
-    timeout_s: float = 180.0,
-    worker: str = "tests.distributed.worker",
+    config: str, cases: Sequence[Any], timeout_s: float = 180.0, worker: str = WORKER
 ) -> dict[str, Any]:
     """As `launch`, with a launch for each of `cases`, which machine k of `config` has; the first writes the result."""
     folder = Path(cases[0].folder)
@@ -65,7 +58,7 @@ def launch_on_machines(
     raise AssertionError(f"{config} left no result for {cases[0]}. The output ends in:\n{ends}")
 
 
-def machine_commands(config: str, cases: Sequence[Case | PPOLaunch], worker: str) -> list[list[str]]:
+def machine_commands(config: str, cases: Sequence[Any], worker: str) -> list[list[str]]:
     """The launch on each machine. Of several, each is told its rank and the port of the first."""
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / f"{config}.yaml")]
     port = ["--main_process_port", str(free_port())]

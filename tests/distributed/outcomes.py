@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,9 @@ def assert_as_alone(case: Case, result: dict[str, Any], but_for: str = "") -> No
     assert any((weights[name] - weight).abs().max() > 1e-3 for name, weight in start.model.state_dict().items())
 
 
-def assert_loads_plainly(case: Case) -> None:
-    checkpoint = Path(case.folder) / "output" / "checkpoint-4"
+def assert_loads_plainly(weights: Mapping[Path, Path]) -> None:
+    """Transformers and PEFT load each checkpoint, and these are its weights."""
     script = Path(__file__).with_name("load_checkpoint.py")
-    command = [sys.executable, str(script), str(checkpoint), str(Path(case.folder) / "weights.pt")]
+    command = [sys.executable, str(script), *(str(path) for pair in weights.items() for path in pair)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from sorl_trl import load_critic
+from sorl_trl.trainers.critic.model import is_critic_name
 from tests.agents import BY_THE_CLOCK
+from tests.distributed.launch import launch
+from tests.distributed.outcomes import assert_loads_plainly
 from tests.distributed.ppo_cases import (
     ADAPTER,
     CLIPPED,
@@ -28,10 +31,13 @@ from tests.distributed.ppo_cases import (
     STEPS,
     VARIANTS,
     PPOCase,
+    PPOLaunch,
+    build_trainer,
     cell,
+    write_policy,
 )
-from tests.distributed.ppo_matrix import PARTS, Launch, Run, SingleProcess, distance, relative_distance
 
+PARTS = ("policy", "critic")
 OFF, NON_REENTRANT, REENTRANT = "off", "non-reentrant", "reentrant"
 SINGLE, HALF = "float32", "bfloat16"
 EVERY_WAY = [cell(ADAPTER, checkpointing, SINGLE) for checkpointing in (OFF, NON_REENTRANT, REENTRANT)]
@@ -81,6 +87,94 @@ def pairs(cases: dict[str, list[PPOCase]]) -> Any:
         for case in own
     ]
     return pytest.mark.parametrize(("config", "case"), parameters)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Logs, and the weights of policy and critic at both ends."""
+
+    logs: list[dict[str, Any]]
+    start: dict[str, dict[str, Tensor]]
+    end: dict[str, dict[str, Tensor]]
+
+
+class SingleProcess:
+    """Runs in this process, in float32, one micro-batch and without gradient checkpointing: all others must agree.
+
+    Args:
+        folder: takes `policy/` and, of each kind of critic, a trained one below `start/`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._runs: dict[str, Run] = {}
+        write_policy(folder / "policy")
+        for case in KINDS:
+            self._train(replace(case, name=f"start/{case.kind}", options={"save_strategy": "steps"}))
+
+    def run(self, case: PPOCase) -> Run:
+        """The run that `case` has to agree with."""
+        case = replace(case, name="alone", checkpointing="off", dtype="float32", micro_batches=1, is_resumed=False)
+        key = str(asdict(case))
+        if key not in self._runs:
+            self._runs[key] = self._train(case)
+        return self._runs[key]
+
+    def _train(self, case: PPOCase) -> Run:
+        trainer, _ = build_trainer(case, self.folder)
+        start = parts(trainer.model)
+        trainer.train()
+        return Run(trainer.state.log_history, start, parts(trainer.model))
+
+
+def parts(model: Any) -> dict[str, dict[str, Tensor]]:
+    """Copies of the weights of policy and critic."""
+    weights: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
+    for name, weight in model.state_dict().items():
+        weights["critic" if is_critic_name(name) else "policy"][name] = weight.clone()
+    return weights
+
+
+class Launch:
+    """Cases under an engine, trained in one launch in a folder of their own.
+
+    Args:
+        config: one of `ENGINES`.
+        cases: of different names.
+        alone: what they start from.
+        name: of the folder; by default, the engine's.
+    """
+
+    def __init__(self, config: str, cases: list[PPOCase], alone: SingleProcess, name: str | None = None) -> None:
+        self.folder = alone.folder / (name or config)
+        self.folder.mkdir()
+        for shared in ("policy", "start"):
+            (self.folder / shared).symlink_to(alone.folder / shared)
+        timeout_s = 60.0 + 20.0 * len(cases)
+        self.results = launch(config, PPOLaunch(str(self.folder), cases), timeout_s, "tests.distributed.ppo_worker")
+
+    def weights(self, name: str) -> dict[str, dict[str, Tensor]]:
+        """What the run `name` ended with, or "{name}/resumed"."""
+        return {part: torch.load(self.folder / name / f"{part}.pt") for part in PARTS}
+
+
+def distance(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+    """The largest difference of two weights of one name."""
+    _check_names(weights, others)
+    return max(float((weight - others[name]).abs().max()) for name, weight in weights.items())
+
+
+def relative_distance(weights: dict[str, Tensor], end: dict[str, Tensor], start: dict[str, Tensor]) -> float:
+    """‖weights - end‖₂ / ‖end - start‖₂: the error as a share of what was learned."""
+    _check_names(weights, end)
+    error, learned = (
+        sum(float((a[name] - b[name]).square().sum()) for name in end) for a, b in ((weights, end), (end, start))
+    )
+    return (error / learned) ** 0.5
+
+
+def _check_names(weights: dict[str, Tensor], others: dict[str, Tensor]) -> None:
+    assert weights.keys() == others.keys(), sorted(weights.keys() ^ others.keys())
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +268,10 @@ def test_ddp_trains_as_one_process(alone: SingleProcess) -> None:
 class TestTraining:
     @pairs(TRAINED)
     def test_trains_as_one_process(self, alone: SingleProcess, launches: Launches, config: str, case: PPOCase) -> None:
+        """With the gradient checkpointing asked for, but for PEFT under ZeRO-3, where TRL makes it reentrant."""
         run = alone.run(case)
         assert_learned(case, run)
         assert_as_alone(launches[config], case, run)
-
-    @pairs(TRAINED)
-    def test_gradient_checkpointing(self, launches: Launches, config: str, case: PPOCase) -> None:
-        """It is the one asked for, but for PEFT under ZeRO-3, where TRL makes it reentrant."""
         forced = config == "zero3_cpu" and case.lora and case.checkpointing == NON_REENTRANT
         expected = {OFF: None, NON_REENTRANT: forced, REENTRANT: True}[case.checkpointing]
         assert launches[config].results[case.name]["reentrant"] is expected
@@ -207,37 +298,24 @@ class TestCheckpoints:
             )
 
     @pairs(CONTINUED)
-    def test_does_not_go_on_without_the_critic(self, launches: Launches, config: str, case: PPOCase) -> None:
-        assert "There is no critic in" in launches[config].results[case.name]["refused"]
-
-    @pairs(CONTINUED)
-    def test_policy_has_no_trace_of_the_critic(self, launches: Launches, config: str, case: PPOCase) -> None:
-        checkpoint = final_checkpoint(launches[config], case)
+    def test_policy_and_critic_are_apart(self, launches: Launches, config: str, case: PPOCase) -> None:
+        """The policy has no trace of the critic, and the critic loads alone; without it, the run does not go on."""
+        launched = launches[config]
+        assert "There is no critic in" in launched.results[case.name]["refused"]
+        checkpoint = final_checkpoint(launched, case)
         names = [name for path in checkpoint.glob("*.safetensors") for name in safe_open(path, "pt").keys()]  # noqa: SIM118
         assert names and not any("critic" in name for name in names)
-        assert [path.name for path in checkpoint.rglob("*") if "critic" in path.name] == [
-            "critic",
-            "critic_config.json",
-        ]
+        critics = [path.name for path in checkpoint.rglob("*") if "critic" in path.name]
+        assert critics == ["critic", "critic_config.json"]
         assert not any("critic" in path.read_text() for path in checkpoint.glob("*config.json"))
+        trained, loaded = launched.weights(case.name)["critic"], load_critic(checkpoint).state_dict()
+        assert distance(trained, {name: loaded[loaded_name(name)] for name in trained}) == 0
 
     @pytest.mark.parametrize("config", CONTINUED)
     def test_policies_load_plainly(self, launches: Launches, config: str) -> None:
         launched = launches[config]
-        paths = [
-            (final_checkpoint(launched, case), launched.folder / case.name / "policy.pt") for case in CONTINUED[config]
-        ]
-        script = Path(__file__).with_name("load_checkpoint.py")
-        command = [sys.executable, str(script), *(str(path) for pair in paths for path in pair)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-
-    @pairs(CONTINUED)
-    def test_critic_loads_alone(self, launches: Launches, config: str, case: PPOCase) -> None:
-        launched = launches[config]
-        trained = launched.weights(case.name)["critic"]
-        loaded = load_critic(final_checkpoint(launched, case)).state_dict()
-        assert distance(trained, {name: loaded[loaded_name(name)] for name in trained}) == 0
+        pairs = {final_checkpoint(launched, c): launched.folder / c.name / "policy.pt" for c in CONTINUED[config]}
+        assert_loads_plainly(pairs)
 
 
 def final_checkpoint(launched: Launch, case: PPOCase) -> Path:

@@ -29,7 +29,7 @@ WITHIN_A_CYCLE = {1: True, 4: False, 5: True}
 )
 def test_checkpoints_continue_exactly(tmp_path: Path, config: str, trainer: str, target_kl: float) -> None:
     search_index(tmp_path)
-    case = ResumeCase(str(tmp_path), trainer, list(WITHIN_A_CYCLE), target_kl)
+    case = ResumeCase(str(tmp_path), "exactly", trainer, list(WITHIN_A_CYCLE), target_kl)
     result = launch(config, case, worker="tests.distributed.resume_worker")
     assert result["epoch"] > 1
     for step, resumed in result["resumed"].items():
@@ -46,11 +46,10 @@ def test_checkpoints_continue_exactly(tmp_path: Path, config: str, trainer: str,
 @pytest.mark.parametrize("config", ["ddp_cpu", pytest.param("zero2_cpu", marks=needs_deepspeed)])
 def test_an_engine_that_is_gone_for_one_process_leaves_a_checkpoint_of_both(tmp_path: Path, config: str) -> None:
     search_index(tmp_path)
-    case = ResumeCase(str(tmp_path), "so_grpo", [], 0.0)
-    result = launch(config, case, worker="tests.distributed.gone_worker")
-    for order, of in result.items():
-        assert of["said"] == [f"connection refused. Resume from {tmp_path / order / 'checkpoint-3'}."] * 2
-        asked, whole = ([[*chain(*process)] for process in of[name]] for name in ("asked", "whole"))
+    result = launch(config, ResumeCase(str(tmp_path), "without an engine"), worker="tests.distributed.resume_worker")
+    for order, found in result.items():
+        assert found["message"] == [f"connection refused. Resume from {tmp_path / order / 'checkpoint-3'}."] * 2
+        asked, whole = ([[*chain(*process)] for process in found[name]] for name in ("asked", "whole"))
         assert len(whole[0]) == 6 * 4
         if order == "completed":  # which decides what is next, but not what is left
             asked, whole = ([sorted(process) for process in each] for each in (asked, whole))

@@ -58,7 +58,7 @@ def server(case: Case) -> Iterator[str]:
 
 
 @both_engines
-def test_trains_as_one_process(case: Case, server: str, config: str) -> None:
+def test_trains_as_one_process(case: Case, tmp_path: Path, server: str, config: str) -> None:
     options = {**case.options, "save_strategy": "steps", "save_steps": 4}
     on_server = replace(case, search_url=server, options=options)
     result = launch_on_machines(config, [on_server, on_server])
@@ -66,7 +66,7 @@ def test_trains_as_one_process(case: Case, server: str, config: str) -> None:
     assert result["turns"] == [[2, 2], [3, 3]]
     assert result["queries"] == [2, 4], "of two rollouts: trajectories that ask the same ask once"
     assert_as_alone(case, result)
-    assert_loads_plainly(on_server)
+    assert_loads_plainly({tmp_path / "output" / "checkpoint-4": tmp_path / "weights.pt"})
 
 
 def folders_of_two(folder: Path) -> list[Path]:
@@ -82,8 +82,8 @@ def folders_of_two(folder: Path) -> list[Path]:
 def test_machines_that_share_no_storage(tmp_path: Path, config: str) -> None:
     """A checkpoint in pieces is refused by all; checkpoints whose pieces are copied together continue exactly."""
     folders = folders_of_two(tmp_path)
-    cases = [ResumeCase(str(folder), "so_grpo", [1], 0.0) for folder in folders]
-    result = launch_on_machines(config, cases, worker="tests.distributed.storage_worker")
+    cases = [ResumeCase(str(folder), "without shared storage") for folder in folders]
+    result = launch_on_machines(config, cases, worker="tests.distributed.resume_worker")
     for rank, text in enumerate(result["in_pieces"]):
         assert text.startswith(f"`resume_from_checkpoint` is '{folders[rank]}/output/checkpoint-1', but not all")
         assert "checkpoint-1 on process 0, none on process 1" in text

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType, gather_object
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from sorl_trl.rollout import LockStepEngine, SlotEngine
 from tests.distributed.cases import ENGINES, Case, build_trainer
-from tests.distributed.sharding import shard_on_cpu
 
 POLLS = [0]
 """How often this process has polled its engine."""
@@ -37,6 +37,23 @@ def _counted(poll: Any) -> Any:
         return poll(self)
 
     return counting
+
+
+def shard_on_cpu() -> None:
+    """Where `accelerate launch` asks for FSDP, have accelerate, which sees no accelerator, use it on CPUs."""
+    if os.environ.get("ACCELERATE_USE_FSDP") != "true":
+        return
+    begin = AcceleratorState.__init__
+
+    def begin_sharded(self: Any, *given: Any, fsdp_plugin: Any = None, **named: Any) -> None:
+        begin(self, *given, fsdp_plugin=fsdp_plugin, **named)
+        if fsdp_plugin is not None:
+            if self._mixed_precision != "no":
+                fsdp_plugin.set_mixed_precision(self._mixed_precision)
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    AcceleratorState.__init__ = begin_sharded  # type: ignore[method-assign]
 
 
 def suit_cpus() -> None:
@@ -68,10 +85,15 @@ def engine_facts(trainer: Any) -> dict[str, Any]:
     }
 
 
-def check(case: Case, facts: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise AssertionError unless the engine is the one named, and ranks differed where the case is about that."""
-    engine = {name: facts[name] for name in expected}
-    assert engine == expected, f"ran under {engine}, not {expected}"
+def checked_facts(trainer: Any, config: str) -> dict[str, Any]:
+    """What the training ran under. Raises AssertionError if it is not what `config` says."""
+    facts, expected = engine_facts(trainer), ENGINES[config]
+    assert {name: facts[name] for name in expected} == expected, f"ran under {facts}, not {expected}"
+    return facts
+
+
+def check(case: Case, facts: dict[str, Any]) -> None:
+    """Raise AssertionError unless ranks differed where the case is about that."""
     first, second = facts["turns"]
     assert first != second, f"both ranks needed {first} turns: nothing uneven was tested"
     if case.rollout == "search":
@@ -80,19 +102,19 @@ def check(case: Case, facts: dict[str, Any], expected: dict[str, Any]) -> None:
         assert (len(set(calls)) == 1) != gathers, f"the ranks polled {calls} times"
 
 
-def train(case: Case, expected: dict[str, Any]) -> dict[str, Any]:
+def train(case: Case, config: str) -> dict[str, Any]:
     try:
         trainer, rollout = build_trainer(case)
     except ValueError as error:
         return {"refused": str(error)}
     trainer.train()
     facts = {
-        **engine_facts(trainer),
+        **checked_facts(trainer, config),
         "turns": gather_object([rollout.turns]),
         "polls": gather_object([POLLS[0]]),
         "queries": gather_object([getattr(getattr(rollout.rollout, "search", None), "queries", 0)]),
     }
-    check(case, facts, expected)
+    check(case, facts)
     if facts["engine"] == "DistributedDataParallel":
         flat = torch.cat([value.detach().flatten() for value in trainer.model.parameters()])
         ranks = trainer.accelerator.gather(flat[None])
@@ -107,7 +129,7 @@ def main(config: str, path: str) -> None:
     case = Case(**json.loads(Path(path).read_text()))
     suit_cpus()
     count_polls()
-    write_result(Path(case.folder), train(case, ENGINES[config]))
+    write_result(Path(case.folder), train(case, config))
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +27,10 @@ from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import EngineOptions, RowTurn, ToolBox
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, NoSearch, SearchUnavailable
-from sorl_trl.trainers.ahead.policies import PolicyCopies, Probe, ServerPolicy
-from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.trainers.checkpoint import SETTINGS_FILE
 from sorl_trl.trainers.checks import check_ahead
+from sorl_trl.trainers.late_rollouts import PolicyCopies, RolloutsAhead
+from sorl_trl.trainers.vllm_policy import Probe, ServerPolicy
 from sorl_trl.types import Action, ActionKind, Passage, Turn
 from tests.agents import (
     LIMITS,
@@ -45,7 +46,6 @@ from tests.agents import (
 
 REUSED: dict[str, Any] = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
 """Four updates of each rollout; a pass over the eight prompts has four rollouts."""
-TRAINERS = pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])
 
 
 class Slow:
@@ -74,7 +74,8 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
 
     def noted(prompts: list[Any]) -> Any:
         result = generate(prompts)
-        trainer.asked.append((list(prompts), [list(row) for row in result[1]]))
+        if trainer.model.training:
+            trainer.asked.append((list(prompts), [list(row) for row in result[1]]))
         return result
 
     trainer._generate = noted
@@ -89,42 +90,55 @@ def threads() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name.startswith("sorl-ahead")]
 
 
-@TRAINERS
-def test_without_staleness_it_is_synchronous_training(tmp_path: Path, trainer_class: Any) -> None:
-    ahead, plain = (
-        build(tmp_path / name, trainer_class, async_staleness=0, max_steps=12) for name in ("ahead", "plain")
-    )
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A trainer that has trained on six rollouts, with two evaluations in between."""
+    evaluation = {"eval_strategy": "steps", "eval_steps": 12, "eval_dataset": questions(4)}
+    trainer = build(tmp_path_factory.mktemp("whole"), **evaluation)
+    trainer.train()
+    assert not threads()
+    return trainer
+
+
+def asked(trainer: Any) -> list[list[Any]]:
+    """The prompts of each rollout that was trained on."""
+    return [prompts for prompts, _ in trainer.asked]
+
+
+def test_without_staleness_it_is_synchronous_training(tmp_path: Path) -> None:
+    ahead, plain = (build(tmp_path / name, async_staleness=0, max_steps=8) for name in ("ahead", "plain"))
     torch.manual_seed(1)
     plain.train()
     torch.manual_seed(1)
     ahead._ahead = ahead.rollout_func = RolloutsAhead(ahead, ahead.rollout_func.__wrapped__, 0)
     ahead.train()
-    assert ahead.asked == plain.asked and len(plain.asked) == 3
+    assert ahead.asked == plain.asked and len(plain.asked) == 2
     named = dict(plain.model.named_parameters())
     assert all(torch.equal(value, named[name]) for name, value in ahead.model.named_parameters())
     ours, theirs = (steps_after(0, each.state.log_history) for each in (ahead, plain))
     assert [{k: v for k, v in log.items() if "async" not in k and "sampling" not in k} for log in ours] == theirs
 
 
-@pytest.mark.parametrize("staleness", [1, 5])
-def test_what_is_trained_on_is_as_late_as_allowed_and_nothing_is_dropped(tmp_path: Path, staleness: int) -> None:
-    trainer = build(tmp_path / "ahead", async_staleness=staleness)
-    trainer.train()
-    assert logged(trainer, "async/age_max") == [min(batch, staleness) for batch in range(6)]
-    plain = build(tmp_path / "plain", async_staleness=0)
+def test_what_is_trained_on_is_as_late_as_allowed_and_nothing_is_dropped(whole: Any, tmp_path: Path) -> None:
+    assert logged(whole, "async/age_max") == [0, 1, 2, 2, 2, 2]
+    plain = build(tmp_path, async_staleness=0)
     plain.train()
-    assert [prompts for prompts, _ in trainer.asked] == [prompts for prompts, _ in plain.asked]
-    assert not threads()
+    assert asked(whole) == asked(plain)
+
+
+def test_evaluation_asks_the_policy_as_it_is(whole: Any) -> None:
+    assert len(logged(whole, "eval_reward")) == 2
+    assert not any(name.startswith("eval_async") for log in whole.state.log_history for name in log)
 
 
 def test_groups_that_are_completed_first_are_trained_on_first(tmp_path: Path) -> None:
     """The first search ends once two batches have been trained on."""
     trainer = build(tmp_path, async_order="completed", per_device_train_batch_size=8)
-    search, asked = trainer.rollout_func.__wrapped__.search, iter(range(1000))
+    search, calls = trainer.rollout_func.__wrapped__.search, count()
     two_taken, in_time = threading.Event(), list[bool]()
 
     def straggle(queries: Any, k: int) -> Any:
-        if next(asked) == 0:
+        if next(calls) == 0:
             in_time.append(two_taken.wait(60))
         return search.search.search_batch(queries, k)
 
@@ -160,10 +174,10 @@ def test_a_policy_that_stands_still_is_the_one_that_sampled(
     tmp_path: Path, trainer_class: Any, options: dict[str, Any]
 ) -> None:
     """However it chooses among what it says is likely."""
-    trainer = build(tmp_path, trainer_class, learning_rate=0.0, max_steps=12, **options)
+    trainer = build(tmp_path, trainer_class, learning_rate=0.0, max_steps=8, **options)
     trainer.train()
     ratios = [*logged(trainer, "turns/ratio_min"), *logged(trainer, "turns/ratio_max")]
-    assert ratios == pytest.approx([1.0] * 24, abs=1e-5)
+    assert ratios == pytest.approx([1.0] * 16, abs=1e-5)
 
 
 def test_a_late_rollout_is_compared_with_the_policy_that_sampled_it(tmp_path: Path) -> None:
@@ -191,10 +205,10 @@ def test_a_late_rollout_is_compared_with_the_policy_that_sampled_it(tmp_path: Pa
 
     trainer._compute_loss = compute_loss
     trainer.train()
-    for batch, of in enumerate(differences):
+    for batch, by_version in enumerate(differences):
         sampled_by = max(batch - 2, 0)
-        assert of[sampled_by] < 1e-5
-        assert all(each > 1e-3 for version, each in enumerate(of) if version != sampled_by)
+        assert by_version[sampled_by] < 1e-5
+        assert all(each > 1e-3 for version, each in enumerate(by_version) if version != sampled_by)
 
 
 @pytest.mark.parametrize(
@@ -227,30 +241,28 @@ def test_proximal_ratios_begin_at_one_and_turns_are_weighted(
 
 
 @pytest.mark.parametrize("old_policy", ["behaviour", "proximal"])
-def test_rounding_is_not_taken_for_movement(tmp_path: Path, old_policy: str) -> None:
-    """The first updates on a rollout that was sampled two rollouts ago: policy and old policy are one, or are not."""
-    moved = []
+def test_rounding_is_not_taken_for_movement(tmp_path: Path, old_policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first updates on a rollout that was sampled before an update: policy and old policy are one, or are not.
+
+    With `behaviour`, what sampled gives the old log-probabilities: after three passes that try layouts out, all are
+    updates'.
+    """
+    moved, passes, ask = [], [], GRPOTrainer._get_per_token_logps_and_entropies
 
     def look(batch: MicroBatch) -> tuple[float, dict[str, Any]]:
         moved.append(batch.has_moved)
         return 0.0, {}
-
-    build(tmp_path, method=Method(terms=(look,)), async_old_policy=old_policy, max_steps=16).train()
-    is_behaviour = old_policy == "behaviour"
-    assert moved == [False, True, True, True] + 3 * [is_behaviour, True, True, True]
-
-
-def test_what_sampled_is_asked_by_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its log-probabilities are the old policy's: after three that try layouts out, passes are the updates'."""
-    passes, ask = [], GRPOTrainer._get_per_token_logps_and_entropies
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         passes.append(torch.is_grad_enabled())
         return ask(self, *args, **kwargs)
 
     monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", counted)
-    build(tmp_path, max_steps=12).train()
-    assert passes == 3 * [False] + 12 * [True]
+    build(tmp_path, method=Method(terms=(look,)), async_old_policy=old_policy, max_steps=12).train()
+    is_behaviour = old_policy == "behaviour"
+    assert moved == [False, True, True, True] + 2 * [is_behaviour, True, True, True]
+    if is_behaviour:
+        assert passes == 3 * [False] + 12 * [True]
 
 
 class Stop(TrainerCallback):  # type: ignore[misc]
@@ -264,20 +276,21 @@ class Stop(TrainerCallback):  # type: ignore[misc]
             raise self.error
 
 
-@pytest.mark.parametrize("step", [6, 8])
-def test_a_resumed_run_asks_the_prompts_that_are_left(tmp_path: Path, step: int) -> None:
+def test_a_resumed_run_asks_the_prompts_that_are_left(whole: Any, tmp_path: Path) -> None:
     """In the middle of a rollout's updates, and after them. What was under way is sampled anew."""
-    whole = build(tmp_path / "whole")
-    whole.train()
-    first = build(tmp_path / "first", save_strategy="steps", save_steps=2)
-    first.add_callback(Stop(step + 1, RuntimeError("power")))
+    first = build(tmp_path / "first", save_strategy="steps", save_steps=1)
+    first.add_callback(Stop(9, RuntimeError("power")))
     with pytest.raises(RuntimeError, match="power"):
         first.train()
-    rest = build(tmp_path / "rest")
-    rest.train(resume_from_checkpoint=str(tmp_path / f"first/checkpoint-{step}"))
-    begun = -(-step // 4)
-    assert [prompts for prompts, _ in rest.asked] == [prompts for prompts, _ in whole.asked[begun:]]
-    assert max(logged(rest, "async/age_max")[-(6 - begun) :]) <= 2
+    for step in (5, 8):
+        folder = tmp_path / "first" / f"checkpoint-{step}"
+        rest = build(tmp_path / f"rest-{step}")
+        rest.train(resume_from_checkpoint=str(folder))
+        begun = -(-step // 4)
+        assert asked(rest) == asked(whole)[begun:]
+        assert max(logged(rest, "async/age_max")[-(6 - begun) :]) <= 2
+    saved = json.loads((folder / SETTINGS_FILE).read_text())
+    assert saved["limits.max_turns"] == LIMITS.max_turns, "how what is ahead was sampled"
 
 
 THREE_AT_ONCE = {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 3}
@@ -302,12 +315,13 @@ def test_a_run_resumes_where_a_synchronous_one_does(
 ) -> None:
     first = build(tmp_path / "first", **{"max_steps": 4, "save_strategy": "steps", "save_steps": 4, **before})
     first.train()
-    asked = []
-    for staleness in (0, 2):
-        rest = build(tmp_path / str(staleness), **{"max_steps": 12, **changed, "async_staleness": staleness})
+    synchronous, ahead = (
+        build(tmp_path / str(staleness), **{"max_steps": 12, **changed, "async_staleness": staleness})
+        for staleness in (0, 2)
+    )
+    for rest in (synchronous, ahead):
         rest.train(resume_from_checkpoint=str(tmp_path / "first/checkpoint-4"))
-        asked.append([prompts for prompts, _ in rest.asked])
-    assert asked[0] == asked[1]
+    assert asked(synchronous) == asked(ahead)
 
 
 class Dies(TrainerCallback):  # type: ignore[misc]
@@ -336,13 +350,10 @@ class Dies(TrainerCallback):  # type: ignore[misc]
         self.saved.append(state.global_step)
 
 
-@TRAINERS
 def test_a_run_whose_engine_is_gone_goes_on_from_where_it_ended(
-    tmp_path: Path, trainer_class: Any, monkeypatch: pytest.MonkeyPatch
+    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = build(tmp_path / "whole", trainer_class)
-    whole.train()
-    first = build(tmp_path / "first", trainer_class, save_strategy="steps", save_steps=100)
+    first = build(tmp_path / "first", save_strategy="steps", save_steps=100)
     dies = Dies(first, 6, monkeypatch)
     with pytest.raises(EngineUnavailable, match=r"connection refused\. Resume from .*checkpoint") as caught:
         first.train()
@@ -350,9 +361,9 @@ def test_a_run_whose_engine_is_gone_goes_on_from_where_it_ended(
     (step,) = dies.saved
     folder = tmp_path / f"first/checkpoint-{step}"
     assert str(folder) in str(caught.value) and step == first.state.global_step in (8, 12)
-    rest = build(tmp_path / "rest", trainer_class)
+    rest = build(tmp_path / "rest")
     rest.train(resume_from_checkpoint=str(folder))
-    assert [prompts for prompts, _ in first.asked + rest.asked] == [prompts for prompts, _ in whole.asked]
+    assert asked(first) + asked(rest) == asked(whole)
     assert rest.state.global_step == 24 and all(age <= 2 for age in logged(rest, "async/age_max"))
 
 
@@ -376,25 +387,22 @@ def test_no_checkpoint_is_written_that_is_there_or_would_not_resume(
     assert dies.saved == (every_step if changed == {"save_steps": 1} else [])
 
 
-@pytest.mark.parametrize(
-    ("told", "changed", "said"),
-    [
-        ({}, {"async_order": "dataset"}, "`async_order`"),
-        ({}, {"async_staleness": 0}, "`async_order`"),
-        ({"world_size": 2}, {}, "`world_size` is 1, but was 2"),
-    ],
-    ids=["another order", "nothing ahead", "other places in a batch"],
-)
-def test_what_was_overtaken_is_taken_up_by_the_same_kind_of_run(
-    tmp_path: Path, told: dict[str, Any], changed: dict[str, Any], said: str
-) -> None:
+def test_what_was_overtaken_is_taken_up_by_the_same_kind_of_run(tmp_path: Path) -> None:
     completed = {"async_order": "completed", "per_device_train_batch_size": 8, "save_strategy": "steps"}
     build(tmp_path / "first", **completed, max_steps=4, save_steps=4).train()
     file = tmp_path / "first/checkpoint-4/generation_cycle_0.pt"
     state = torch.load(file, weights_only=True)
-    torch.save(state | told | {"ahead": state["ahead"] | {"late": [(0, 1)]}}, file)
-    with pytest.raises(UserMistake, match=said):
-        build(tmp_path / "rest", **{**completed, **changed}).train(resume_from_checkpoint=str(file.parent))
+    state["ahead"]["late"] = [(0, 1)]
+    for i, (saved, changed, named) in enumerate(
+        (
+            ({}, {"async_order": "dataset"}, "`async_order`"),
+            ({}, {"async_staleness": 0}, "`async_order`"),
+            ({"world_size": 2}, {}, "`world_size`"),
+        )
+    ):
+        torch.save(state | saved, file)
+        with pytest.raises(UserMistake, match=named):
+            build(tmp_path / str(i), **{**completed, **changed}).train(resume_from_checkpoint=str(file.parent))
 
 
 def test_tool_boxes_of_rollouts_that_overlap_share_nothing(tmp_path: Path) -> None:
@@ -489,20 +497,6 @@ def test_nothing_that_belongs_to_the_main_thread_happens_in_another(
     assert not wrong and logged(trainer, "rollout/turns_per_trajectory")
 
 
-def test_evaluation_asks_the_policy_as_it_is(tmp_path: Path) -> None:
-    trainer = build(tmp_path, eval_strategy="steps", eval_steps=6, eval_dataset=questions(4), max_steps=12)
-    trainer.train()
-    assert len(logged(trainer, "eval_reward")) == 2
-    assert not any(name.startswith("eval_async") for log in trainer.state.log_history for name in log)
-
-
-def test_a_checkpoint_says_how_what_is_sampled_ahead_was_sampled(tmp_path: Path) -> None:
-    trainer = build(tmp_path, max_steps=2, save_steps=2, save_strategy="steps")
-    trainer.train()
-    saved = json.loads((tmp_path / "checkpoint-2" / SETTINGS_FILE).read_text())
-    assert saved["limits.max_turns"] == LIMITS.max_turns
-
-
 class Noted(SearchRollout):
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         return {**super().__call__(prompts, trainer), "noted": [True] * len(prompts)}
@@ -535,7 +529,7 @@ def test_pieces_that_compare_with_the_engine_are_refused_where_it_is_the_old_pol
     method = Method(keep=(EngineVeto(),))
     with pytest.raises(ValueError, match=r"EngineVeto.*async_old_policy='proximal'"):
         build(tmp_path / "behaviour", method=method)
-    build(tmp_path / "proximal", method=method, async_old_policy="proximal", max_steps=4).train()
+    build(tmp_path / "proximal", method=method, async_old_policy="proximal")
 
 
 def test_a_probe_of_the_server_knows_no_dropout(tmp_path: Path) -> None:

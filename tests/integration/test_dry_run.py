@@ -11,7 +11,7 @@ import train
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from sorl_trl.command_line import run_command
-from sorl_trl.trainers.ahead.policies import PolicyCopies
+from sorl_trl.trainers.late_rollouts import PolicyCopies
 from tests.agents import VOCABULARY, agent_tokenizer
 from tests.interrupts import make_world, training_words
 from tests.model_families import GEMMA

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from benchmarks.late_rollouts import LateRollouts
 
-from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from tests.agents import build_agent
 
 ONE_UPDATE = {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 1}
 
 
-def build(folder: Path, staleness: int, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
+def build(folder: Path, staleness: int, **overrides: Any) -> Any:
     fields = {"per_device_train_batch_size": 4, "num_generations": 2, "max_steps": 6, "logging_steps": 1}
-    trainer = build_agent(folder, trainer_class=trainer_class, **{**fields, "learning_rate": 1e-2, **overrides})
+    trainer = build_agent(folder, **{**fields, "learning_rate": 1e-2, **overrides})
     LateRollouts(trainer, staleness)
     return trainer
 
@@ -25,9 +24,8 @@ def entries(trainer: Any, name: str) -> list[Any]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])
-def test_trajectories_are_as_old_as_asked(tmp_path: Path, trainer_class: Any) -> None:
-    trainer = build(tmp_path, 2, trainer_class, max_steps=16, **{**ONE_UPDATE, "num_iterations": 2})
+def test_trajectories_are_as_old_as_asked(tmp_path: Path) -> None:
+    trainer = build(tmp_path, 2, max_steps=16, **{**ONE_UPDATE, "num_iterations": 2})
     trainer.train()
     # Rollouts 0a 0b | 1a 1b | 2 | 3 | 4 … are collected at steps 0, 2, 4, …, and trained on in that order.
     assert entries(trainer, "off_policy_age") == [0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 4, 5, 4, 5, 4, 5]

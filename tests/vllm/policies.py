@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sorl_trl import SOGRPOTrainer
-from sorl_trl.trainers.policy_generation import PolicyGeneration
+from sorl_trl.trainers.vllm_policy import PolicyGeneration
 from tests.agents import agent_tokenizer, build_agent
 from tests.vllm import shims
 

@@ -41,6 +41,7 @@ def serving(policy: Path, window: int, log: Path, dtype: str = "float32") -> Ite
     flags = {"host": "127.0.0.1", "port": port, "dtype": dtype, "max-model-len": window, "max-logprobs": -1}
     flags |= {"logprobs-mode": "processed_logprobs", "kv-cache-memory-bytes": shims.KV_CACHE_BYTES}
     flags |= {"weight-transfer-config": '{"backend": "file"}'}
+    flags |= {"worker-extension-cls": "tests.vllm.file_transfer.WorkerExtension"}
     command = [sys.executable, "-m", "tests.vllm.serve", "serve", str(policy), "--enforce-eager"]
     command += ["--no-enable-chunked-prefill"]  # a seeded request that is read in parts ends the engine on a CPU
     command += [f"--{name}={value}" for name, value in flags.items()]

@@ -5,7 +5,7 @@
 - TRL does not hand on a dtype: "auto" makes bfloat16 of a float32 checkpoint, whose log-probabilities differ by more
   than 1e-4 anyway. Compilation takes a minute per engine. So engines are float32 and eager, and the cache is
   small.
-- TRL's server mode sends weights by NCCL, between GPUs: here by the package's own way, through a file.
+- TRL's server mode sends weights by NCCL, between GPUs: here through a file (`weight_client.py`, `file_transfer.py`).
 - Whenever vLLM has read only a part of a context it turns the request's random numbers back by a draw, and a generator
   on a CPU cannot do that (vLLM 0.30): here contexts are read in one step.
 - Sleep mode exists on GPUs alone: here sleeping turns every weight into NaN, so that an engine that is not sent its
@@ -50,7 +50,11 @@ def install() -> None:
     from trl.generation import vllm_generation
     from vllm import LLM
 
+    from sorl_trl.trainers import vllm_policy
+    from tests.vllm.weight_client import FileWeightClient
+
     vllm_generation.LLM = partial(_start, LLM)
+    vllm_policy.WeightClient = FileWeightClient
 
 
 def _start(llm_class: Any, **arguments: Any) -> Any:

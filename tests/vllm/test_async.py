@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.agents.vllm import EngineUnavailable
-from sorl_trl.agents.vllm.client import WeightClient
+from sorl_trl.trainers.vllm_policy import WeightClient
 from sorl_trl.types import Passage
 from tests.agents import search_index
 from tests.vllm.policies import GAP, WINDOW, logged, save_policy, vllm_agent, weights_of

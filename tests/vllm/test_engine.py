@@ -1,18 +1,30 @@
-"""The engines against `HFGenerator` on one policy: the same turns, ends and limits, colocated and over HTTP."""
+"""The engines against `HFGenerator` on one policy, colocated and over HTTP: the same turns, ends and rollouts."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import AddedToken
 from transformers import GenerationConfig
 
 from sorl_trl.agents.vllm import VLLMEngine, vllm_engine
-from sorl_trl.rollout import Generation, HFGenerator, TurnEnd
+from sorl_trl.rollout import (
+    Collector,
+    Generation,
+    HFGenerator,
+    LockStepEngine,
+    Reply,
+    Responder,
+    RolloutLimits,
+    RowTurn,
+    TurnEnd,
+)
 from sorl_trl.sandbox import PROTOCOL
 from tests.agents import agent_tokenizer
 from tests.engines import take_turns
@@ -23,6 +35,8 @@ TOKENIZER = agent_tokenizer()
 (OTHER_EOS,) = TOKENIZER.encode("where", add_special_tokens=False)
 EOS = [TOKENIZER.eos_token_id, OTHER_EOS]
 """The second is in no config that vLLM reads."""
+END = TurnEnd(TOKENIZER, STOPS, EOS)
+LIMITS = RolloutLimits(max_turns=4, max_turn_tokens=8, max_observation_tokens=6, max_trajectory_tokens=40)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +51,7 @@ def wrapper(request: Any, policy: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def engine(wrapper: Any) -> VLLMEngine:
-    return vllm_engine(wrapper, TurnEnd(TOKENIZER, STOPS, EOS))
+    return vllm_engine(wrapper, END)
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +64,10 @@ def ids(generations: Sequence[Generation]) -> list[tuple[tuple[int, ...], bool]]
     return [(generation.token_ids, generation.stopped) for generation in generations]
 
 
-def some_contexts(count: int = 48) -> tuple[list[list[int]], list[int]]:
+def some_contexts(count: int = 48, longest: int = WINDOW - 2) -> tuple[list[list[int]], list[int]]:
     """Contexts and limits; some of these just fit the window."""
     draw = random.Random(0)
-    contexts = [[draw.randrange(3, len(TOKENIZER)) for _ in range(draw.randint(1, WINDOW - 2))] for _ in range(count)]
+    contexts = [[draw.randrange(3, len(TOKENIZER)) for _ in range(draw.randint(1, longest))] for _ in range(count)]
     return contexts, [min(draw.randint(1, 16), WINDOW - len(context)) for context in contexts]
 
 
@@ -94,3 +108,55 @@ def test_a_tag_that_is_a_special_token_ends_a_turn(tmp_path: Path, engines: list
     assert ids(ours) == ids(reference.generate(contexts, limits))
     closing = tokenizer.convert_tokens_to_ids("</search>")
     assert closing in tokenizer.all_special_ids and any(g.token_ids[-1] == closing for g in ours if g.stopped)
+
+
+def sampled(engine: Any, rows: Sequence[int], seed: int = 0) -> list[Generation]:
+    """A turn of each row from one context, as in a group."""
+    torch.manual_seed(seed)
+    return take_turns(engine, [[5, 6]] * len(rows), [12] * len(rows), rows)
+
+
+def test_what_a_row_samples_depends_on_no_other_row(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrapper, "temperature", 1.0)
+    engine = vllm_engine(wrapper, END)
+    all_rows = sampled(engine, range(16))
+    assert [all_rows[row].token_ids for row in (3, 11)] == [each.token_ids for each in sampled(engine, (3, 11))]
+    assert len({each.token_ids for each in all_rows}) > 8
+    assert [each.token_ids for each in sampled(engine, range(16), seed=1)] != [each.token_ids for each in all_rows]
+
+
+class World(Responder):
+    """Finds the same for every query; the first time that it is asked, something happens."""
+
+    def __init__(self, first: Callable[[], None] = lambda: None) -> None:
+        self.first, self.asked = first, 0
+
+    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
+        self.asked += 1
+        if turns and self.asked == 1:
+            self.first()
+        replies: list[Future[Reply]] = [Future() for _ in turns]
+        for each in replies:
+            each.set_result(Reply("rome lima"))
+        return replies
+
+
+def collect(engine: Any, world: World) -> list[tuple[int, ...]]:
+    """What greedy trajectories consist of."""
+    prompts = some_contexts(32, longest=24)[0]
+    trajectories = Collector(TOKENIZER, world, PROTOCOL, LIMITS).collect(prompts, engine)
+    assert world.asked > 1
+    return [tuple(token for segment in t.segments for token in segment.token_ids) for t in trajectories]
+
+
+def test_nothing_is_left_after_a_failure(wrapper: Any, engine: VLLMEngine, reference: HFGenerator) -> None:
+    def fail() -> None:
+        assert not engine.idle
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        collect(engine, World(fail))
+    if wrapper.mode == "colocate":
+        assert not wrapper.llm.llm_engine.has_unfinished_requests()
+        assert wrapper.llm.reset_prefix_cache(), "refused while a request holds some of it"
+    assert collect(engine, World()) == collect(LockStepEngine(reference), World())

@@ -59,9 +59,13 @@ def lora(**overrides: Any) -> LoraConfig:
 
 
 def test_the_engine_samples_from_the_trained_policy(tmp_path: Path, mode: dict[str, Any]) -> None:
-    trainer = vllm_agent(tmp_path, **mode)
+    """Pieces that drop turns of an engine that is out of step keep all."""
+    method = Method(keep=(EngineTurnMask(0.99, 1.01), EngineVeto()), weight=TurnRatio())
+    trainer = vllm_agent(tmp_path, method=method, **mode)
     assert max(train(trainer)) < EXACT
     assert max(logged(trainer, "rollout/turns_per_trajectory")) > 1
+    assert logged(trainer, "keep/EngineTurnMask") == logged(trainer, "keep/EngineVeto") == [1.0] * 4
+    assert logged(trainer, "sampling/importance_sampling_ratio/mean") == pytest.approx([1.0] * 4, abs=EXACT)
 
 
 def test_the_difference_shows_an_engine_that_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,14 +81,6 @@ def test_the_difference_shows_an_engine_that_is_left_behind(tmp_path: Path, monk
     first, *later = train(vllm_agent(tmp_path))
     assert len(calls) == 4
     assert first < EXACT and min(later) > 0.1
-
-
-def test_turns_of_an_engine_that_is_in_step_are_kept(tmp_path: Path) -> None:
-    method = Method(keep=(EngineTurnMask(0.99, 1.01), EngineVeto()), weight=TurnRatio())
-    trainer = vllm_agent(tmp_path, method=method)
-    assert max(train(trainer)) < EXACT
-    assert logged(trainer, "keep/EngineTurnMask") == logged(trainer, "keep/EngineVeto") == [1.0] * 4
-    assert logged(trainer, "sampling/importance_sampling_ratio/mean") == pytest.approx([1.0] * 4, abs=EXACT)
 
 
 def test_lora(tmp_path: Path, mode: dict[str, Any]) -> None:

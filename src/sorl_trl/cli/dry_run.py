@@ -23,11 +23,11 @@ from sorl_trl.qa import encode_prompts
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_tokenizer
 from sorl_trl.recipe.memory import available_bytes, estimate, remedies
-from sorl_trl.rollout.generation import positions_of
+from sorl_trl.rollout.engine import positions_of
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.text import one_line
-from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.trainers.base import TurnLevelTrainer
+from sorl_trl.trainers.late_rollouts import RolloutsAhead
 
 GIB = 2**30
 REHEARSED = 2

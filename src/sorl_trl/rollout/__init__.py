@@ -1,12 +1,19 @@
 """Collects trajectories, in which a policy and its environment take turns. Token ids in, token ids out."""
 
 from sorl_trl.rollout.collector import Collector
-from sorl_trl.rollout.engine import Engine, EngineWork, LockStepEngine, generate_turns
+from sorl_trl.rollout.engine import (
+    Engine,
+    Generation,
+    Generator,
+    HFGenerator,
+    LockStepEngine,
+    TurnEnd,
+    generate_turns,
+)
 from sorl_trl.rollout.environments.environment import BatchResponder, Environment, Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.responder import EnvironmentResponder
 from sorl_trl.rollout.environments.search import SearchResponder
 from sorl_trl.rollout.environments.tools import ToolBox, Unavailable
-from sorl_trl.rollout.generation import Generation, Generator, HFGenerator, TurnEnd
 from sorl_trl.rollout.observation import ObservationEncoder, Sanitizer
 from sorl_trl.rollout.options import PROTOCOLS, EngineOptions, RolloutArguments, RolloutLimits
 from sorl_trl.rollout.protocol import ChatProtocol, Frame, TagProtocol, chat_message_frame
@@ -22,7 +29,6 @@ __all__ = [
     "Collector",
     "Engine",
     "EngineOptions",
-    "EngineWork",
     "Environment",
     "EnvironmentResponder",
     "Frame",

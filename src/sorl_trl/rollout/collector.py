@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from contextlib import closing
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
-from sorl_trl.rollout.engine import Engine, LockStepEngine, check_generation
+from sorl_trl.rollout.engine import Engine, Generation, Generator, LockStepEngine, check_generation
 from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.search import SearchResponder
-from sorl_trl.rollout.generation import Generation, Generator
 from sorl_trl.rollout.observation import ObservationEncoder
 from sorl_trl.rollout.options import EngineOptions, RolloutLimits
 from sorl_trl.rollout.protocol import TagProtocol
-from sorl_trl.rollout.row import Row
 from sorl_trl.rollout.trajectories import decode
 from sorl_trl.search import SearchBackend
-from sorl_trl.types import ActionKind, StopReason, Trajectory, Turn
+from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +110,7 @@ class Collector:
         began = time.perf_counter()
         try:
             engine.open(len(prompts))
-            rows = [Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
+            rows = [_Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
             _end_overlong(rows)
             self.responder.open(examples)
             rollout = _Rollout(self, engine, rows)
@@ -124,16 +122,25 @@ class Collector:
         return [row.finished() for row in rows]
 
 
+class _Waiting(NamedTuple):
+    """A row that waits for its reply."""
+
+    due: int
+    """The poll after which the reply rejoins."""
+    row: _Row
+    reply: Future[Reply]
+
+
 class _Rollout:
-    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[Row]) -> None:
+    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[_Row]) -> None:
         self._collector = collector
         self._engine = engine
         self._rows = rows
         self._generating: dict[int, int] = {}
         """The budgets of the turns under way, by row."""
         self._polls = 0
-        self._due: deque[tuple[int, list[tuple[Row, Future[Reply]]]]] = deque()
-        """Replies, by the poll after which they rejoin."""
+        self._waiting: list[_Waiting] = []
+        """In the order of their turns."""
         self._rejoin_after = 0 if engine.in_turns else collector.rejoin_after
         self._seconds_generating = self._seconds_waiting = 0.0
 
@@ -163,18 +170,18 @@ class _Rollout:
             "tokens_per_second": sampled / seconds,
         }
 
-    def _submit(self, row: Row) -> None:
+    def _submit(self, row: _Row) -> None:
         self._generating[row.index] = row.budget
         self._engine.submit(row.index, row.context, row.budget)
 
-    def _wait(self, replies: Iterable[Future[Reply]], until: str) -> None:
+    def _wait(self, rows: Sequence[_Waiting], until: str) -> None:
         began = time.perf_counter()
-        wait(set(replies), return_when=until)
+        wait({each.reply for each in rows}, return_when=until)
         self._seconds_waiting += time.perf_counter() - began
 
     def _take_turns(self, ended: Sequence[tuple[int, Generation]]) -> None:
         self._polls += 1
-        asking: list[Row] = []
+        asking: list[_Row] = []
         for index, generation in sorted(ended, key=lambda each: each[0]):
             check_generation(index, generation, self._generating.pop(index))
             row = self._rows[index]
@@ -192,47 +199,42 @@ class _Rollout:
                 asking.append(row)
         self._ask(asking)
 
-    def _ask(self, rows: Sequence[Row]) -> None:
+    def _ask(self, rows: Sequence[_Row]) -> None:
         if not rows:
             return
         replies = self._collector.responder.ask([RowTurn(row.index, row.last_turn) for row in rows])
         if not self._engine.in_steps:
             for reply in replies:
                 reply.add_done_callback(lambda _: self._engine.wake())
-        self._due.append((self._polls + self._rejoin_after, list(zip(rows, replies, strict=True))))
+        due = self._polls + self._rejoin_after
+        self._waiting += [_Waiting(due, row, reply) for row, reply in zip(rows, replies, strict=True)]
 
     def _rejoin(self) -> None:
         """Take in the replies that are due, and wait for those that are late."""
-        while self._due:
-            poll, replies = self._due[0]
+        while self._waiting:
             if self._engine.idle:  # no row is decoding, so nothing can continue until then
-                self._polls = max(self._polls, poll)
-            if poll > self._polls:
+                self._polls = max(self._polls, self._waiting[0].due)
+            due = [each for each in self._waiting if each.due <= self._polls]
+            if not due:
                 return
-            self._due.popleft()
-            self._wait((reply for _, reply in replies), FIRST_EXCEPTION)
-            for _, reply in replies:
-                if reply.done():  # if one has raised, do not wait for the slower ones
-                    reply.result()
-            for row, reply in replies:
-                self._hear(row, reply.result())
+            self._waiting = self._waiting[len(due) :]
+            self._wait(due, ALL_COMPLETED)
+            for each in due:
+                self._take_reply(each.row, each.reply.result())
 
     def _rejoin_early(self) -> None:
         """Take in the replies that have come. If no row is generating, wait for one."""
-        waited_for = [each for _, replies in self._due for each in replies]
-        while waited_for:
+        while self._waiting:
             if self._engine.idle:
-                self._wait((reply for _, reply in waited_for), FIRST_COMPLETED)
-            there = {reply for _, reply in waited_for if reply.done()}
-            if not there:
-                break
-            for row, reply in waited_for:
-                if reply in there:
-                    self._hear(row, reply.result())
-            waited_for = [(row, reply) for row, reply in waited_for if reply not in there]
-        self._due = deque([(self._polls, waited_for)] if waited_for else [])
+                self._wait(self._waiting, FIRST_COMPLETED)
+            came = [each for each in self._waiting if each.reply.done()]
+            if not came:
+                return
+            self._waiting = [each for each in self._waiting if each not in came]
+            for each in came:
+                self._take_reply(each.row, each.reply.result())
 
-    def _hear(self, row: Row, reply: Reply) -> None:
+    def _take_reply(self, row: _Row, reply: Reply) -> None:
         if reply.reward is not None:
             row.segments[-1] = replace(row.last_turn, reward=float(reply.reward))
         if reply.stop is not None:
@@ -241,14 +243,81 @@ class _Rollout:
             row.observe(self._collector.encoder.information(reply.text, reply.passages, reply.role, reply.results))
         self._go_on(row)
 
-    def _go_on(self, row: Row) -> None:
+    def _go_on(self, row: _Row) -> None:
         if row.stop_reason is None:
             self._submit(row)
         else:
             self._engine.release(row.index)
 
 
-def _end_overlong(rows: Sequence[Row]) -> None:
+@dataclass(eq=False)
+class _Row:
+    """What one row of a rollout has read and written so far."""
+
+    index: int
+    prompt_ids: tuple[int, ...]
+    limits: RolloutLimits
+    window: int | None
+    """How many tokens the policy can read; None for no limit."""
+    context: list[int] = field(init=False)
+    """The prompt and all segments so far, from which the next turn is generated."""
+    segments: list[Turn | Observation] = field(default_factory=list)
+    turns: int = 0
+    stop_reason: StopReason | None = None
+
+    def __post_init__(self) -> None:
+        self.context = list(self.prompt_ids)
+
+    @property
+    def last_turn(self) -> Turn:
+        """The turn just taken; an observation never ends a row that waits for its reply."""
+        last = self.segments[-1]
+        assert isinstance(last, Turn)
+        return last
+
+    @property
+    def budget(self) -> int:
+        """How many tokens the next turn may have; below 1 if there is no room for one."""
+        return min(self.limits.max_turn_tokens, self._room()[0])
+
+    def take_turn(self, generation: Generation, text: str, action: Action) -> None:
+        """Append a turn, and set the stop reason if the row ends here."""
+        room, reason = self._room()
+        self._append(Turn(generation.token_ids, text, action, generation.logprobs, versions=generation.versions))
+        self.turns += 1
+        if action.kind is ActionKind.ANSWER:
+            self.stop_reason = StopReason.ANSWERED
+        elif action.kind in (ActionKind.INVALID, ActionKind.MESSAGE) and not generation.stopped:
+            self.stop_reason = reason if room < self.limits.max_turn_tokens else StopReason.TURN_LIMIT
+        elif self.turns > self.limits.max_turns:
+            self.stop_reason = StopReason.MAX_TURNS
+
+    def observe(self, observation: Observation) -> None:
+        """Append the reply to the last turn, or end the row if no turn could follow it."""
+        room, reason = self._room()
+        if len(observation.token_ids) >= room:  # not a single token of the next turn would fit after it
+            self.stop_reason = reason
+        else:
+            self._append(observation)
+
+    def finished(self) -> Trajectory:
+        assert self.stop_reason is not None
+        return Trajectory(self.prompt_ids, tuple(self.segments), self.stop_reason)
+
+    def _append(self, segment: Turn | Observation) -> None:
+        self.segments.append(segment)
+        self.context.extend(segment.token_ids)
+
+    def _room(self) -> tuple[int, StopReason]:
+        """How many tokens the trajectory has left, and the stop reason when they are used up."""
+        most = self.limits.max_trajectory_tokens
+        left = (sys.maxsize if most is None else most) - (len(self.context) - len(self.prompt_ids))
+        if self.window is not None and self.window - len(self.context) < left:
+            return self.window - len(self.context), StopReason.CONTEXT_LIMIT
+        return left, StopReason.TRAJECTORY_LIMIT
+
+
+def _end_overlong(rows: Sequence[_Row]) -> None:
     """End the rows whose prompt leaves no room for a token."""
     overlong = [row for row in rows if row.budget < 1]
     for row in overlong:

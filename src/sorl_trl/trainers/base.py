@@ -29,7 +29,6 @@ from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
 from sorl_trl.records.resume_point import resume_point
-from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.trainers.batch import GOOD_TOKENS, advantages_of, micro_batches, turns_of
 from sorl_trl.trainers.bias_norm import bias_normalizer
 from sorl_trl.trainers.checkpoint import (
@@ -57,14 +56,15 @@ from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.information_gain import InformationGain
 from sorl_trl.trainers.kl_control import KLControl
+from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums
 from sorl_trl.trainers.model_card import credited, rewrite_card
-from sorl_trl.trainers.policy_generation import used_by_trl
 from sorl_trl.trainers.rewards import rewarding_turns
 from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
 from sorl_trl.trainers.sampled import checked_rollout
 from sorl_trl.trainers.trajectory_dump import TrajectoryDump
+from sorl_trl.trainers.vllm_policy import used_by_trl
 
 
 class TurnLevelTrainer(GRPOTrainer):

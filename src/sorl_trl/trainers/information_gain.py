@@ -12,7 +12,7 @@ from trl.trainer.utils import pad
 
 from sorl_trl.checks import NOT_NEGATIVE
 from sorl_trl.ops import information_gains, masked_mean
-from sorl_trl.rollout.generation import positions_of
+from sorl_trl.rollout.engine import positions_of
 from sorl_trl.trainers.checks import agent_rollout_of
 from sorl_trl.trainers.sampled import Sampled
 

@@ -17,7 +17,7 @@ from sorl_trl.agents.agent_rollout import MESSAGES
 from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import bounded_log_ratio, engine_ratio, outcome_advantages, summed_advantages, turn_layout
 from sorl_trl.records.resume_point import ranks_where
-from sorl_trl.rollout.generation import positions_of
+from sorl_trl.rollout.engine import positions_of
 from sorl_trl.trainers.batch import GENERATED_AT, OLD_SINCE, drop, gather_rows, loss_mask_of, own_rows, token_count
 from sorl_trl.trainers.prompts import image_inputs, prompts_of
 from sorl_trl.trainers.rewards import SAMPLED, scorable, split_rewards

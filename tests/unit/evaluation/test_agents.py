@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from sorl_trl.evaluation.agents import generation_config, load_tokenizer, message_ends
 from sorl_trl.evaluation.arguments import ModelArguments
-from sorl_trl.rollout.slots.sampling import resolved
+from sorl_trl.rollout.slots.support import resolved
 
 
 @pytest.mark.parametrize(

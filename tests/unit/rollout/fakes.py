@@ -86,7 +86,7 @@ class ScriptedGenerator:
         return Generation(ids, logprobs, turn.stopped and len(ids) == len(turn.token_ids))
 
 
-def said(text: str, stopped: bool = True, logprob: float | None = None) -> Generation:
+def turn_of(text: str, stopped: bool = True, logprob: float | None = None) -> Generation:
     """What a policy with the word tokenizer would sample for `text`."""
     ids = encode(word_tokenizer(), text)
     return Generation(ids, None if logprob is None else (logprob,) * len(ids), stopped)
@@ -113,14 +113,12 @@ class SteppingEngine(Engine):
     """
 
     def __init__(self, turns: Sequence[str]) -> None:
-        super().__init__()
         self.turns = [encode(word_tokenizer(), text) for text in turns]
         self.rows: dict[int, tuple[tuple[int, ...], int, list[float]]] = {}
         self.released: list[int] = []
         self.is_open = False
 
     def open(self, rows: int) -> None:
-        super().open(rows)
         self.rows, self.released, self.is_open = {}, [], True
 
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
@@ -159,7 +157,7 @@ def check_rows(trajectories: Sequence[Trajectory]) -> None:
         turns = iter(range(len(trajectory.turns)))
         number = [next(turns) if isinstance(each, Turn) and trained else -1 for each in trajectory.segments]
         assert row.completion_ids == [token for each in trajectory.segments for token in each.token_ids]
-        of_tokens = zip(number, trajectory.segments, strict=True)
-        assert row.turn_ids == [turn for turn, each in of_tokens for _ in each.token_ids]
+        numbered = zip(number, trajectory.segments, strict=True)
+        assert row.turn_ids == [turn for turn, each in numbered for _ in each.token_ids]
         assert row.env_mask == [int(turn >= 0) for turn in row.turn_ids]
         assert all(turn.token_ids for turn in trajectory.turns)

@@ -24,12 +24,12 @@ from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Observation, StopReason, Trajectory
 from tests.policies import build_policy
 
-from .fakes import PARIS, WORDS, FakeSearch, ScriptedGenerator, check_rows, said, word_tokenizer
+from .fakes import PARIS, WORDS, FakeSearch, ScriptedGenerator, check_rows, turn_of, word_tokenizer
 
-ANSWER = said("<answer> Paris </answer>")
-SEARCH = said("<search> capital of France </search>")
-OTHER_SEARCH = said("<search> Paris </search>")
-SILENCE = said("I should <eos>")
+ANSWER = turn_of("<answer> Paris </answer>")
+SEARCH = turn_of("<search> capital of France </search>")
+OTHER_SEARCH = turn_of("<search> Paris </search>")
+SILENCE = turn_of("I should <eos>")
 PROTOCOL = TagProtocol(passage_template="{text}", no_results="No", search_failed="No", invalid_feedback="I should")
 FOUND = "<information> capital of France </information>"
 
@@ -71,14 +71,15 @@ def test_search_then_answer() -> None:
 
 
 def test_ids_and_logprobs_are_those_that_were_sampled() -> None:
-    sampled = said("<answer> Paris </answer> of", logprob=-0.5)  # a last token that overhangs the tag
+    sampled = turn_of("<answer> Paris </answer> of", logprob=-0.5)  # a last token that overhangs the tag
     turn = collect_one([sampled]).turns[0]
     assert (turn.token_ids, turn.logprobs) == (sampled.token_ids, (-0.5,) * 4)
     assert turn.action.content == "Paris"
 
 
-@pytest.mark.parametrize("bad", [SILENCE, said("</search>"), said("<answer> </answer>"), said("France </answer>")])
-def test_an_invalid_action_gets_feedback_and_costs_a_turn(bad: Generation) -> None:
+@pytest.mark.parametrize("text", ["I should <eos>", "</search>", "<answer> </answer>", "France </answer>"])
+def test_an_invalid_action_gets_feedback_and_costs_a_turn(text: str) -> None:
+    bad = turn_of(text)
     trajectory = collect_one([bad, SEARCH, ANSWER])
     assert texts(trajectory)[1] == "I should"
     assert trajectory.stop_reason is StopReason.ANSWERED
@@ -88,7 +89,7 @@ def test_an_invalid_action_gets_feedback_and_costs_a_turn(bad: Generation) -> No
 def test_feedback_after_an_end_of_sequence_token_is_a_message_of_its_own() -> None:
     protocol = TagProtocol(invalid_feedback="should", message_frame=Frame("<eos>", "I"))
     collector = Collector(word_tokenizer(), FakeSearch(), protocol)
-    script = ScriptedGenerator({11: [SILENCE, said("</search>"), ANSWER]})
+    script = ScriptedGenerator({11: [SILENCE, turn_of("</search>"), ANSWER]})
     (trajectory,) = collector.collect([(11,)], script)
     assert [seen.text for seen in trajectory.observations] == ["<eos> should I", "should"]
 

@@ -30,7 +30,7 @@ from sorl_trl.rollout import (
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.types import Action, ActionKind, Passage, StopReason, Trajectory, Turn
 
-from .fakes import PARIS, FakeSearch, ScriptedGenerator, SteppingEngine, check_rows, encode, said, word_tokenizer
+from .fakes import PARIS, FakeSearch, SteppingEngine, check_rows, encode, word_tokenizer
 
 PROTOCOL = TagProtocol(passage_template="{text}", no_results="No", search_failed="No", invalid_feedback="I should")
 LIMITS = RolloutLimits(max_turns=4, max_turn_tokens=9, max_observation_tokens=8, max_trajectory_tokens=60)
@@ -285,13 +285,6 @@ def test_an_interruption_between_polls_closes_engine_and_environment() -> None:
     assert list(held.asked) == [0] and not held.asked[0].done()
 
 
-def test_whole_turns_wait_for_every_reply() -> None:
-    """A generator's poll is a whole turn: going on without those that search would take one more call."""
-    generator = ScriptedGenerator({1: [said("I should <eos>"), said(SHORT)], 2: [said(SEARCH), said(SHORT)]})
-    collector(FakeSearch(), rejoin_after=4).collect([(1,), (2,)], generator)
-    assert [len(call) for call in generator.calls] == [2, 2]
-
-
 class Server(Scripted):
     """Ends turns when it is told to, in whatever order."""
 
@@ -304,7 +297,7 @@ class Server(Scripted):
 
     def poll(self) -> list[tuple[int, Generation]]:
         row = next(self.order)
-        while row not in self.rows:  # until its reply has rejoined
+        if row not in self.rows:  # its reply has not rejoined yet
             assert self.waking.wait(10), "nobody has woken the engine"
             self.waking.clear()
             return []

@@ -8,20 +8,28 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
-from transformers import GenerationConfig
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from sorl_trl.checks import check_choice
-from sorl_trl.rollout.engine import Engine, LockStepEngine
-from sorl_trl.rollout.generation import Generation, HFGenerator, TurnEnd, positions_of
+from sorl_trl.rollout.engine import Engine, Generation, HFGenerator, LockStepEngine, TurnEnd, positions_of
 from sorl_trl.rollout.options import ENGINES
-from sorl_trl.rollout.slots.forward import Forward
+from sorl_trl.rollout.slots.cache import Forward
 from sorl_trl.rollout.slots.rows import Row, SlotTable, plan
-from sorl_trl.rollout.slots.sampling import Sampler, draws
 from sorl_trl.rollout.slots.support import NotServed, base_model, bytes_per_token, check_generation_config, check_model
 
 logger = logging.getLogger(__name__)
+
+_BELOW_ONE = 1 - 2**-32  # keeps rounding from putting a draw beyond the last token
 
 CACHE_SHARE = {"cuda": 0.6, "cpu": 0.5}
 """Which part of the free memory of a device keys and values may take by default. Ours."""
@@ -60,9 +68,10 @@ class SlotEngine(Engine):
         cache_bytes: int | None = None,
         prefill_tokens: int = 2048,
     ) -> None:
-        super().__init__()
         self.logprobs_at: float | None = None
         """The temperature at which generations include log-probabilities, among all tokens; None for none."""
+        self.prefilled_tokens = 0
+        """Context tokens that went through the model in this rollout, without padding."""
         self._cache_bytes = cache_bytes
         self._prefill_tokens = prefill_tokens
         self._end = end
@@ -75,14 +84,13 @@ class SlotEngine(Engine):
         self._rows: list[Row] = []
         self._waiting: list[Row] = []
         self._table = SlotTable(0)
-        self._ended = 0
 
     def open(self, rows: int) -> None:
-        super().open(rows)
-        base = self.rollout_seed() if self._sampler.is_random else None
-        self._rows = [Row(i, None if base is None else draws(base, i)) for i in range(rows)]
+        self.prefilled_tokens = 0
+        seed = self.rollout_seed() if self._sampler.is_random else None
+        # NumPy's generators, because torch's keep 32 bits of a seed: rows of different rollouts would coincide.
+        self._rows = [Row(i, None if seed is None else np.random.default_rng((seed, i))) for i in range(rows)]
         self._waiting = []
-        self._ended = 0
         budget = self._cache_bytes or _free_bytes(self._base.device)
         self._table = SlotTable(budget // self._bytes_per_token)
         room = self._table.most_tokens + 1  # a turn ends without reading the last token that it samples
@@ -143,9 +151,9 @@ class SlotEngine(Engine):
         return started
 
     def _evict_for(self, row: Row) -> None:
-        """No row generates, so none will make room: take slots from rows that wait for a reply, the latest first."""
+        """No row generates, so none will make room: take slots from rows that wait for a reply."""
         table = self._table
-        for other in sorted(table.placed(), key=lambda each: -each.parked_at):
+        for other in table.placed():
             if other is not row and not table.has_room(table.extent_with(row, table.extent())):
                 table.give_up(other)
 
@@ -173,7 +181,7 @@ class SlotEngine(Engine):
             logits = self._forward.prefill(self._table.cache, batch[0].slot, new, [len(row.cached) for row in batch])
             for row, ids in zip(batch, new, strict=True):
                 row.cached.extend(ids)
-                self.work.prefilled_tokens += len(ids)
+                self.prefilled_tokens += len(ids)
         assert logits is not None
         return logits
 
@@ -185,13 +193,11 @@ class SlotEngine(Engine):
         logits = self._forward.decode(self._table.cache, last, lengths)
         for row, token in zip(rows, last, strict=True):
             row.cached.append(token)
-        self.work.steps += 1
-        self.work.row_steps += len(rows)
         return self._take(rows, logits)
 
     def _take(self, rows: Sequence[Row], logits: torch.Tensor) -> list[tuple[int, Generation]]:
         """Sample one token per row, and park the rows whose turn it ends."""
-        uniforms = [next(row.draws) for row in rows if row.draws is not None]
+        uniforms = [row.random.random() for row in rows if row.random is not None]
         tokens, logprobs = self._sampler.choose(logits, uniforms, self.logprobs_at)
         for i, row in enumerate(rows):
             row.sampled.append(tokens[i])
@@ -200,12 +206,65 @@ class SlotEngine(Engine):
         ended = []
         for row, stopped in zip(rows, self._end.reached([row.sampled for row in rows]), strict=True):
             if stopped or len(row.sampled) >= row.limit:
-                self._ended += 1
-                row.parked_at = self._ended
                 self._table.park(row)
-                said = None if self.logprobs_at is None else tuple(row.logprobs)
-                ended.append((row.index, Generation(tuple(row.sampled), said, stopped)))
+                reported = None if self.logprobs_at is None else tuple(row.logprobs)
+                ended.append((row.index, Generation(tuple(row.sampled), reported, stopped)))
         return ended
+
+
+class Sampler:
+    """Chooses tokens as `generate` does: by temperature, top-k, top-p and min-p, in that order, or the likeliest.
+
+    `is_random` says whether it needs random numbers.
+    """
+
+    def __init__(self, config: GenerationConfig) -> None:
+        self.is_random = bool(config.do_sample)
+        self._processors: Any = LogitsProcessorList()
+        if not self.is_random:
+            return
+        if config.temperature is not None and config.temperature != 1.0:
+            self._processors.append(TemperatureLogitsWarper(config.temperature))
+        if config.top_k:
+            self._processors.append(TopKLogitsWarper(config.top_k))
+        if config.top_p is not None and config.top_p < 1.0:
+            self._processors.append(TopPLogitsWarper(config.top_p))
+        if config.min_p is not None:
+            self._processors.append(MinPLogitsWarper(config.min_p))
+
+    def choose(
+        self, logits: torch.Tensor, uniforms: Sequence[float], logprobs_at: float | None = None
+    ) -> tuple[list[int], list[float] | None]:
+        """Choose a token per row of `logits` (B, V).
+
+        With a temperature `logprobs_at`, return its log-probability among all tokens at that temperature as well,
+        whatever top-k, top-p and min-p have left to choose from.
+
+        `uniforms` has one number per row, or none where the likeliest token is chosen.
+        """
+        # None of these processors reads the ids that it is given.
+        scores: torch.Tensor = self._processors(None, logits.float())
+        if self.is_random:
+            chosen = _at(torch.tensor(uniforms, dtype=torch.float64), scores)
+        else:
+            chosen = scores.argmax(-1, keepdim=True)
+        if logprobs_at is None:
+            return chosen[:, 0].tolist(), None
+        logprobs = torch.log_softmax(logits.float() / logprobs_at, -1).gather(-1, chosen)
+        return chosen[:, 0].tolist(), logprobs[:, 0].tolist()
+
+
+def _at(uniforms: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """The tokens at these points of the cumulative distributions; never a token with probability 0.
+
+    Raises RuntimeError if the scores are NaN or infinite.
+    """
+    # Convert first: `cumsum(dtype=…)` takes three times as long.
+    cumulative = torch.softmax(scores, -1).double().cumsum(-1)
+    points = uniforms.to(scores.device)[:, None] * _BELOW_ONE * cumulative[:, -1:]
+    if not points.isfinite().all():
+        raise RuntimeError("the policy's logits are NaN or infinite: there is nothing to sample from")
+    return torch.searchsorted(cumulative, points, right=True)
 
 
 def _free_bytes(device: torch.device) -> int:

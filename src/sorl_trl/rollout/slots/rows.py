@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from sorl_trl.rollout.slots.cache import SlotCache
 
@@ -16,7 +18,7 @@ class Row:
     """What a row has in its slot, and the turn that it generates or waits to generate."""
 
     index: int
-    draws: Iterator[float] | None
+    random: np.random.Generator | None
     cached: list[int] = field(default_factory=list)
     """The token ids whose keys and values are in the slot."""
     slot: int | None = None
@@ -29,8 +31,6 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     busy: bool = False
     """Whether it generates or waits to."""
-    parked_at: int = 0
-    """How many turns of the rollout had ended when its last turn ended, this one included."""
 
     def begin(self, context: Sequence[int], limit: int) -> None:
         self.context, self.limit, self.busy = tuple(context), limit, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from sorl_trl.rollout.slots.cache import SlotCache
-from sorl_trl.rollout.slots.forward import Forward
-from sorl_trl.rollout.slots.sampling import resolved
+from sorl_trl.rollout.slots.cache import Forward, SlotCache
 
 IN_SEGMENTS = "sorl_segments"
 """The name of the attention that trainers set (`trainers/attention.py`); it is sdpa in a pass of the slots."""
@@ -100,6 +99,15 @@ def _rotary(config: Any) -> list[dict[str, Any]]:
     """The rotary parameters of a config: one set for all layers, or one per kind of layer."""
     rotary = getattr(config, "rope_parameters", None) or {}
     return [rotary, *(each for each in rotary.values() if isinstance(each, dict))]
+
+
+def resolved(generation_config: GenerationConfig, model: PreTrainedModel) -> GenerationConfig:
+    """The config as `generate` reads it: None means `model.generation_config`'s value, and then the global default."""
+    config: Any = copy.deepcopy(generation_config)
+    config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
+    config.update(**GenerationConfig._get_default_generation_params(), defaults_only=True)
+    filled: GenerationConfig = config
+    return filled
 
 
 def check_generation_config(generation_config: GenerationConfig, model: Any) -> GenerationConfig:

@@ -58,13 +58,12 @@ def test_what_lies_behind_the_mask_changes_nothing(llama: Any) -> None:
 def test_a_group_is_prefilled_once(llama: Any) -> None:
     engine = opened(llama, 6)
     turns = generate_turns(engine, [PROMPT] * 4 + [PROMPT[::-1]] * 2, [5] * 6)
-    assert engine.work.prefilled_tokens == 2 * len(PROMPT)
+    assert engine.prefilled_tokens == 2 * len(PROMPT)
     assert turns[0] == turns[3] and turns[4] == turns[5] != turns[0]
-    assert engine.work.steps == max(len(turn.token_ids) for turn in turns) - 1
     prompts = [PROMPT] * 4 + [PROMPT[::-1]] * 2
     rest = [[*prompt, *turn.token_ids, 9, 10] for prompt, turn in zip(prompts, turns, strict=True)]
     again = generate_turns(engine, rest, [5] * 6)
-    assert engine.work.prefilled_tokens == 2 * len(PROMPT) + 6 * 3, "the last token of a turn, and what follows it"
+    assert engine.prefilled_tokens == 2 * len(PROMPT) + 6 * 3, "the last token of a turn, and what follows it"
     fresh = opened(llama, 6)
     assert generate_turns(fresh, rest, [5] * 6) == again
 
@@ -75,9 +74,9 @@ def test_another_context_is_read_again(llama: Any) -> None:
     assert len(turn.token_ids) > 1
     context = [*PROMPT, *turn.token_ids, 9]
     context[3] = 12
-    before = engine.work.prefilled_tokens
+    before = engine.prefilled_tokens
     again = generate_turns(engine, [context], [6])
-    assert engine.work.prefilled_tokens - before == len(context)
+    assert engine.prefilled_tokens - before == len(context)
     assert again == generate_turns(opened(llama, 1), [context], [6])
     shorter = generate_turns(engine, [context[:4]], [6])
     assert shorter == generate_turns(opened(llama, 1), [context[:4]], [6])
@@ -91,7 +90,7 @@ def test_a_prefill_is_done_in_parts(llama: Any) -> None:
     parts = opened(llama, 4, prefill_tokens=7)
     widths.clear()
     assert generate_turns(parts, contexts, [6] * 4) == turns
-    assert max(widths) <= 7 and parts.work.prefilled_tokens == sum(map(len, contexts))
+    assert max(widths) <= 7 and parts.prefilled_tokens == sum(map(len, contexts))
 
 
 def test_rows_wait_for_memory_and_this_is_said_once(llama: Any, caplog: pytest.LogCaptureFixture) -> None:

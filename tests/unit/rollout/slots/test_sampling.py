@@ -1,15 +1,15 @@
-"""Which token comes next: the distributions of transformers, with random numbers of one's own."""
+"""Which token comes next: the distributions of transformers, at given random numbers."""
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
-from sorl_trl.rollout.slots.sampling import Sampler, draws, resolved
+from sorl_trl.rollout.slots.engine import Sampler
+from sorl_trl.rollout.slots.support import resolved
 from tests import model_families as families
 
 
@@ -43,10 +43,10 @@ def test_log_probabilities_are_among_all_tokens_at_the_temperature_that_is_asked
     """A trainer compares them with its own, which know no top-k."""
     logits, points = torch.randn(6, 12) * 2, [0.05, 0.2, 0.4, 0.6, 0.8, 0.99]
     sampler = Sampler(GenerationConfig(**{"do_sample": True, "top_k": 0, **options}))
-    tokens, said = sampler.choose(logits, points, logprobs_at=0.7)
+    tokens, logprobs = sampler.choose(logits, points, logprobs_at=0.7)
     weights = (logits.double() / 0.7).exp()
     expected = [(weights[row, token] / weights[row].sum()).log().item() for row, token in enumerate(tokens)]
-    assert said == pytest.approx(expected, abs=1e-5)
+    assert logprobs == pytest.approx(expected, abs=1e-5)
 
 
 def test_what_is_none_comes_from_the_model_and_then_from_the_defaults() -> None:
@@ -78,11 +78,3 @@ def test_what_is_no_distribution_is_an_error() -> None:
     for bad in (torch.nan, torch.inf):
         with pytest.raises(RuntimeError, match="logits are NaN or infinite"):
             Sampler(GenerationConfig(do_sample=True, top_k=0)).choose(torch.tensor([[0.0, 1], [bad, 0]]), [0.5] * 2)
-
-
-def test_draws_are_a_row_s_own() -> None:
-    first = list(islice(draws(5, 0), 200))
-    assert first == list(islice(draws(5, 0), 200))
-    assert all(0 <= each < 1 for each in first) and 0.4 < sum(first) / 200 < 0.6
-    for base, row in ((5, 1), (6, 0), (5 + 2**32, 0)):
-        assert not set(first) & set(islice(draws(base, row), 200))

@@ -1,12 +1,6 @@
-"""A plugin of vLLM through which a server reads new weights from a file, where NCCL cannot deliver them.
+"""A server on a CPU reads new weights from a file, because NCCL does not deliver them there.
 
-`vllm serve` loads it by this package's entry point `vllm.general_plugins`, and uses it if asked to:
-
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs \
-        --weight-transfer-config '{"backend": "file"}'
-
-The trainer then writes its weights to a folder that both can read, in memory if they share a machine. This module
-imports nothing else of the package, because every process of vLLM loads it.
+Its worker imports this module, as `--worker-extension-cls` tells it, and nothing else of the tests.
 """
 
 from __future__ import annotations
@@ -20,24 +14,17 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-
-
-def register() -> None:
-    """The entry point that vLLM calls."""
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-
-    if "file" not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine("file", FileWeightTransferEngine)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 
 @dataclass
-class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+class FileUpdate(WeightTransferUpdateInfo):
     """A safetensors file whose tensors have the names that `load_weights` expects."""
 
     path: str
 
 
-class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, FileUpdate]):  # type: ignore[misc]
+class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, FileUpdate]):
     """Loads all weights again, layer by layer, and processes them as vLLM did when it started."""
 
     init_info_cls = WeightTransferInitInfo  # there is nothing to agree on
@@ -74,3 +61,10 @@ class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, File
 
     def shutdown(self) -> None:
         pass
+
+
+class WorkerExtension:
+    """Adds nothing to the worker."""
+
+
+WeightTransferEngineFactory.register_engine("file", FileWeightTransferEngine)

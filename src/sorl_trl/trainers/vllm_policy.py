@@ -1,22 +1,23 @@
-"""The policies that sample ahead of training: a vLLM server, or copies of the policy in this process."""
+"""The policy on vLLM: how TRL's wrapper sends it there, and how rollouts ahead check that it has arrived."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
-from torch import nn
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
 
-from sorl_trl.agents.chat import RolloutSetup
-from sorl_trl.agents.vllm.connection import EngineUnavailable, VLLMServer
-from sorl_trl.agents.vllm.server import VLLMServerEngine, sampled_turns, server_url
-from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
-from sorl_trl.rollout.slots import SlotEngine
+from sorl_trl.agents.vllm import VLLMServerEngine
+from sorl_trl.agents.vllm_server import EngineUnavailable, VLLMServer, server_url
+from sorl_trl.rollout import Engine, EngineOptions, TurnEnd
 from sorl_trl.trainers.checkpoint import checkpoint_now
+from sorl_trl.trainers.critic.model import is_critic_name
 
 TOLERANCE = 0.2
 """The largest mean difference of a probe, in nats. Rounding to bfloat16 causes less, and other weights more:
@@ -26,6 +27,78 @@ _PROBE, _PROBED_TOKENS, _MOST = 32, 16, 0.5
 most that one token counts: in bfloat16, one in a thousand is off by more than a nat."""
 _PLAIN = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos": True}
 """Settings that make a server sample from the policy as it is, whatever its own defaults are."""
+
+
+class WeightClient(VLLMClient):
+    """Pauses the server while its weights change, so that turns under way continue with the new weights.
+
+    vLLM's pause keeps these turns, and drops what they and the prefix cache computed with the old weights. The version
+    in the server's `/weight_info` counts the updates, so a restarted server is noticed.
+    """
+
+    version = 0
+    """The number of updates that this client has sent to the server."""
+
+    def update_named_params(
+        self, metadata: Sequence[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
+    ) -> None:
+        try:
+            self._check_version()
+            try:
+                self._post(f"{self.base_url}/pause", params={"mode": "keep"})
+                super().update_named_params(metadata, named_params)
+            finally:
+                self._post(f"{self.base_url}/resume")
+        except Exception:
+            for _ in named_params:  # take part while other processes gather the rest of sharded parameters
+                pass
+            raise
+
+    def _check_version(self) -> None:
+        """Raise EngineUnavailable if the server has other weights than those that it was last sent."""
+        if self.version and (has := self._get(f"{self.base_url}/weight_info")["weight_version"]) != str(self.version):
+            raise EngineUnavailable(
+                f"The vLLM server at {self.base_url} has the weights {has!r}, but was last sent '{self.version}': it "
+                "was restarted, or another trainer uses it"
+            )
+
+    def _finish_weight_update(self) -> None:
+        self.version += 1
+        self._post(f"{self.base_url}/finish_weight_update", json={"weight_version": str(self.version)})
+
+    def reset_prefix_cache(self) -> None:
+        """Nothing to do: the pause has reset it, and nothing else could while turns are under way."""
+
+
+class PolicyGeneration(VLLMGeneration):
+    """TRL's `VLLMGeneration`, but vLLM gets no critic, and a server is reached through a `WeightClient`."""
+
+    def _init_vllm(self) -> None:
+        if self.mode != "server":
+            super()._init_vllm()
+        elif self.accelerator.is_main_process:
+            self.vllm_client = WeightClient(
+                server_url(self), group_port=self.group_port, connection_timeout=self.server_timeout
+            )
+            self.vllm_client.init_communicator(device=self.accelerator.device)
+
+    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, value) for name, value in super()._iter_named_params() if not is_critic_name(name))
+
+
+@contextmanager
+def used_by_trl() -> Iterator[None]:
+    """Within it, TRL's constructor of a trainer makes a `PolicyGeneration`.
+
+    It looks the class up in its module, and the object connects to a server at once. There is nothing to pass and
+    nothing to override.
+    """
+    trls = grpo_trainer.VLLMGeneration
+    grpo_trainer.VLLMGeneration = PolicyGeneration
+    try:
+        yield
+    finally:
+        grpo_trainer.VLLMGeneration = trls
 
 
 @dataclass(frozen=True)
@@ -47,15 +120,15 @@ class ServerPolicy:
         self._for_probes = VLLMServer(server_url(self._vllm))  # its requests do not queue behind those of rollouts
         trainer._last_loaded_step = -1  # send the weights, whatever an earlier run has sent
 
-    def renew(self, version: int, setup: RolloutSetup, prompts: list[Any]) -> None:
-        """Send the weights if they have changed, and check by a probe after one of the prompts that they are there.
+    def renew(self, version: int, prompt_ids: Sequence[int]) -> None:
+        """Send the weights if they have changed, and check by a probe of this prompt that they are there.
 
         Each turn from now on is stamped with the `version`. All processes call it together, and all raise
         EngineUnavailable if the server is gone, and RuntimeError if it has other weights.
         """
         together(self._trainer, self._send)  # no process relies on weights that are still under way
         is_main = self._trainer.accelerator.is_main_process
-        probe = together(self._trainer, lambda: self.probe(setup.encode(prompts[:1])[0], version) if is_main else None)
+        probe = together(self._trainer, lambda: self.probe(prompt_ids, version) if is_main else None)
         self.check(broadcast_object_list([probe])[0])
         self._server.version = version
 
@@ -76,16 +149,11 @@ class ServerPolicy:
 
         The server samples all of them in one step and answers at once, however many turns are under way.
         """
-        model, window = self._for_probes.model
-        context = list(prompt_ids[: min(_PROBE, window - 1)])
+        context = list(prompt_ids[: min(_PROBE, self._for_probes.model[1] - 1)])
         count = min(len(context), _PROBED_TOKENS)
         lengths = [len(context) * number // count for number in range(1, count + 1)]
-        body = {
-            **{**_PLAIN, "model": model, "max_tokens": 1, "temperature": self._trainer.temperature, "seed": seed},
-            "prompt": [context[:length] for length in lengths],
-            **{"return_token_ids": True, "return_tokens_as_token_ids": True},
-        }
-        turns = sampled_turns(self._for_probes.ask("POST", "/v1/completions", body), of=count)
+        settings = _PLAIN | {"max_tokens": 1, "temperature": self._trainer.temperature, "seed": seed}
+        turns = self._for_probes.complete([context[:length] for length in lengths], settings)
         if not all(turn.token_ids for turn in turns):
             reasons = sorted({str(turn.finish_reason) for turn in turns})
             raise RuntimeError(f"vLLM ended a probe of its weights without a token: finish_reason {reasons}")
@@ -126,41 +194,6 @@ class ServerPolicy:
         """Abort the requests under way."""
         self._server.close()
         self._for_probes.close()
-
-
-class PolicyCopies:
-    """Copies of the policy in this process, one for each version in use, for tests and small models.
-
-    A rollout samples from the weights with which it began. Sampling shares the cores, or the GPU, with training.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._fresh: nn.Module | None = None
-        """The copy with the present weights, once a rollout has needed it. Engines hold the older copies."""
-
-    def renew(self, version: int, setup: RolloutSetup, prompts: list[Any]) -> None:
-        """Forget the copy, because the policy has new weights."""
-        self._fresh = None
-
-    def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
-        """Make an engine for a rollout that begins now and samples from the present weights."""
-        if self._fresh is None:
-            policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
-            self._fresh = copy.deepcopy(policy).eval().requires_grad_(False)
-            for module in self._fresh.modules():
-                # TRL's and accelerate's wrappers of `forward` would call the original model.
-                module.__dict__.pop("forward", None)
-        engine = model_engine(self._fresh, end, self._trainer.generation_config, "slots", options.kv_cache_gib)
-        assert isinstance(engine, SlotEngine)  # "slots" refuses a model that it does not serve
-        engine.logprobs_at = self._trainer.temperature  # those that the trainer computes
-        return engine
-
-    def close(self) -> None:
-        """Abort nothing: rollouts end with their next step."""
-
-
-Policy: TypeAlias = ServerPolicy | PolicyCopies
 
 
 def together(trainer: Any, function: Callable[..., Any], *args: Any) -> Any:

@@ -1,7 +1,10 @@
-"""Talks to one vLLM server over HTTP: retries requests, or raises."""
+"""A vLLM server: what it samples, asked for over HTTP. Requests are repeated, or raise."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +32,17 @@ class _Passing(EngineUnavailable):
     """A failure after which another attempt may succeed."""
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """What vLLM has sampled after a context."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str | None
+    versions: tuple[int, int] | None = None
+    """Versions of the weights when the turn was requested and when it was answered, if they can change meanwhile."""
+
+
 class VLLMServer:
     """A connection to a server, for several threads.
 
@@ -43,7 +57,6 @@ class VLLMServer:
         """The version of the server's weights, if they change while rollouts continue."""
         self._base_url = base_url
         self._answer_s = answer_s
-        self._is_closed = False
         self._client = httpx2.Client(
             verify=base_url.startswith("https:"),  # plain HTTP needs no certificates, which take time to read
             timeout=httpx2.Timeout(answer_s, connect=_CONNECT_S),
@@ -58,8 +71,28 @@ class VLLMServer:
 
     def close(self) -> None:
         """Send no more requests, and ignore all answers."""
-        self._is_closed = True
         self._client.close()
+
+    def complete(self, contexts: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> list[Sampled]:
+        """Sample after each context; `settings` are those of `/v1/completions`.
+
+        Raises what `ask` raises, and RuntimeError if the answer does not have vLLM's form.
+        """
+        requested = self.version
+        body = {
+            **settings,
+            "model": self.model[0],
+            "prompt": [list(context) for context in contexts],
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,  # JSON may not be able to hold a token's text
+        }
+        answer = self.ask("POST", "/v1/completions", body)
+        versions = None if requested is None else (requested, self.version or 0)
+        try:
+            return _sampled(answer, len(contexts), versions)
+        except (KeyError, TypeError, ValueError) as error:
+            text = str(answer)[:_EXCERPT]
+            raise RuntimeError(f"the server's answer is not one of vLLM's ({error!r}): {text}") from error
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Send a request, and return the server's answer.
@@ -76,7 +109,7 @@ class VLLMServer:
         return retrying(self._ask_once, method, f"{self._base_url}{path}", body)
 
     def _ask_once(self, method: str, url: str, body: Any) -> Any:
-        if self._is_closed:
+        if self._client.is_closed:
             raise EngineUnavailable(f"{url} is no longer asked: the run has ended")
         try:
             response = self._client.request(method, url, json=body)
@@ -93,3 +126,24 @@ class VLLMServer:
             return response.json()
         except ValueError as error:
             raise RuntimeError(f"{url} did not answer in JSON: {response.text[:_EXCERPT]}") from error
+
+
+def server_url(vllm_generation: Any) -> str:
+    """The address of TRL's server."""
+    vllm = vllm_generation
+    return str(vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}")
+
+
+def _sampled(answer: Mapping[str, Any], count: int, versions: tuple[int, int] | None) -> list[Sampled]:
+    choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+    if len(choices) != count:
+        raise ValueError(f"{len(choices)} choices instead of {count}")
+    return [
+        Sampled(
+            tuple(choice["token_ids"]),
+            tuple(math.nan if each is None else each for each in choice["logprobs"]["token_logprobs"]),
+            choice["finish_reason"],
+            versions,
+        )
+        for choice in choices
+    ]

@@ -1,4 +1,7 @@
-"""Rollouts ahead: a `rollout_func` that samples the next batches while the trainer trains on one."""
+"""Rollouts ahead of training: a `rollout_func` that samples the next batches while the trainer trains on one.
+
+See docs/async.md.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,18 +18,50 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from torch import nn
 
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.agents.chat import RolloutSetup
-from sorl_trl.rollout import Engine, TurnEnd
+from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.engine import draw_seed
-from sorl_trl.trainers.ahead.policies import Policy, PolicyCopies, ServerPolicy, together
+from sorl_trl.rollout.slots import SlotEngine
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler
+from sorl_trl.trainers.vllm_policy import ServerPolicy, together
 
-_LISTEN_S = 0.5
-"""How often the waiting training thread checks for Ctrl-C."""
 _JOIN_S = 1.0
 """How long to wait for threads to finish their current step when a run ends."""
+
+
+class PolicyCopies:
+    """Copies of the policy in this process, one for each version in use, for tests and small models.
+
+    A rollout samples from the weights with which it began. Sampling shares the cores, or the GPU, with training.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._fresh: nn.Module | None = None
+        """The copy with the present weights, once a rollout has needed it. Engines hold the older copies."""
+
+    def renew(self, version: int, prompt_ids: Sequence[int]) -> None:
+        """Forget the copy, because the policy has new weights."""
+        self._fresh = None
+
+    def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
+        """Make an engine for a rollout that begins now and samples from the present weights."""
+        if self._fresh is None:
+            policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
+            self._fresh = copy.deepcopy(policy).eval().requires_grad_(False)
+            for module in self._fresh.modules():
+                # TRL's and accelerate's wrappers of `forward` would call the original model.
+                module.__dict__.pop("forward", None)
+        engine = model_engine(self._fresh, end, self._trainer.generation_config, "slots", options.kv_cache_gib)
+        assert isinstance(engine, SlotEngine)  # "slots" refuses a model that it does not serve
+        engine.logprobs_at = self._trainer.temperature  # those that the trainer computes
+        return engine
+
+    def close(self) -> None:
+        """Abort nothing: rollouts end with their next step."""
 
 
 @dataclass
@@ -75,7 +110,7 @@ class RolloutsAhead:
         rows = int(trainer.args.generation_batch_size) // trainer.accelerator.num_processes
         self._rows_of_part = int(trainer.num_generations) if by_completion else rows
         self._parts_of_batch = rows // self._rows_of_part
-        self._policy: Policy | None = None
+        self._policy: ServerPolicy | PolicyCopies | None = None
         """What this run's rollouts are sampled from; None outside a run."""
 
     @contextmanager
@@ -142,7 +177,7 @@ class RolloutsAhead:
         """
         if self._policy is None or not trainer.model.training:
             return self.rollout(prompts, trainer)
-        together(self._trainer, self._begin_next, self._policy, prompts)
+        together(self._trainer, self._begin_next, prompts)
         parts, waited = self._wait_for_parts()
         self._take(parts)
         self._log(parts, waited)
@@ -159,14 +194,14 @@ class RolloutsAhead:
         """
         if self._policy is not None:
             together(self._trainer, self._raise_failures)  # before weights are sent, because a server may be gone
-            self._policy.renew(self._taken, self._setup, prompts)
+            self._policy.renew(self._taken, self._setup.encode(prompts[:1])[0])
 
     def from_a_copy(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """A rollout at once, from a copy of the policy as those ahead are sampled from: for a rehearsal."""
         engine = PolicyCopies(trainer).engine(self._end(self.rollout.setup(trainer)), self.rollout.engine)
         return self.rollout.sample(prompts, trainer, engine)
 
-    def _begin_next(self, policy: Policy, prompts: list[Any]) -> None:
+    def _begin_next(self, prompts: list[Any]) -> None:
         """Begin batches up to `staleness` ahead, but none beyond the end of the run."""
         until = max(min(self._taken + self._staleness + 1, self._last), self._taken + 1)
         while self._begun < until:
@@ -177,7 +212,7 @@ class RolloutsAhead:
                 place = self._begun, number
                 is_left = place in self._overtaken if self._begun < self._taken else place not in self._overtook
                 if is_left:
-                    self._begin(policy, place, rows[number * self._rows_of_part :][: self._rows_of_part])
+                    self._begin(place, rows[number * self._rows_of_part :][: self._rows_of_part])
             self._begun += 1
         if self._shown.pop(self._taken) != prompts:
             raise RuntimeError(
@@ -185,8 +220,9 @@ class RolloutsAhead:
                 "sampler announced: rollouts cannot be sampled ahead of a dataloader that changes or skips rows."
             )
 
-    def _begin(self, policy: Policy, place: tuple[int, int], rows: list[dict[str, Any]]) -> None:
-        engine = policy.engine(self._end(self._setup), self.rollout.engine)
+    def _begin(self, place: tuple[int, int], rows: list[dict[str, Any]]) -> None:
+        assert self._policy is not None
+        engine = self._policy.engine(self._end(self._setup), self.rollout.engine)
         engine.seed = draw_seed()
         part = Part(place, self._taken, self._trainer.state.global_step, rows, engine)
         collect = partial(_collect, part, self.rollout.fork(), self._setup, self._ended)
@@ -208,7 +244,7 @@ class RolloutsAhead:
             failed = any(part.result.exception() is not None for part in done)
             if failed or (len(there) == missing and all(part in done for part in due)):
                 break
-            wait([part.result for part in self._under_way if part not in done], _LISTEN_S, FIRST_COMPLETED)
+            wait([part.result for part in self._under_way if part not in done], return_when=FIRST_COMPLETED)
         waited = time.perf_counter() - began
         together(self._trainer, self._raise_failures)
         return [*due, *there], waited

@@ -15,8 +15,8 @@ from trl.trainer.utils import RepeatSampler
 from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.rollout import RolloutLimits
-from sorl_trl.trainers.ahead import policies, rollouts
-from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
+from sorl_trl.trainers import late_rollouts, vllm_policy
+from sorl_trl.trainers.late_rollouts import RolloutsAhead
 
 GROUPS, ROWS, PROMPTS = 2, 2, 6
 """Of a batch, of a group, and in the data set: an epoch is three batches."""
@@ -114,7 +114,7 @@ class Engine:
 @pytest.fixture(autouse=True)
 def _no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = SimpleNamespace(renew=lambda *_: None, engine=lambda end, options: Engine(), close=lambda: None)
-    monkeypatch.setattr(rollouts, "PolicyCopies", lambda trainer: policy)
+    monkeypatch.setattr(late_rollouts, "PolicyCopies", lambda trainer: policy)
 
 
 LATENCIES = st.lists(st.sampled_from([0.0, 0.0, 0.001, 0.003, 0.02]), min_size=1, max_size=7)
@@ -183,8 +183,8 @@ def test_a_mistake_of_another_process_is_not_taken_for_an_engine_that_is_gone(mo
     def fail() -> None:
         raise EngineUnavailable("connection refused")
 
-    monkeypatch.setattr(policies, "gather_object", lambda mine: [*mine, (False, "no such tool")])
+    monkeypatch.setattr(vllm_policy, "gather_object", lambda mine: [*mine, (False, "no such tool")])
     with pytest.raises(EngineUnavailable, match=r"^connection refused$"):
-        policies.together(None, fail)
+        vllm_policy.together(None, fail)
     with pytest.raises(RuntimeError, match="another process failed: no such tool"):
-        policies.together(None, lambda: None)
+        vllm_policy.together(None, lambda: None)

@@ -1,0 +1,320 @@
+"""Engines around TRL's vLLM, colocated or as a server. Each turn is a request of its own. See docs/vllm.md."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from accelerate.utils import is_peft_model
+
+from sorl_trl.agents.vllm_server import EngineUnavailable, Sampled, VLLMServer, server_url
+from sorl_trl.rollout import Engine, Generation, TurnEnd
+
+__all__ = ["EngineUnavailable", "VLLMColocateEngine", "VLLMEngine", "VLLMServerEngine", "vllm_engine"]
+
+Answers: TypeAlias = "queue.SimpleQueue[tuple[TurnRequest, Future[Sampled]] | None]"
+_COMPLETE = ("stop", "length")
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """The request for one turn of one row."""
+
+    row: int
+    turn: int
+    """How many turns the row has begun before it in this rollout."""
+    context_ids: tuple[int, ...]
+    limit: int
+    """The most tokens to generate: the requested limit, cut where the window ends."""
+    seed: int
+
+
+class VLLMEngine(Engine):
+    """Base of the engines around TRL's `VLLMGeneration`.
+
+    A turn ends where `HFGenerator` would end it: vLLM stops at the same end-of-sequence tokens and no others, and
+    keeps special tokens in the text in which it looks for stop strings. Each turn is seeded from the rollout's base
+    seed, its row and its number, so that what a row samples depends on no other row.
+    """
+
+    window: int
+
+    def __init__(self, vllm_generation: Any, end: TurnEnd, window: int) -> None:
+        self.window = window
+        self._end = end
+        self._settings = sampling_settings(vllm_generation, end)
+        self._base_seed = 0
+        self._turns: Counter[int] = Counter()
+        self._generating: dict[int, TurnRequest] = {}
+
+    def open(self, rows: int) -> None:
+        self._base_seed = self.rollout_seed()
+        self._turns = Counter()
+        self._generating = {}
+
+    def release(self, row: int) -> None:
+        self._generating.pop(row, None)
+
+    @property
+    def idle(self) -> bool:
+        return not self._generating
+
+    def _begin(self, row: int, context_ids: Sequence[int], limit: int) -> TurnRequest:
+        """Make the request of a row's next turn."""
+        turn = self._turns[row]
+        self._turns[row] += 1
+        seed = turn_seed(self._base_seed, row, turn)
+        request = TurnRequest(row, turn, tuple(context_ids), min(limit, self.window - len(context_ids)), seed)
+        self._generating[row] = request
+        return request
+
+    def _finish(self, request: TurnRequest, sampled: Sampled) -> tuple[int, Generation] | None:
+        """The turn of a request, unless its row has been released. Raises RuntimeError if vLLM has aborted it."""
+        if self._generating.get(request.row) is not request:
+            return None
+        if sampled.finish_reason not in _COMPLETE:
+            raise RuntimeError(
+                f"vLLM ended turn {request.turn} of row {request.row} after {len(sampled.token_ids)} tokens with "
+                f"finish_reason={sampled.finish_reason!r}, which must be one of {_COMPLETE}"
+            )
+        del self._generating[request.row]
+        (stopped,) = self._end.reached([sampled.token_ids])
+        return request.row, Generation(sampled.token_ids, sampled.logprobs, stopped, sampled.versions)
+
+
+@dataclass
+class _Changes:
+    """What a rank asks of the engine at a poll. The ids are those of its own requests."""
+
+    given_up: list[str] = field(default_factory=list)
+    submitted: dict[str, TurnRequest] = field(default_factory=dict)
+
+
+class VLLMColocateEngine(VLLMEngine):
+    """Samples with the engine that TRL's `VLLMGeneration` runs in this process, one engine step per poll.
+
+    With sleep mode, a rollout wakes the engine and sends it the weights when it opens, and puts it to sleep when it
+    closes. TRL's own `generate` does this at every call, and so loses the cache of earlier turns.
+
+    Closing aborts unfinished requests: TRL's `generate` would continue them, and vLLM does not reset its cache while
+    it has requests.
+
+    With tensor parallelism, a group of ranks shares one engine: `polls_together` is True, and each poll first
+    exchanges the requests of all ranks, so that all add and abort the same ones in the same order.
+    """
+
+    def __init__(self, vllm_generation: Any, end: TurnEnd) -> None:
+        super().__init__(vllm_generation, end, int(vllm_generation.llm.llm_engine.model_config.max_model_len))
+        self._vllm = vllm_generation
+        self._rank = vllm_generation.accelerator.process_index
+        self.polls_together = vllm_generation.tensor_parallel_size > 1
+        self._changes = _Changes()
+        self._own: dict[str, TurnRequest] = {}
+        self._running: dict[str, None] = {}
+        """The requests of all ranks that vLLM is working on, in the order in which it got them."""
+        self._is_awake = False
+
+    def open(self, rows: int) -> None:
+        super().open(rows)
+        self._changes, self._own, self._running = _Changes(), {}, {}
+        vllm = self._vllm
+        if vllm.enable_sleep_mode:
+            if vllm._llm_weights_sleeping:
+                vllm.sync_weights()
+            vllm.llm.wake_up(tags=["kv_cache"])
+            self._is_awake = True
+        if self.polls_together and is_peft_model(vllm.model):
+            # As TRL does before it generates: vLLM's collectives can hang beside those of a LoRA step.
+            vllm.accelerator.wait_for_everyone()
+
+    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
+        request = self._begin(row, context_ids, limit)
+        self._changes.submitted[self._name(request)] = request
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        self._apply(self._exchanged())
+        if not self._running:
+            return []
+        return sorted(self._ended(self._vllm.llm.llm_engine.step()), key=lambda ended: ended[0])
+
+    def release(self, row: int) -> None:
+        request = self._generating.get(row)
+        super().release(row)
+        if request is None:
+            return
+        name = self._name(request)
+        if self._changes.submitted.pop(name, None) is None:
+            del self._own[name]
+            self._changes.given_up.append(name)
+
+    def close(self) -> None:
+        llm = self._vllm.llm
+        if self._running:
+            llm.llm_engine.abort_request(list(self._running))
+            # vLLM counts a block as cached once it is planned, but a failed step has not computed it.
+            llm.reset_prefix_cache()
+        self._running, self._generating = {}, {}
+        if self._is_awake:
+            self._is_awake = False
+            llm.sleep(level=2)
+            self._vllm._llm_weights_sleeping = True
+
+    def _name(self, request: TurnRequest) -> str:
+        return f"sorl-{self._rank}-{request.row}-{request.turn}"
+
+    def _exchanged(self) -> list[_Changes]:
+        """The changes of all ranks of the group, ordered by rank."""
+        own, self._changes = self._changes, _Changes()
+        self._own |= own.submitted
+        if not self.polls_together:
+            return [own]
+        gathered: list[Any] = [None] * self._vllm.tensor_parallel_size
+        torch.distributed.all_gather_object(gathered, own, group=self._vllm.tp_group)
+        return gathered
+
+    def _apply(self, changes: Sequence[_Changes]) -> None:
+        engine = self._vllm.llm.llm_engine
+        # A request may have ended in the very step after which it was given up.
+        given_up = [name for each in changes for name in each.given_up if name in self._running]
+        if given_up:
+            engine.abort_request(given_up)
+        for name in given_up:
+            del self._running[name]
+        for each in changes:
+            for name, request in each.submitted.items():
+                self._running[name] = None
+                prompt = {"prompt_token_ids": list(request.context_ids)}
+                engine.add_request(name, prompt, sampling_params(self._settings, request))
+
+    def _ended(self, outputs: Sequence[Any]) -> Iterator[tuple[int, Generation]]:
+        for output in outputs:
+            self._running.pop(output.request_id, None)
+            request = self._own.pop(output.request_id, None)
+            if request is not None and (ended := self._finish(request, _sampled(output))) is not None:
+                yield ended
+
+
+class VLLMServerEngine(VLLMEngine):
+    """Sends each turn to `/v1/completions` of the server that TRL synchronizes, up to 64 at a time.
+
+    `poll` waits for the next turns to end. Ranks do not wait for each other, but each must reach the server. Several
+    engines may share the connection to one server.
+
+    Raises:
+        EngineUnavailable: The server is gone or hangs; also raised by `poll`.
+        RuntimeError: The server refuses a request, with its message; also raised by `poll`.
+    """
+
+    in_steps = False
+
+    def __init__(self, vllm_generation: Any, end: TurnEnd, server: VLLMServer) -> None:
+        super().__init__(vllm_generation, end, window=server.model[1])
+        self._server = server
+        self._unanswered = 0
+        """How many requests have an answer that no poll has taken yet."""
+        self._answers: Answers = queue.SimpleQueue()
+        """The answers that have come back. None wakes the thread that waits for one."""
+
+    def open(self, rows: int) -> None:
+        super().open(rows)
+        self._unanswered, self._answers = 0, queue.SimpleQueue()
+
+    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
+        request = self._begin(row, context_ids, limit)
+        self._unanswered += 1
+        answers = self._answers
+        future = self._server.threads.submit(self._answer, request, answers)
+        future.add_done_callback(lambda done: answers.put((request, done)))
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        taken = [self._answers.get()] if self._unanswered else []
+        while not self._answers.empty():
+            taken.append(self._answers.get())
+        answered = [each for each in taken if each is not None]
+        self._unanswered -= len(answered)
+        finished = [self._finish(request, answer.result()) for request, answer in answered]
+        return sorted((each for each in finished if each is not None), key=lambda ended: ended[0])
+
+    def wake(self) -> None:
+        self._answers.put(None)
+
+    def close(self) -> None:
+        """Wait for nothing: answers still to come are ignored, and requests not yet sent never are."""
+        self._generating, self._answers = {}, queue.SimpleQueue()
+
+    def _answer(self, request: TurnRequest, answers: Answers) -> Sampled:
+        if answers is not self._answers:
+            raise CancelledError("nobody waits for it any more")
+        own = {"max_tokens": request.limit, "seed": request.seed}
+        (sampled,) = self._server.complete([request.context_ids], self._settings | own)
+        return sampled
+
+
+def vllm_engine(vllm_generation: Any, end: TurnEnd) -> VLLMEngine:
+    """The engine around TRL's `VLLMGeneration`, in either mode.
+
+    All ranks call it together, once per rollout, after the weights have been synchronized. Raises what the engines
+    raise.
+    """
+    if vllm_generation.mode == "server":
+        vllm_generation.accelerator.wait_for_everyone()  # until the main process has sent the weights
+        if not hasattr(vllm_generation, "turn_server"):  # all rollouts share it and its connections
+            vllm_generation.turn_server = VLLMServer(server_url(vllm_generation))
+        return VLLMServerEngine(vllm_generation, end, vllm_generation.turn_server)
+    return VLLMColocateEngine(vllm_generation, end)
+
+
+def turn_seed(base: int, row: int, turn: int) -> int:
+    """A seed that torch's generators and the server's JSON can hold, and never -1, which vLLM reads as none."""
+    digest = hashlib.blake2b(f"{base} {row} {turn}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def sampling_settings(vllm_generation: Any, end: TurnEnd) -> dict[str, Any]:
+    """The sampling settings of every turn, under names that both `SamplingParams` and the server use.
+
+    They combine the trainer's settings, as TRL reads them, with our ends of turns and output options.
+    """
+    vllm = vllm_generation
+    settings: dict[str, Any] = {
+        "repetition_penalty": vllm.repetition_penalty,
+        "temperature": vllm.temperature,
+        "top_p": vllm.top_p,
+        "top_k": vllm.top_k,
+        "min_p": 0.0 if vllm.min_p is None else vllm.min_p,
+        **(vllm.generation_kwargs or {}),
+    }
+    if vllm.structured_outputs_regex is not None:
+        settings["structured_outputs"] = {"regex": vllm.structured_outputs_regex}
+    return settings | {
+        "n": 1,
+        "logprobs": 0,  # only the sampled token's
+        "stop": list(end.stop_strings),
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "stop_token_ids": list(end.eos_token_ids),
+        "ignore_eos": True,  # vLLM's own end-of-sequence tokens, in favour of the line above
+    }
+
+
+def sampling_params(settings: dict[str, Any], request: TurnRequest) -> Any:
+    """Make vLLM's own type from `settings`, for one turn."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    own: dict[str, Any] = {"max_tokens": request.limit, "seed": request.seed}
+    if isinstance(described := settings.get("structured_outputs"), dict):
+        own["structured_outputs"] = StructuredOutputsParams(**described)
+    return SamplingParams(**settings | own, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def _sampled(output: Any) -> Sampled:
+    (completion,) = output.outputs
+    token_ids = tuple(completion.token_ids)
+    logprobs = (choices[token].logprob for choices, token in zip(completion.logprobs, token_ids, strict=True))
+    return Sampled(token_ids, tuple(logprobs), completion.finish_reason)

@@ -1,0 +1,363 @@
+"""The engines around TRL's own `VLLMGeneration`: colocated, and a server that answers, breaks off, hangs or refuses.
+
+Only vLLM is scripted; tests/vllm runs it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from sorl_trl.agents import vllm_server
+from sorl_trl.agents.vllm import EngineUnavailable, VLLMColocateEngine, VLLMServerEngine, vllm_engine
+from sorl_trl.agents.vllm_server import VLLMServer
+from sorl_trl.rollout import TurnEnd, generate_turns
+from sorl_trl.trainers import vllm_policy
+from sorl_trl.trainers.vllm_policy import PolicyGeneration, ServerPolicy, WeightClient
+from tests.engines import take_turns
+from tests.scripted_vllm import (
+    LOGPROB,
+    WINDOW,
+    Script,
+    ScriptedLLM,
+    ScriptedServer,
+    break_off,
+    fail_with,
+    hang,
+    pretend_vllm,
+    scripted_server,
+    scripted_wrapper,
+)
+from tests.unit.rollout.fakes import encode, word_tokenizer
+
+EOS = 1
+(CLOSING,) = encode(word_tokenizer(), "</search>")
+PARIS, FRANCE, DOC = encode(word_tokenizer(), "Paris France Doc")
+END = TurnEnd(word_tokenizer(), ["</search>"], [EOS])
+
+
+@pytest.fixture(autouse=True)
+def _scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_vllm(monkeypatch)
+    monkeypatch.setattr(vllm_server, "_WAIT_S", 0.0)
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script(lambda context: [PARIS, CLOSING])
+
+
+@pytest.fixture
+def served(script: Script) -> Iterator[ScriptedServer]:
+    with scripted_server(script) as running:
+        yield running
+
+
+@pytest.fixture
+def wrap(script: Script) -> Callable[..., Any]:
+    """Makes TRL's wrapper around a colocated engine."""
+    return lambda **settings: scripted_wrapper("colocate", llm=ScriptedLLM(script), **settings)
+
+
+@pytest.fixture(params=["colocate", "server"])
+def wrap_either(request: pytest.FixtureRequest, wrap: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes TRL's wrapper around a colocated engine, or a server."""
+    if request.param == "colocate":
+        return wrap
+    url = request.getfixturevalue("served").url
+    return lambda **settings: scripted_wrapper("server", server_base_url=url, **settings)
+
+
+def ids(generations: Any) -> list[tuple[int, ...]]:
+    return [generation.token_ids for generation in generations]
+
+
+def test_each_row_has_its_limit_and_its_end(script: Script, wrap_either: Callable[..., Any]) -> None:
+    """Closed early, closed by its last allowed token, cut, ended by the end-of-sequence token, filling the window."""
+    contexts = [(DOC,), (DOC, DOC), (PARIS,), (FRANCE,), (DOC,) * (WINDOW - 1)]
+    turns = [[PARIS, CLOSING], [PARIS, FRANCE, CLOSING], [PARIS] * 8, [PARIS, PARIS, EOS], [PARIS, PARIS]]
+    script.turns = dict(zip(contexts, turns, strict=True)).__getitem__
+    engine = vllm_engine(wrap_either(), END)
+    assert engine.window == WINDOW
+    generations = take_turns(engine, contexts, [4, 3, 2, 3, 99])
+    assert ids(generations) == [(*turns[0],), (*turns[1],), (PARIS, PARIS), (*turns[3],), (PARIS,)]
+    assert [g.stopped for g in generations] == [True, True, False, True, False]
+    assert all(g.logprobs == (LOGPROB,) * len(g.token_ids) for g in generations)
+
+
+def test_how_a_turn_is_sampled(script: Script, wrap_either: Callable[..., Any]) -> None:
+    kwargs = {"presence_penalty": 0.2}
+    wrapper = wrap_either(generation_kwargs=kwargs, structured_outputs_regex="a+", min_p=None, temperature=0.7)
+    take_turns(vllm_engine(wrapper, END), [(DOC,)], [4])
+    ((_, asked),) = script.requests
+    expected = {
+        **{"max_tokens": 4, "n": 1, "logprobs": 0, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
+        **{"repetition_penalty": 1.0, "presence_penalty": 0.2, "stop": ["</search>"]},
+        **{"include_stop_str_in_output": True, "skip_special_tokens": False, "stop_token_ids": [EOS]},
+        **{"ignore_eos": True},
+    }
+    if wrapper.mode == "server":
+        own = {"model": "policy", "prompt": [[DOC]], "return_token_ids": True, "return_tokens_as_token_ids": True}
+        own |= {"structured_outputs": {"regex": "a+"}}
+    else:
+        own = {"output_kind": "final only", "structured_outputs": SimpleNamespace(regex="a+")}
+    assert 0 <= asked.pop("seed") < 2**63
+    assert asked == expected | own
+    assert wrapper.generation_kwargs is kwargs
+
+
+class TestColocated:
+    def test_rows_do_not_wait_for_each_other(self, script: Script, wrap: Callable[..., Any]) -> None:
+        script.turns = lambda context: [PARIS] * len(context) + [CLOSING]
+        engine = VLLMColocateEngine(wrap(), END)
+        engine.open(3)
+        for row, size in ((0, 1), (2, 1), (1, 3)):
+            engine.submit(row, [DOC] * size, 9)
+        assert engine.poll() == [] and not engine.idle
+        assert [row for row, _ in engine.poll()] == [0, 2]
+        engine.submit(0, [DOC], 9)
+        assert [row for _ in range(3) for row, _ in engine.poll()] == [0, 1]
+        assert engine.idle and engine.poll() == []
+        engine.close()
+
+    def test_seeds(self, script: Script, wrap: Callable[..., Any]) -> None:
+        """Of the rollout, the row and its turn, whatever other rows there are; from torch's global generator."""
+
+        def seeds(rows: list[int], seed: int) -> dict[int, list[int]]:
+            torch.manual_seed(seed)
+            engine = VLLMColocateEngine(wrap(), END)
+            engine.open(8)
+            script.requests.clear()
+            for _ in range(2):
+                generate_turns(engine, [[DOC]] * len(rows), [1] * len(rows), rows)
+            asked = [settings["seed"] for _, settings in script.requests]
+            return {row: asked[i :: len(rows)] for i, row in enumerate(rows)}
+
+        all_rows = seeds([*range(8)], 0)
+        assert seeds([5, 2], 0) == {row: all_rows[row] for row in (5, 2)}
+        drawn = [seed for own in (all_rows, seeds([*range(8)], 1)) for row in own.values() for seed in row]
+        assert len(set(drawn)) == 32 and all(0 <= seed < 2**63 for seed in drawn)
+
+    @pytest.mark.parametrize("is_sent_before", [False, True])
+    def test_a_sleeping_engine_is_woken_and_sent_weights_once_per_rollout(
+        self, wrap: Callable[..., Any], is_sent_before: bool
+    ) -> None:
+        """TRL's `generate` does it at every call. It sends them before the rollout if a step was made since."""
+        wrapper = wrap(sleeps=True)
+        if is_sent_before:
+            wrapper.sync_weights()
+            wrapper.llm.log.clear()
+        engine = VLLMColocateEngine(wrapper, END)
+        engine.open(1)
+        for _ in range(2):
+            generate_turns(engine, [(DOC,)], [2])
+        engine.close()
+        sent = [] if is_sent_before else ["wake weights", "load", "load", "forget"]
+        log = [line for line in wrapper.llm.log if not line.startswith("add")]
+        assert log == [*sent, "wake kv_cache", *["step"] * 4, "sleep 2"]
+        assert wrapper._llm_weights_sleeping
+
+    def test_what_is_unfinished_is_aborted_and_nothing_cached_is_trusted(self, wrap: Callable[..., Any]) -> None:
+        wrapper = wrap()
+        engine = VLLMColocateEngine(wrapper, END)
+        wrapper.llm.llm_engine.step = lambda: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            take_turns(engine, [(DOC,)] * 2, [4, 4])
+        one, other, *after = wrapper.llm.log
+        assert after == [each.replace("add ", "abort ") for each in (one, other)] + ["forget"] and one != other
+        wrapper.llm.llm_engine.step = wrapper.llm.step
+        assert ids(take_turns(engine, [(DOC,)], [4])) == [(PARIS, CLOSING)]
+
+    def test_a_released_row_generates_no_more(self, wrap: Callable[..., Any]) -> None:
+        wrapper = wrap()
+        engine = VLLMColocateEngine(wrapper, END)
+        engine.open(3)
+        engine.submit(0, [DOC], 9)
+        engine.poll()
+        engine.submit(1, [DOC], 9)
+        for row in (0, 1, 2):  # generating, submitted, never begun
+            engine.release(row)
+        assert engine.idle and engine.poll() == []
+        added, *after = wrapper.llm.log
+        assert after == ["step", added.replace("add ", "abort ")]
+
+    def test_ranks_that_share_an_engine_have_it_do_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Tensor parallelism: two ranks in threads, each with its half of the engine.
+
+        Rank 1 has one short row, and goes on polling; rank 0 gives a row up.
+        """
+        barrier = threading.Barrier(2, timeout=20.0)
+        own, exchanged, ended = threading.local(), dict[int, Any](), dict[int, Any]()
+
+        def all_gather_object(gathered: list[Any], mine: Any, group: str) -> None:
+            assert group == "the group"
+            exchanged[own.rank] = mine
+            barrier.wait()
+            gathered[:] = [exchanged[0], exchanged[1]]
+            barrier.wait()
+
+        monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
+        scripts = [Script(lambda context: [PARIS] * context[0] + [CLOSING]) for _ in range(2)]
+        engines = []
+        for rank, script in enumerate(scripts):
+            shared = {"llm": ScriptedLLM(script), "tensor_parallel_size": 2, "tp_group": "the group"}
+            shared["accelerator"] = SimpleNamespace(process_index=rank)
+            engines.append(VLLMColocateEngine(scripted_wrapper("colocate", **shared), END))
+        assert all(engine.polls_together for engine in engines)
+
+        def act(rank: int) -> None:
+            own.rank, engine, turns = rank, engines[rank], list[tuple[int, int]]()
+            engine.open(3)
+            for row in range(1 if rank else 3):
+                engine.submit(row, [2 + row + rank], 9)
+            for poll in range(8):
+                if rank == 0 and poll == 2:
+                    engine.release(1)
+                turns += [(row, len(generation.token_ids)) for row, generation in engine.poll()]
+            assert engine.idle
+            engine.close()
+            ended[rank] = turns
+
+        threads = [threading.Thread(target=act, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30.0)
+        assert ended == {0: [(0, 3), (2, 5)], 1: [(0, 4)]}
+        log, other = (engine._vllm.llm.log for engine in engines)
+        assert log == other and scripts[0].requests == scripts[1].requests
+        added = [line for line in log if line.startswith("add")]
+        assert len(added) == len({*added}) == 4
+        assert added[1].replace("add ", "abort ") in log and log.count("step") == 5
+
+
+class TestServer:
+    @staticmethod
+    def engine(served: ScriptedServer, answer_s: float = 30.0) -> VLLMServerEngine:
+        return VLLMServerEngine(scripted_wrapper("server"), END, VLLMServer(served.url, answer_s))
+
+    def test_poll_waits_for_a_turn_or_to_be_woken(self, served: ScriptedServer) -> None:
+        served.behaviours = [hang]
+        engine = self.engine(served)
+        engine.open(2)
+        engine.submit(0, [DOC], 4)
+        while served.behaviours:  # row 0 is the one that hangs
+            threading.Event().wait(0.001)
+        engine.wake()
+        assert engine.poll() == []
+        threading.Timer(0.05, engine.wake).start()
+        assert engine.poll() == []
+        engine.submit(1, [DOC], 4)
+        assert [row for row, _ in engine.poll()] == [1] and not engine.idle
+        engine.close()
+        assert engine.idle
+
+    @pytest.mark.parametrize("passing", [break_off, fail_with(500, "no"), fail_with(503, "later")])
+    def test_what_passes_is_sent_again_with_its_seed_and_counts_once(
+        self, served: ScriptedServer, passing: Any
+    ) -> None:
+        served.behaviours = [passing] * 3
+        assert ids(take_turns(self.engine(served), [(DOC,)], [4])) == [(PARIS, CLOSING)]
+        assert len(served.bodies) == 4 and all(body == served.bodies[0] for body in served.bodies)
+
+    @pytest.mark.parametrize(
+        ("behaviours", "error", "message"),
+        [
+            ([break_off] * 4, EngineUnavailable, "cannot be reached"),
+            ([fail_with(500, "engine dead")] * 4, EngineUnavailable, "HTTP 500: .*engine dead"),
+            ([hang], EngineUnavailable, "did not answer"),
+            ([fail_with(400, "context length is 12")], RuntimeError, "HTTP 400: .*context length is 12"),
+            ([lambda handler: handler.answer({"choices": [{"index": 0}]})], RuntimeError, "token_ids"),
+        ],
+        ids=["broken", "500", "hung", "refused", "another answer"],
+    )
+    def test_what_does_not_pass_is_a_named_error(
+        self, served: ScriptedServer, behaviours: list[Any], error: type[Exception], message: str
+    ) -> None:
+        """An answer that does not come is not asked for again: the server may still be sampling it."""
+        served.behaviours = [*behaviours]
+        with pytest.raises(error, match=message) as caught:
+            take_turns(self.engine(served, 0.5 if behaviours == [hang] else 30.0), [(DOC,)], [4])
+        assert isinstance(caught.value, EngineUnavailable) == (error is EngineUnavailable)
+        assert len(served.bodies) == len(behaviours)
+
+    def test_a_turn_that_vllm_aborts_is_an_error(self, served: ScriptedServer) -> None:
+        choice = {"index": 0, "token_ids": [PARIS], "logprobs": {"token_logprobs": [-1]}, "finish_reason": "abort"}
+        served.behaviours = [lambda handler: handler.answer({"choices": [choice]})]
+        with pytest.raises(RuntimeError, match="'abort'"):
+            take_turns(self.engine(served), [(DOC,)], [4])
+
+    def test_a_server_that_is_gone_is_a_named_error(self, served: ScriptedServer) -> None:
+        engine = self.engine(served)
+        served.shutdown()
+        served.server_close()
+        served.behaviours = [break_off] * 12  # the connection that `engine` has is still served
+        with pytest.raises(EngineUnavailable, match="cannot be reached"):
+            take_turns(engine, [(DOC,)] * 3, [4] * 3)
+        with pytest.raises(EngineUnavailable, match="v1/models cannot be reached"):
+            self.engine(served)
+
+    def test_closing_waits_for_nothing(self, served: ScriptedServer) -> None:
+        """What hangs is left, what has not been sent never is, and the next rollout hears of neither."""
+        released = threading.Event()
+
+        def held(handler: Any) -> None:
+            released.wait(30.0)
+            fail_with(400, "late")(handler)
+
+        served.behaviours = [held] * 64
+        engine = self.engine(served)
+        engine.open(80)
+        for row in range(80):
+            engine.submit(row, [DOC], 4)
+        while served.behaviours:
+            threading.Event().wait(0.001)
+        engine.close()
+        assert ids(take_turns(self.engine(served), [(DOC,)], [4])) == [(PARIS, CLOSING)]
+        released.set()
+        engine._server.threads.submit(int).result(30.0)  # what was submitted before has been looked at
+        assert len(served.bodies) == 65
+
+
+class TestWeights:
+    def test_a_probe_is_one_request_for_a_token_after_each_beginning(self, served: ScriptedServer) -> None:
+        served.script.turns = lambda context: [context[-1], CLOSING]
+        wrapper = scripted_wrapper("server", server_base_url=served.url)
+        policy = ServerPolicy(SimpleNamespace(vllm_generation=wrapper, temperature=0.7))
+        probe = policy.probe([DOC, PARIS, FRANCE], seed=5)
+        assert (probe.context, probe.lengths) == ([DOC, PARIS, FRANCE], [1, 2, 3])
+        assert (probe.token_ids, probe.logprobs) == ([DOC, PARIS, FRANCE], [LOGPROB] * 3)
+        long = policy.probe([DOC] * 99, seed=5)
+        assert len(long.context) == long.lengths[-1] == WINDOW - 1 and len(served.bodies) == 2
+        assert all(body["temperature"] == 0.7 and body["top_p"] == 1.0 for body in served.bodies)
+
+    def test_a_failed_update_takes_part_in_the_gathers_of_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Under ZeRO-3 the other processes go on until the last parameter, and would wait for one that left."""
+        client: Any = object.__new__(WeightClient)
+        client.base_url, client.version = "http://127.0.0.1:1", 1
+        monkeypatch.setattr(client, "_get", lambda _: {"weight_version": "2"})
+        gathered: list[str] = []
+        parameters = ((name, gathered.append(name)) for name in "abc")
+        with pytest.raises(EngineUnavailable, match="was restarted"):
+            client.update_named_params([], parameters)
+        assert gathered == ["a", "b", "c"]
+
+    def test_a_trainer_of_this_package_sends_them_through_our_client(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Client:
+            def __init__(self, base_url: str, group_port: int, connection_timeout: float) -> None:
+                self.given = (base_url, group_port, connection_timeout)
+
+            def init_communicator(self, device: torch.device) -> None:
+                self.device = device
+
+        monkeypatch.setattr(vllm_policy, "WeightClient", Client)
+        options = {"mode": "server", "server_port": 8001, "group_port": 7, "server_timeout": 5.0}
+        generation = PolicyGeneration(torch.nn.Linear(1, 1), Accelerator(cpu=True), word_tokenizer(), **options)
+        assert generation.vllm_client.given == ("http://0.0.0.0:8001", 7, 5.0)
+        assert generation.vllm_client.device == torch.device("cpu")
