@@ -11,7 +11,7 @@ import bm25s
 
 from sorl_trl.search import BM25Index, SearchBackend, TantivyIndex
 from sorl_trl.search.corpus import Corpus
-from sorl_trl.search.engines.tokenize import tokenize
+from sorl_trl.search.lexical import tokenize
 
 Ask = Callable[[Sequence[str]], list[list[int]]]
 """The numbers of the best passages of each query, best first."""

@@ -27,8 +27,9 @@ class Served(NamedTuple):
 
 @contextmanager
 def served(index_dir: Path) -> Iterator[Served]:
-    """`python -m sorl_trl.search.serve` on a free port, ended with the block."""
-    command = [sys.executable, "-m", "sorl_trl.search.serve", "--index", str(index_dir), "--port", "0"]
+    """`sorl serve` on a free port, ended with the block."""
+    script = "from sorl_trl.search.commands import serve; serve()"
+    command = [sys.executable, "-c", script, "--index", str(index_dir), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from sorl_trl.search.engines.tokenize import STOP_WORDS
+from sorl_trl.search.lexical import STOP_WORDS
 from sorl_trl.types import Passage
 
 SEED = 0

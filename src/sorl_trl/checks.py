@@ -48,13 +48,13 @@ class Number(Allowed):
         return self.least <= value <= self.most and all(inside) and (not self.whole or value == int(value))
 
     def __str__(self) -> str:
-        words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
-        said = " and ".join(f"{word} {bound:g}" for word, bound in words.items() if abs(bound) != inf)
+        limits = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        bounds = " and ".join(f"{word} {bound:g}" for word, bound in limits.items() if abs(bound) != inf)
         if self.least != -inf and self.most != inf:
-            said = f"in [{self.least:g}, {self.most:g}]"
+            bounds = f"in [{self.least:g}, {self.most:g}]"
         if self.whole:
-            return f"a whole number, {said}"
-        return f"finite and {said}" if self.finite and self.most == self.below == inf else said
+            return f"a whole number, {bounds}"
+        return f"finite and {bounds}" if self.finite and self.most == self.below == inf else bounds
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,13 @@ def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) 
     """
     hints = get_type_hints(type(instance), include_extras=True)
     for field in fields(instance):
-        hint, said = hints[field.name], (inherited or {}).get(field.name)
+        hint, allowed = hints[field.name], (inherited or {}).get(field.name)
         if get_origin(hint) is Annotated:
-            said = next((each for each in hint.__metadata__ if isinstance(each, Allowed)), said)
+            allowed = next((each for each in hint.__metadata__ if isinstance(each, Allowed)), allowed)
             hint = hint.__origin__
-        if said is not None:
+        if allowed is not None:
             or_none = get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
-            said.check(field.name, getattr(instance, field.name), or_none)
+            allowed.check(field.name, getattr(instance, field.name), or_none)
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:

@@ -22,6 +22,7 @@ from tests.distributed.launch import launch_on_machines
 from tests.distributed.outcomes import assert_as_alone, assert_loads_plainly
 
 pytestmark = pytest.mark.distributed
+SERVE = "from sorl_trl.search.commands import serve; serve()"
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 both_engines = pytest.mark.parametrize(
     "config", ["ddp_two_machines_cpu", pytest.param("zero3_two_machines_cpu", marks=needs_deepspeed)]
@@ -45,7 +46,7 @@ def case(tmp_path: Path) -> Case:
 @pytest.fixture
 def server(case: Case) -> Iterator[str]:
     """The URL of a search server over the case's index."""
-    command = [sys.executable, "-m", "sorl_trl.search.serve", "--index", f"{case.folder}/index", "--port", "0"]
+    command = [sys.executable, "-c", SERVE, "--index", f"{case.folder}/index", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None

@@ -89,17 +89,17 @@ class Settings(Base):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"share": 2.0, "kind": "c"}, "`share` is 2.0, but must be in [0, 1]."),
         ({"share": None}, "`share` is None, but must be in [0, 1]."),
         ({"kind": "c", "seed": -1}, "`kind` is 'c', but must be one of 'a', 'b', or None (null in YAML)."),
     ],
 )
-def test_the_first_field_that_is_wrong(given: dict[str, Any], said: str) -> None:
+def test_the_first_field_that_is_wrong(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:
         check_fields(Settings(**given))
-    assert str(error.value) == said
+    assert str(error.value) == message
 
 
 def test_a_parser_of_dataclasses_sees_plain_types() -> None:

@@ -18,8 +18,8 @@ COMMANDS = {
     "evaluate": ("sorl_trl.cli.evaluate:main", "ask a checkpoint questions, and score it"),
     "compare": ("sorl_trl.cli.evaluate:compare", "compare two evaluations, question by question"),
     "view": ("sorl_trl.records.view:main", "a page to read trajectories in"),
-    "index": ("sorl_trl.search.index:main", "build a search index of a corpus"),
-    "serve": ("sorl_trl.search.serve:main", "serve a search index over HTTP"),
+    "index": ("sorl_trl.search.commands:index", "build a search index of a corpus"),
+    "serve": ("sorl_trl.search.commands:serve", "serve a search index over HTTP"),
 }
 """Name -> `module:function`, imported when the command runs, and its help, in the order of a first day."""
 

@@ -1,9 +1,14 @@
 """Question answering: question sets, prompts, and the one scorer that rewards and evaluation share."""
 
-from sorl_trl.qa.answers import contains_answer, exact_match, normalize_answer, sub_exact_match, token_f1
 from sorl_trl.qa.benchmarks import BENCHMARKS, Benchmark, load_benchmark
-from sorl_trl.qa.prompts import SEARCH_R1_TEMPLATE, build_prompt_rows, encode_prompts
-from sorl_trl.qa.questions import Question, load_questions, write_questions
+from sorl_trl.qa.questions import (
+    SEARCH_R1_TEMPLATE,
+    Question,
+    build_prompt_rows,
+    encode_prompts,
+    load_questions,
+    write_questions,
+)
 from sorl_trl.qa.rewards import (
     REWARDS,
     TASK_REWARDS,
@@ -19,7 +24,17 @@ from sorl_trl.qa.rewards import (
     sub_exact_match_reward,
     turn_format_reward,
 )
-from sorl_trl.qa.scoring import score_answer, score_choice, score_f1_plus, score_search_hits
+from sorl_trl.qa.scoring import (
+    contains_answer,
+    exact_match,
+    normalize_answer,
+    score_answer,
+    score_choice,
+    score_f1_plus,
+    score_search_hits,
+    sub_exact_match,
+    token_f1,
+)
 
 __all__ = [
     "BENCHMARKS",

@@ -1,32 +1,121 @@
-"""Public question sets by name, from the Hub or from a local folder in the same schema."""
+"""Public question sets by name, from the Hub or from a local folder in the same schema.
+
+Each schema has a parser, which makes a `Question` of a row, a mapping from column to value. It raises a KeyError or a
+ValueError that names the field if the row is not in its schema, and `UnusableRow` if it is, but gives no question with
+an answer. The loader adds the columns `id` and `data_source` if a set lacks them.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sorl_trl.checks import check_choice
-from sorl_trl.qa.benchmark_rows import (
-    RowParser,
-    UnusableRow,
-    parse_flashrag,
-    parse_medmcqa,
-    parse_medqa,
-    parse_pubmedqa,
-    parse_search_r1,
-)
-from sorl_trl.qa.questions import Question
+from sorl_trl.qa.questions import Question, mapping, text
+from sorl_trl.text import identifier
 
 logger = logging.getLogger(__name__)
 
-_FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
+Row = Mapping[str, Any]
+RowParser = Callable[[Row], Question]
+
+_DECISIONS = {"A": "yes", "B": "no", "C": "maybe"}
 # `datasets` gives files called `dev.jsonl` the split "validation"; the Hub's own configs say "dev".
 _SYNONYMS = {"dev": "validation", "validation": "dev"}
+
+
+class UnusableRow(ValueError):
+    """A row without one clear answer, or with a required text blank. The message gives the reason, but no values."""
+
+
+def parse_flashrag(row: Row) -> Question:
+    """FlashRAG: `id, question, golden_answers, metadata`, of which `metadata` may be missing or `None`.
+
+    Blank golden answers, which no answer could match, are left out.
+    """
+    given = row["golden_answers"] or []
+    if not isinstance(given, list) or not all(isinstance(answer, str) for answer in given):
+        raise ValueError(f"`golden_answers` must be a list of strings, got {given!r}")
+    answers = tuple(answer for answer in given if answer.strip())
+    if not answers:
+        raise UnusableRow("`golden_answers` is empty")
+    return Question(
+        id=identifier("id", row["id"]),
+        question=_text(row, "question"),
+        golden_answers=answers,
+        metadata=mapping("metadata", row.get("metadata")),
+        data_source=_text(row, "data_source"),
+    )
+
+
+def parse_search_r1(row: Row) -> Question:
+    """Search-R1: FlashRAG's columns, and verl's with the same content, which are ignored.
+
+    The set is a mixture whose ids repeat between sources, so each id is prefixed with the name of its source.
+    """
+    question = parse_flashrag(row)
+    return replace(question, id=f"{question.data_source}-{question.id}")
+
+
+def parse_medqa(row: Row) -> Question:
+    """MedQA: `question, options{A…}, answer_idx`, a letter; the other columns become metadata."""
+    letters = [letter for letter, each in row["options"].items() if each is not None]  # others may have more
+    options = {letter: _text(row["options"], letter) for letter in letters}
+    right = _text(row, "answer_idx")
+    if right not in options:
+        raise ValueError(f"`answer_idx` must be one of {letters}, got {right!r}")
+    return _choice(row, options, options[right], "answer_idx")
+
+
+def parse_medmcqa(row: Row) -> Question:
+    """MedMCQA: `question, opa, opb, opc, opd, cop`; the other columns become metadata.
+
+    `cop` counts from 0; -1 or `None` means that the question has no label.
+    """
+    columns = ("opa", "opb", "opc", "opd")
+    cop = row["cop"]
+    if cop in (None, -1):
+        raise UnusableRow("`cop` is no label")
+    if isinstance(cop, bool) or not isinstance(cop, int) or cop not in range(len(columns)):
+        raise ValueError(f"`cop` must be 0 to 3, counted from 0, or -1 for no label, got {cop!r}")
+    options = {letter: _text(row, column) for letter, column in zip("ABCD", columns, strict=True)}
+    return _choice(row, options, options["ABCD"[cop]], "cop", *columns)
+
+
+def parse_pubmedqa(row: Row) -> Question:
+    """PubMedQA: `pubid, question, final_decision` of yes, no and maybe, which become the options A, B and C.
+
+    The abstract in `context` is not shown, because the agent should search; it becomes metadata, like other columns.
+    """
+    row = {**row, "id": identifier("pubid", row["pubid"])}
+    return _choice(row, _DECISIONS, _text(row, "final_decision"), "pubid", "final_decision")
+
+
+def _choice(row: Row, options: Mapping[str, str], right: str, *used: str) -> Question:
+    """A multiple-choice question with the text of its right option; the columns not `used` become metadata."""
+    if list(options.values()).count(right) > 1:
+        raise UnusableRow("the right option's text is another option's too")
+    known = {"id", "question", "options", "data_source", *used}
+    return Question(
+        id=identifier("id", row["id"]),
+        question=_text(row, "question"),
+        golden_answers=(right,),
+        metadata={name: value for name, value in row.items() if name not in known},
+        options=dict(options),
+        data_source=_text(row, "data_source"),
+    )
+
+
+def _text(row: Row, name: str) -> str:
+    value = row[name]
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise UnusableRow(f"`{name}` is blank")
+    return text(name, value).strip()
 
 
 @dataclass(frozen=True)
@@ -43,7 +132,7 @@ class Benchmark:
 
 
 def _flashrag(config: str, evaluation_split: str) -> Benchmark:
-    return Benchmark(_FLASHRAG, config, parse_flashrag, evaluation_split)
+    return Benchmark("RUC-NLPIR/FlashRAG_datasets", config, parse_flashrag, evaluation_split)
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -92,13 +181,14 @@ def load_benchmark(
     check_choice("name", name, BENCHMARKS)
     benchmark = BENCHMARKS[name]
     split = benchmark.evaluation_split if split is None else split
+    if benchmark.own_files:
+        check_choice(f"split of {name}", split, benchmark.own_files)
     splits = _load(benchmark, source, split)
     found = split if split in splits else _SYNONYMS.get(split, split)
     if found not in splits:
         raise ValueError(f"split of {name} must be one of {', '.join(splits)}, got {split!r}")
-    where = f"{name}, split {split!r}"
     rows = ({"id": f"{split}_{number}", "data_source": name} | row for number, row in enumerate(splits[found]))
-    return _questions(rows, benchmark.parse, limit, where)
+    return _questions(rows, benchmark.parse, limit, f"{name}, split {split!r}")
 
 
 def _load(benchmark: Benchmark, source: str | os.PathLike[str] | None, split: str) -> Mapping[str, Any]:
@@ -107,7 +197,9 @@ def _load(benchmark: Benchmark, source: str | os.PathLike[str] | None, split: st
     from datasets import get_dataset_config_names, load_dataset
     from datasets.exceptions import DatasetGenerationError
 
-    path, config = benchmark.hub_id, benchmark.config
+    path, config, files = benchmark.hub_id, benchmark.config, None
+    if source is None and benchmark.own_files:
+        path, files = "parquet", {split: f"hf://datasets/{benchmark.hub_id}/{split}.parquet"}
     if source is not None:
         # `load_dataset` would look on the Hub for a missing folder.
         if not Path(source).is_dir():
@@ -115,26 +207,15 @@ def _load(benchmark: Benchmark, source: str | os.PathLike[str] | None, split: st
         path = os.fspath(Path(source).resolve())
         # A copy of the Hub's repository has the config; a folder with only this set's files does not.
         config = config if config in get_dataset_config_names(path) else None
+        files = {split: f"{split}.*"} if benchmark.own_files else None
     try:
-        splits: Mapping[str, Any]
-        if split in benchmark.own_files and (file := _own_file(path, split, source is None)):
-            splits = load_dataset("parquet", data_files={split: file})
-        elif benchmark.own_files and source is None:
-            splits = dict.fromkeys(benchmark.own_files)
-        else:
-            splits = load_dataset(path, config)
+        splits: Mapping[str, Any] = load_dataset(path, config, data_files=files)
     except DatasetGenerationError as error:
         raise ValueError(f"{path}: cannot be read ({error.__cause__})") from error
     return splits
 
 
-def _own_file(path: str, split: str, is_on_hub: bool) -> str | None:
-    """The path of a split's Parquet file; None for a folder that holds the split in another form."""
-    file = f"{path}/{split}.parquet"
-    return f"hf://datasets/{file}" if is_on_hub else file if Path(file).is_file() else None
-
-
-def _questions(rows: Iterable[dict[str, Any]], parse: RowParser, limit: int | None, where: str) -> list[Question]:
+def _questions(rows: Iterable[Row], parse: RowParser, limit: int | None, where: str) -> list[Question]:
     questions: list[Question] = []
     left_out: Counter[str] = Counter()
     for number, row in enumerate(rows):

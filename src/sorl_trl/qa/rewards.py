@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from sorl_trl.qa import scoring
-from sorl_trl.qa.answers import exact_match, sub_exact_match, token_f1
 from sorl_trl.types import ActionKind, Trajectory, Turn
 
 Score = TypeVar("Score")
@@ -23,17 +22,17 @@ OptionPairs = Sequence[tuple[str, str]]
 
 def exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
     """Give 1.0 for an answer that equals a golden answer after normalization, else 0.0."""
-    return _score_each(lambda each, golden: exact_match(each.answer, golden), trajectory, golden_answers)
+    return _score_each(lambda each, golden: scoring.exact_match(each.answer, golden), trajectory, golden_answers)
 
 
 def sub_exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
     """Give 1.0 for an answer that contains a golden answer as whole words, else 0.0. Long answers can exploit it."""
-    return _score_each(lambda each, golden: sub_exact_match(each.answer, golden), trajectory, golden_answers)
+    return _score_each(lambda each, golden: scoring.sub_exact_match(each.answer, golden), trajectory, golden_answers)
 
 
 def f1_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
     """Give the best token F1 of the answer with a golden answer, in [0, 1]."""
-    return _score_each(lambda each, golden: token_f1(each.answer, golden), trajectory, golden_answers)
+    return _score_each(lambda each, golden: scoring.token_f1(each.answer, golden), trajectory, golden_answers)
 
 
 def f1_plus_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:

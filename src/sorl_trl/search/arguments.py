@@ -1,8 +1,10 @@
-"""The arguments that choose a search engine."""
+"""The engines by name, and the arguments that choose one."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from sorl_trl.checks import SWITCH, OneOf, check_fields
@@ -10,11 +12,22 @@ from sorl_trl.dotted_path import factory_named
 from sorl_trl.search.backend import NoSearch, SearchBackend
 from sorl_trl.search.cache import CachedSearch
 from sorl_trl.search.client import HTTPSearch
-from sorl_trl.search.engines import ENGINES, open_index
+from sorl_trl.search.dense import DenseIndex
+from sorl_trl.search.index import SavedIndex, read_manifest
+from sorl_trl.search.lexical import BM25Index, TantivyIndex
 from sorl_trl.text import without_user
 
+ENGINES: dict[str, type[SavedIndex]] = {index.engine: index for index in (BM25Index, TantivyIndex, DenseIndex)}
 SOURCES = ("index", "corpus", "search_url", "search_backend", "no_search")
 """Arguments that name what answers the searches. Exactly one of them is given."""
+
+
+def open_index(index_dir: str | os.PathLike[str]) -> SavedIndex:
+    """Load an index with the engine that built it. Raises what `SavedIndex.load` raises."""
+    engine = read_manifest(Path(index_dir)).engine
+    if engine not in ENGINES:
+        raise ValueError(f"index {index_dir}: made by the engine {engine!r}, known are {', '.join(ENGINES)}")
+    return ENGINES[engine].load(index_dir)
 
 
 class BuiltSearch(NamedTuple):

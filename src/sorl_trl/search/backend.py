@@ -1,17 +1,23 @@
-"""The interface of search engines, their two kinds of failure, and checks of requests and results."""
+"""The interface of search engines, their two kinds of failure, how long to retry, and checks of what passes."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 import ssl
 from collections.abc import Sequence, Sized
+from dataclasses import dataclass
 from http.client import BadStatusLine, IncompleteRead
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from sorl_trl.checks import POSITIVE_COUNT
+import tenacity
+
+from sorl_trl.checks import POSITIVE_COUNT, SECONDS, check_fields
 from sorl_trl.types import Passage
+
+logger = logging.getLogger(__name__)
 
 
 class SearchError(Exception):
@@ -32,10 +38,10 @@ _DOWN = (
     *(SearchUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError, socket.gaierror),
     *(ssl.SSLEOFError, ssl.SSLZeroReturnError, IncompleteRead, BadStatusLine, asyncio.IncompleteReadError),
 )
-_NO_WAY = {errno.EADDRNOTAVAIL, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH}
+_UNREACHABLE = {errno.EADDRNOTAVAIL, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH}
 _CLIENTS = ("aiohttp", "grpc", "httpcore", "httpx", "requests", "urllib", "websocket", "websockets")
 """Packages, in any version, whose own errors mean "down" by the names below."""
-_BROKEN_OFF = {
+_LOST_CONNECTION = {
     *("RemoteProtocolError", "ReadError", "WriteError", "CloseError"),  # httpx, httpcore
     *("ChunkedEncodingError", "ServerDisconnectedError", "ClientPayloadError"),  # requests, aiohttp
     *("ContentTooShortError", "FutureTimeoutError"),  # urllib, grpc
@@ -43,7 +49,7 @@ _BROKEN_OFF = {
 }
 _REFUSED = {1003, 1007, 1008, 1009, 1010}
 """Codes of WebSocket servers that refuse what they were sent; those from 3000 on are the application's."""
-_ANSWERED = ("response", "status", "status_code")
+_RESPONSE_ATTRIBUTES = ("response", "status", "status_code")
 """Attributes with which clients pass on that a server has answered."""
 _MISTAKES = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError),
@@ -66,27 +72,31 @@ def is_down(error: BaseException | None) -> bool:
     seen = set[int]()
     while isinstance(error, Exception) and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, _DOWN) or _has_no_way(error) or _is_broken_off(error):
+        if isinstance(error, _DOWN) or _is_unreachable(error) or _has_lost_connection(error):
             return True
         if isinstance(members := getattr(error, "exceptions", None), tuple):  # a group, of Python 3.11 or of a package
             return all(map(is_down, members))
-        if isinstance(error, _MISTAKES) or any(getattr(error, name, None) is not None for name in _ANSWERED):
+        if isinstance(error, _MISTAKES) or any(
+            getattr(error, name, None) is not None for name in _RESPONSE_ATTRIBUTES
+        ):
             return False
         is_hidden = error.__suppress_context__ and _package(type(error)) not in _CLIENTS  # httpcore hides its reasons
         error = error.__cause__ or (None if is_hidden else error.__context__)
     return False
 
 
-def _has_no_way(error: Exception) -> bool:
+def _is_unreachable(error: Exception) -> bool:
     """Whether Python found no way to a host, for which it has no class of errors."""
     if not isinstance(error, OSError):
         return False
-    # asyncio joins the texts of its attempts, such as those for both addresses of localhost, and drops their kinds.
-    return error.errno in _NO_WAY or (error.errno is None and str(error).startswith("Multiple exceptions: [Errno"))
+    if error.errno is None:
+        # asyncio joins the texts of its attempts, as for both addresses of localhost, and drops their kinds.
+        return str(error).startswith("Multiple exceptions: [Errno")
+    return error.errno in _UNREACHABLE
 
 
-def _is_broken_off(error: Exception) -> bool:
-    """Whether a known client says that its connection was lost."""
+def _has_lost_connection(error: Exception) -> bool:
+    """Whether a known client's error says that its connection was lost."""
     names = {kind.__name__ for kind in type(error).__mro__ if _package(kind) in _CLIENTS}
     if "RpcError" in names:
         status = error.code() if hasattr(error, "code") else None
@@ -94,12 +104,41 @@ def _is_broken_off(error: Exception) -> bool:
     if "ConnectionClosed" in names:
         code: int = getattr(getattr(error, "rcvd", None), "code", 1006)  # 1006: without a word
         return code < 3000 and code not in _REFUSED
-    return bool(names) and (not names.isdisjoint(_BROKEN_OFF) or isinstance(error.__cause__, EOFError))
+    return bool(names) and (not names.isdisjoint(_LOST_CONNECTION) or isinstance(error.__cause__, EOFError))
 
 
 def _package(kind: type) -> str:
     """The package that defines a class, without the version that some carry in their names."""
     return kind.__module__.partition(".")[0].rstrip("0123456789")
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How long to retry an engine that is down. Waits grow exponentially, with jitter, up to `max_wait_s`.
+
+    By default, the deadline ends the retries, which leaves time to restart a server. It bounds attempts and waits
+    together: no attempt begins after it. The engine itself limits the time of one attempt. The values are our choice.
+    Raises ValueError if a value is out of range.
+    """
+
+    attempts: Annotated[int, POSITIVE_COUNT] = 30
+    initial_wait_s: Annotated[float, SECONDS] = 0.5
+    max_wait_s: Annotated[float, SECONDS] = 10.0
+    deadline_s: Annotated[float, SECONDS] = 60.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def retrying(self, patient: bool = True) -> tenacity.Retrying:
+        """An object that repeats a call while it raises that a service is down; only one call unless `patient`."""
+        attempts = tenacity.stop_after_attempt(self.attempts if patient else 1)
+        return tenacity.Retrying(
+            stop=attempts | tenacity.stop_before_delay(self.deadline_s),
+            wait=tenacity.wait_random_exponential(multiplier=self.initial_wait_s, max=self.max_wait_s),
+            retry=tenacity.retry_if_exception(is_down),
+            before_sleep=tenacity.before_sleep_log(logger, logging.INFO),
+            reraise=True,
+        )
 
 
 class SearchBackend(Protocol):
@@ -152,14 +191,12 @@ def check_request(queries: Sequence[str], k: int) -> None:
 def checked_results(results: Any, queries: Sized) -> list[list[Passage]]:
     """The passages of each query. Raises `RuntimeError` if a backend returns anything else, or loses a query."""
     try:
-        found = [list(each) for each in results]
-        are_passages = all(isinstance(passage, Passage) for each in found for passage in each)
+        found = [list(passages) for passages in results]
+        are_passages = all(isinstance(passage, Passage) for passages in found for passage in passages)
     except TypeError:
         are_passages = False
     if not are_passages:
         raise RuntimeError(f"search_batch must return a list of `Passage` for each query, got {repr(results)[:200]}")
     if len(found) != len(queries):
-        raise RuntimeError(
-            f"search_batch returned {len(found)} results for {len(queries)} queries: it must return one each"
-        )
+        raise RuntimeError(f"search_batch returned {len(found)} results for {len(queries)} queries")
     return found

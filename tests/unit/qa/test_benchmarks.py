@@ -1,3 +1,5 @@
+"""Rows of every public schema, and folders as `datasets` reads them."""
+
 from __future__ import annotations
 
 import json
@@ -5,10 +7,112 @@ import json
 import datasets
 import pytest
 
-from sorl_trl.qa import BENCHMARKS, load_benchmark
-from tests.unit.qa import rows
+from sorl_trl.qa import BENCHMARKS, Question, load_benchmark
+from sorl_trl.qa.benchmarks import (
+    UnusableRow,
+    parse_flashrag,
+    parse_medmcqa,
+    parse_medqa,
+    parse_pubmedqa,
+    parse_search_r1,
+)
 
+FLASHRAG = {
+    "id": "test_0",
+    "question": "who wrote it?",
+    "golden_answers": ["Ann", "Ann Lee"],
+    "metadata": {"type": "bridge"},
+}
+SEARCH_R1 = {
+    "id": "train_0",
+    "question": "who wrote it?",
+    "golden_answers": ["Ann"],
+    "data_source": "hotpotqa",
+    "prompt": [{"role": "user", "content": "Answer the given question. who wrote it?"}],
+    "ability": "fact-reasoning",
+    "reward_model": {"style": "rule", "ground_truth": {"target": ["Ann Lee"]}},
+    "extra_info": {"index": 0, "split": "train"},
+    "metadata": None,
+}
+DRUGS = {"A": "Aspirin", "B": "Biotin", "C": "Vitamin C", "D": "Dopamine"}
+MEDQA = {"question": "Which drug?", "answer": "Vitamin C", "options": DRUGS, "meta_info": "step1", "answer_idx": "C"}
+NUMBERS = {"opa": "one", "opb": "two", "opc": "three", "opd": "four", "cop": 1}
+MEDMCQA = {"id": "1-2", "question": "How many?", **NUMBERS, "exp": "because", "topic_name": None}
+PUBMEDQA = {
+    "pubid": 21645374,
+    "question": "Do mitochondria matter?",
+    "context": {"contexts": ["Cells die, programmed."], "labels": ["BACKGROUND"]},
+    "final_decision": "yes",
+}
 FLASHRAG_SETS = ["nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"]
+
+
+def test_flashrag():
+    row = FLASHRAG | {"data_source": "nq"}
+    assert parse_flashrag(row) == Question(
+        "test_0", "who wrote it?", ("Ann", "Ann Lee"), {"type": "bridge"}, data_source="nq"
+    )
+    assert parse_flashrag(row | {"metadata": None}).metadata == {}
+    assert parse_flashrag(row | {"golden_answers": ["", "Ann", " "]}).golden_answers == ("Ann",)
+    del row["metadata"]
+    assert parse_flashrag(row).metadata == {}
+
+
+def test_search_r1_ids_name_their_source():
+    question = parse_search_r1(SEARCH_R1)
+    assert (question.id, question.data_source) == ("hotpotqa-train_0", "hotpotqa")
+    assert (question.question, question.golden_answers) == ("who wrote it?", ("Ann",))
+
+
+def test_medqa():
+    row = MEDQA | {"id": "test_0", "data_source": "medqa"}
+    about = {"answer": "Vitamin C", "meta_info": "step1"}
+    assert parse_medqa(row) == Question("test_0", "Which drug?", ("Vitamin C",), about, DRUGS, "medqa")
+    letters_of_other_rows = {"A": "yes", "B": "no", "C": None}
+    fewer = parse_medqa(row | {"options": letters_of_other_rows, "answer_idx": "B"})
+    assert fewer.options == {"A": "yes", "B": "no"}
+
+
+@pytest.mark.parametrize(("cop", "text"), [(0, "one"), (3, "four")])
+def test_medmcqa_counts_from_zero(cop, text):
+    question = parse_medmcqa(MEDMCQA | {"cop": cop, "data_source": "medmcqa"})
+    assert question.golden_answers == (text,)
+    assert question.options == {"A": "one", "B": "two", "C": "three", "D": "four"}
+    assert question.metadata == {"exp": "because", "topic_name": None}
+
+
+def test_medmcqa_repeated_texts():
+    wrong_repeated = MEDMCQA | {"opa": "two", "opb": "two", "cop": 2, "data_source": "medmcqa"}
+    assert parse_medmcqa(wrong_repeated).golden_answers == ("three",)
+    with pytest.raises(UnusableRow, match="another option"):
+        parse_medmcqa(wrong_repeated | {"cop": 1})
+
+
+@pytest.mark.parametrize(("decision", "letter"), [("yes", "A"), ("no", "B"), ("maybe", "C")])
+def test_pubmedqa(decision, letter):
+    question = parse_pubmedqa(PUBMEDQA | {"final_decision": decision, "id": "?", "data_source": "pubmedqa"})
+    assert (question.id, question.golden_answers) == ("21645374", (decision,))
+    assert question.options == {"A": "yes", "B": "no", "C": "maybe"}
+    assert question.options[letter] == decision
+    assert "programmed" not in question.question
+    assert question.metadata == {"context": PUBMEDQA["context"]}
+
+
+@pytest.mark.parametrize(
+    ("parse", "row", "field"),
+    [
+        (parse_flashrag, FLASHRAG | {"question": " "}, "question"),
+        *[(parse_flashrag, FLASHRAG | {"golden_answers": none}, "golden_answers") for none in ([], None, ["", " "])],
+        (parse_medqa, MEDQA | {"options": {"A": "x", "B": "", "C": "y"}}, "B"),
+        (parse_medqa, MEDQA | {"answer_idx": ""}, "answer_idx"),
+        *[(parse_medmcqa, MEDMCQA | {"cop": none}, "cop") for none in (-1, None)],
+        (parse_medmcqa, MEDMCQA | {"opd": None}, "opd"),
+        (parse_pubmedqa, PUBMEDQA | {"final_decision": None}, "final_decision"),
+    ],
+)
+def test_unusable_rows(parse, row, field):
+    with pytest.raises(UnusableRow, match=f"`{field}` is"):
+        parse({"id": "1", "data_source": "set"} | row)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +134,7 @@ def write_jsonl(path, *records):
 
 
 def flashrag(number, **changes):
-    return rows.FLASHRAG | {"id": f"test_{number}"} | changes
+    return FLASHRAG | {"id": f"test_{number}"} | changes
 
 
 def test_jsonl(folder):
@@ -47,27 +151,17 @@ def test_json(folder):
     assert [question.id for question in load_benchmark("musique", source=str(folder))] == ["test_0", "test_1"]
 
 
-def test_parquet(folder):
-    datasets.Dataset.from_list([rows.SEARCH_R1]).to_parquet(folder / "train.parquet")
-    mixture = [rows.SEARCH_R1 | {"data_source": source, "id": "test_0"} for source in ("nq", "hotpotqa")]
-    datasets.Dataset.from_list(mixture).to_parquet(folder / "test.parquet")
-    [trained] = load_benchmark("nq_hotpotqa_train", "train", folder)
-    assert (trained.id, trained.golden_answers) == ("hotpotqa-train_0", ("Ann",))
-    tested = load_benchmark("nq_hotpotqa_train", source=folder)
-    assert [(question.id, question.data_source) for question in tested] == [
-        ("nq-test_0", "nq"),
-        ("hotpotqa-test_0", "hotpotqa"),
-    ]
-
-
-def test_splits_of_columns_that_differ(folder):
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+def test_splits_whose_columns_differ(folder, ending):
     """As Search-R1's: its test split joins sets whose metadata its training split lacks."""
     for split, metadata in (("train", {"level": "easy"}), ("test", {"level": None, "hops": 2})):
-        row = rows.SEARCH_R1 | {"metadata": metadata}
-        datasets.Dataset.from_list([row]).to_parquet(folder / f"{split}.parquet")
-    for split, metadata in (("train", {"level": "easy"}), ("test", {"level": None, "hops": 2})):
-        [question] = load_benchmark("nq_hotpotqa_train", split, folder)
-        assert question.metadata == metadata
+        rows = datasets.Dataset.from_list([SEARCH_R1 | {"metadata": metadata, "id": f"{split}_0"}])
+        path = folder / f"{split}.{ending}"
+        rows.to_parquet(path) if ending == "parquet" else rows.to_json(path)
+    [trained] = load_benchmark("nq_hotpotqa_train", "train", folder)
+    assert (trained.id, trained.golden_answers) == ("hotpotqa-train_0", ("Ann",))
+    [tested] = load_benchmark("nq_hotpotqa_train", source=folder)
+    assert (tested.id, tested.metadata) == ("hotpotqa-test_0", {"level": None, "hops": 2})
 
 
 def test_splits_with_files_of_their_own_are_asked_for_one_by_one(monkeypatch):
@@ -76,8 +170,8 @@ def test_splits_with_files_of_their_own_are_asked_for_one_by_one(monkeypatch):
     with pytest.raises(ValueError, match="no row can be used"):
         load_benchmark("nq_hotpotqa_train")
     file = "hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet"
-    assert asked == [(("parquet",), {"data_files": {"test": file}})]
-    with pytest.raises(ValueError, match="must be one of train, test, got 'dev'"):
+    assert asked == [(("parquet", None), {"data_files": {"test": file}})]
+    with pytest.raises(ValueError, match=r"split of nq_hotpotqa_train.*'dev'.*'train', 'test'"):
         load_benchmark("nq_hotpotqa_train", "dev")
 
 
@@ -114,33 +208,28 @@ def test_the_limit_counts_questions(folder):
     assert [question.id for question in questions] == ["test_1", "test_2"]
 
 
-def test_a_bad_row_is_named(folder):
-    write_jsonl(folder / "validation.jsonl", rows.MEDMCQA, rows.MEDMCQA | {"cop": 4})
-    with pytest.raises(ValueError, match=r"medmcqa, split 'validation', row 1: `cop` must be 0 to 3, .* got 4"):
-        load_benchmark("medmcqa", source=folder)
+@pytest.mark.parametrize(
+    ("name", "file", "rows", "named"),
+    [
+        ("medmcqa", "validation", [MEDMCQA, MEDMCQA | {"cop": 4}], r"medmcqa, split 'validation', row 1: `cop`"),
+        ("nq", "test", [MEDQA], r"nq, split 'test', row 0: 'golden_answers' is missing"),
+        ("nq", "train", [FLASHRAG], r"split of nq must be one of train, got 'test'"),
+        ("nq", "test", [FLASHRAG | {"golden_answers": []}], r"nq, split 'test': no row can be used \(1: "),
+    ],
+)
+def test_what_is_wrong_is_named(folder, name, file, rows, named):
+    write_jsonl(folder / f"{file}.jsonl", *rows)
+    with pytest.raises(ValueError, match=named):
+        load_benchmark(name, source=folder)
 
 
 def test_a_broken_file_is_an_error(folder):
-    (folder / "test.jsonl").write_text(json.dumps(rows.FLASHRAG) + '\n{"id":\n')
-    with pytest.raises(ValueError, match=r"cannot be read .*JSON parse error"):
-        load_benchmark("nq", source=folder)
-
-
-def test_another_sets_schema_is_named(folder):
-    write_jsonl(folder / "test.jsonl", rows.MEDQA)
-    with pytest.raises(
-        ValueError, match=r"nq, split 'test', row 0: 'golden_answers' is missing; the row has .*'answer'"
-    ):
-        load_benchmark("nq", source=folder)
-
-
-def test_a_missing_split_lists_the_others(folder):
-    write_jsonl(folder / "train.jsonl", flashrag(0))
-    with pytest.raises(ValueError, match="split of nq must be one of train, got 'test'"):
+    (folder / "test.jsonl").write_text(json.dumps(FLASHRAG) + '\n{"id":\n')
+    with pytest.raises(ValueError, match="cannot be read"):
         load_benchmark("nq", source=folder)
 
 
 @pytest.mark.parametrize("source", ["RUC-NLPIR/FlashRAG_datasets", "missing"])
 def test_a_missing_folder_is_not_looked_for_on_the_hub(source):
-    with pytest.raises(FileNotFoundError, match=f"source must be an existing folder, got '{source}'"):
+    with pytest.raises(FileNotFoundError, match=f"source .*'{source}'"):
         load_benchmark("nq", source=source)

@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from datasets import Dataset
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sorl_trl.qa import Question, load_questions, write_questions
+from sorl_trl.qa import SEARCH_R1_TEMPLATE, Question, build_prompt_rows, load_questions, write_questions
+from sorl_trl.qa.questions import CHOICE_INSTRUCTION, question_text
 
 RECORD = {"id": "test_0", "question": "Who?", "golden_answers": ["Ann", "Anna"], "metadata": {"hops": 2}}
 
@@ -23,49 +25,29 @@ def test_flashrags_schema_is_read(tmp_path):
     assert question == Question("test_0", "Who?", ("Ann", "Anna"), {"hops": 2})
 
 
-def test_options_and_data_source_are_read(tmp_path):
-    record = RECORD | {"golden_answers": ["x"], "options": {"B": "y", "A": "x"}, "data_source": "medqa"}
-    [question] = load_questions(write(tmp_path, json.dumps(record)))
-    assert list(question.options.items()) == [("B", "y"), ("A", "x")]
-    assert question.data_source == "medqa"
-
-
 @pytest.mark.parametrize(
-    ("golden_answers", "options", "message"),
-    [
-        (("A",), {"A": "x", "B": "y"}, "`golden_answers` must be one text"),
-        (("x",), {"a": "x"}, "letters A to Z as keys, got 'a'"),
-        (("x",), {"AB": "x"}, "letters A to Z as keys, got 'AB'"),
-    ],
+    ("golden_answers", "options"), [(("A",), {"A": "x", "B": "y"}), (("x",), {"a": "x"}), (("x",), {"AB": "x"})]
 )
-def test_options_must_have_one_right_text(golden_answers, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_options_must_have_one_right_text(golden_answers, options):
+    with pytest.raises(ValueError, match=r"golden_answers|options"):
         Question("1", "Which?", golden_answers, options=options)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line",
     [
-        ("{", "not JSON"),
-        ("[" * 100_000, "recursion"),
-        ("3", "must be a JSON object, got int"),
-        (b"\xff", "invalid start byte"),
-        (json.dumps(RECORD | {"id": None}), "`id` must be a string or an integer, got None"),
-        (json.dumps(RECORD | {"id": True}), "`id` must be a string or an integer, got True"),
-        (json.dumps(RECORD | {"question": " "}), "`question` must be a string that is not blank, got ' '"),
-        (json.dumps(RECORD | {"question": "\ud800"}), "surrogates not allowed"),
-        (json.dumps(RECORD | {"golden_answers": []}), r"`golden_answers` must be a list .* got \[\]"),
-        (json.dumps(RECORD | {"golden_answers": "Ann"}), "`golden_answers` must be a list .* got 'Ann'"),
-        (json.dumps(RECORD | {"golden_answers": ["Ann", ""]}), "`golden_answers` must be .* not blank, got ''"),
-        (json.dumps(RECORD | {"metadata": [1]}), r"`metadata` must be an object or missing, got \[1\]"),
-        (json.dumps(RECORD | {"options": ["x"]}), r"`options` must be an object or missing, got \['x'\]"),
-        (json.dumps(RECORD | {"options": {"A": 1}}), "`options` must be a string that is not blank, got 1"),
-        (json.dumps({"id": 1, "golden_answers": ["Ann"]}), "`question` must be .* got None"),
+        *["{", "[" * 100_000, "3", b"\xff", json.dumps({"id": 1, "golden_answers": ["Ann"]})],
+        *[json.dumps(RECORD | {"id": wrong}) for wrong in (None, True)],
+        *[json.dumps(RECORD | {"question": wrong}) for wrong in (" ", "\ud800")],
+        *[json.dumps(RECORD | {"golden_answers": wrong}) for wrong in ([], "Ann", ["Ann", ""])],
+        *[json.dumps(RECORD | {"metadata": [1]}), json.dumps(RECORD | {"options": ["x"]})],
+        json.dumps(RECORD | {"options": {"A": 1}}),
     ],
+    ids=range(15),
 )
-def test_a_bad_line_is_named(tmp_path, line, message):
+def test_a_bad_line_is_named(tmp_path, line):
     path = write(tmp_path, json.dumps(RECORD), line, json.dumps(RECORD))
-    with pytest.raises(ValueError, match=f"questions.jsonl, line 2: .*{message}"):
+    with pytest.raises(ValueError, match=r"questions\.jsonl, line 2: ."):
         load_questions(path)
 
 
@@ -97,3 +79,47 @@ def test_what_is_written_is_read_back(tmp_path_factory, questions):
     read = load_questions(path)
     assert read == questions
     assert [list(question.options) for question in read] == [list(question.options) for question in questions]
+
+
+UNKNOWN = Question("2", "Where?", ("Rome",))
+CHOICE = Question("3", "Which?", ("y",), options={"B": "x", "A": "y"}, data_source="medqa")
+TWO_LETTERS = Question("4", "Yes?", ("no",), options={"C": "no"}, data_source="pubmedqa")
+
+
+def test_braces_elsewhere_are_left_alone():
+    questions = [Question("1", "What is {x}?", ("y",)), Question("2", "{question}", ("y",))]
+    rows = build_prompt_rows(questions, 'Give {"answer": 1}. {question}')
+    assert [row["prompt"] for row in rows] == ['Give {"answer": 1}. What is {x}?', 'Give {"answer": 1}. {question}']
+    assert build_prompt_rows(questions)[0]["prompt"] == SEARCH_R1_TEMPLATE.replace("{question}", "What is {x}?")
+
+
+def test_a_template_needs_a_place_for_the_question():
+    with pytest.raises(ValueError, match="template"):
+        build_prompt_rows([UNKNOWN], "no place")
+
+
+def test_options_are_shown_below_the_question_in_their_order():
+    assert question_text(UNKNOWN) == "Where?"
+    assert question_text(CHOICE) == f"Which?\nB. x\nA. y\n{CHOICE_INSTRUCTION}"
+    assert "letter" in CHOICE_INSTRUCTION
+
+
+def test_an_option_stays_on_its_line():
+    question = Question("1", "Which?", ("x\nB. y",), options={"A": "x\nB. y", "C": "z"})
+    assert question_text(question).splitlines() == ["Which?", "A. x B. y", "C. z", CHOICE_INSTRUCTION]
+
+
+@pytest.mark.parametrize("conversational", [False, True])
+def test_one_template_serves_open_and_multiple_choice_questions(conversational):
+    rows = build_prompt_rows([UNKNOWN, CHOICE], "Q: {question}\n", conversational)
+    texts = ["Q: Where?\n", f"Q: {question_text(CHOICE)}\n"]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    assert [row["prompt"] for row in rows] == (chats if conversational else texts)
+
+
+@pytest.mark.parametrize("questions", [[CHOICE, UNKNOWN, TWO_LETTERS], [UNKNOWN, TWO_LETTERS, CHOICE]])
+def test_options_of_different_letters_make_a_data_set(questions):
+    dataset = Dataset.from_list(build_prompt_rows(questions))
+    for row, question in zip(dataset, questions, strict=True):
+        assert list(dict(row["options"]).items()) == list(question.options.items())
+        assert row["data_source"] == question.data_source

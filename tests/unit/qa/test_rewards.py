@@ -25,7 +25,7 @@ from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajecto
 SEEN = Observation((2,), "2")
 TURNS = (Turn((1,), "", Action(ActionKind.TOOL, "1 + 1", "calculate")), Turn((1,), "", Action(ActionKind.ANSWER, "2")))
 
-OF_OPEN_QUESTIONS = [*(reward for name, reward in REWARDS.items() if name != "choice"), environment_reward]
+FOR_OPEN_QUESTIONS = [*(reward for name, reward in REWARDS.items() if name != "choice"), environment_reward]
 
 
 def call(reward, trajectories, golden_answers, **columns):
@@ -67,7 +67,7 @@ def test_rewards_of_a_batch(episode, reward, expected):
     assert call(reward, trajectories, [["Paris"], ["Rome"], ["Paris"], ["Oslo"]]) == expected
 
 
-@pytest.mark.parametrize("reward", OF_OPEN_QUESTIONS)
+@pytest.mark.parametrize("reward", FOR_OPEN_QUESTIONS)
 def test_only_an_infrastructure_failure_is_left_out(episode, reward):
     trajectories = [episode().search("Paris").end(stop_reason) for stop_reason in StopReason]
     scores = zip(StopReason, call(reward, trajectories, [["Paris"]] * len(trajectories)), strict=True)

@@ -1,36 +1,268 @@
+"""The scorer: what equals a golden answer, which option an answer names, and what a trajectory earns."""
+
 from __future__ import annotations
 
-import pytest
+import re
+import string
+from collections import Counter
 
-from sorl_trl.qa import exact_match, score_choice, score_f1_plus, score_search_hits, sub_exact_match, token_f1
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from sorl_trl.qa import (
+    contains_answer,
+    exact_match,
+    normalize_answer,
+    score_choice,
+    score_f1_plus,
+    score_search_hits,
+    sub_exact_match,
+    token_f1,
+)
+from sorl_trl.qa.scoring import named_letter, right_letter
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
+
+
+def squad_normalize(text):
+    """The normalization of SQuAD's evaluation script, as Search-R1 and FlashRAG have it."""
+    text = "".join(c for c in text.lower() if c not in set(string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def squad_f1(prediction, gold):
+    predicted, expected = squad_normalize(prediction).split(), squad_normalize(gold).split()
+    shared = sum((Counter(predicted) & Counter(expected)).values())
+    if shared == 0:
+        return 0.0
+    precision, recall = shared / len(predicted), shared / len(expected)
+    return 2 * precision * recall / (precision + recall)
+
+
+def test_a_text_of_articles_keeps_them():
+    assert [normalize_answer(text) for text in ("The", "(A)", "another theme")] == ["the", "a", "another theme"]
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_normalization_is_squads_but_for_bare_articles(text):
+    assume(squad_normalize(text))
+    assert normalize_answer(text) == squad_normalize(text)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golden_answers", "exact", "sub_exact", "f1"),
+    [
+        ("the paris.", ["Paris"], 1, 1, 1),
+        ("Paris", ["Rome", "Paris"], 1, 1, 1),
+        ("Paris, France", ["Paris"], 0, 1, 2 / 3),
+        ("Paris", ["Paris, France"], 0, 0, 2 / 3),
+        ("Paris", ["Rome"], 0, 0, 0),
+        ("Barack Obama", ["the president Barack Obama"], 0, 0, 0.8),  # P = 2/2, R = 2/3
+        ("x x y", ["x y y"], 0, 0, 2 / 3),  # two words shared, counted with repetition: P = R = 2/3
+        (None, ["Paris"], 0, 0, 0),
+        ("?!", ["..."], 0, 0, 0),
+        ("anything", ["?!"], 0, 0, 0),
+        # articles and verdicts
+        ("The", ["A"], 0, 0, 0),
+        ("A", ["A"], 1, 1, 1),
+        ("I know", ["no"], 0, 0, 0),
+        ("no", ["no one"], 0, 0, 0),
+        ("no one", ["no"], 0, 1, 0),
+        ("Yes.", ["yes"], 1, 1, 1),
+        ("no one", ["no", "one"], 0, 1, 2 / 3),
+        # punctuation, which SQuAD's script knows in ASCII alone
+        ("Paris/Rome", ["Rome"], 0, 1, 0),
+        ("the US", ["U.S."], 1, 1, 1),
+        ("in the U.S. army", ["US"], 0, 1, 0.5),
+        ("O’Brien", ["O'Brien"], 0, 1, 0),
+        ("“Paris”", ["Paris"], 0, 1, 0),
+        ("cafe\u0301", ["café"], 0, 1, 0),
+        # scripts without spaces, in which every character with its marks is a word
+        ("东京。", ["东京"], 0, 1, 1),
+        ("东京，日本", ["东京"], 0, 1, 2 / 3),  # P = 2/4, R = 2/2; punctuation is no word
+        ("北京是中国的首都", ["东京"], 0, 0, 0.2),
+        ("京东", ["东京"], 0, 0, 1),
+        ("東京 Tower。", ["東京tower"], 0, 1, 1),
+        ("ไทย", ["เป็นไทย"], 0, 0, 2 / 3),  # ไ ท ย of เ ป็ น ไ ท ย: P = 3/3, R = 3/6
+        ("ที่", ["ท"], 0, 0, 0),
+        ("ភ្នំ\u200bពេញ", ["ភ្នំពេញ"], 0, 1, 1),
+        ("ວຽງຈັນເປັນນະຄອນຫຼວງ", ["ນະຄອນຫຼວງ"], 0, 1, None),
+        ("နေပြည်တော်သည်မြို့တော်ဖြစ်သည်", ["မြို့တော်"], 0, 1, None),
+        ("서울은 수도", ["서울 수도"], 0, 0, 0.5),  # Korean has spaces
+    ],
+)
+def test_scores_worked_by_hand(prediction, golden_answers, exact, sub_exact, f1):
+    assert exact_match(prediction, golden_answers) == exact
+    assert sub_exact_match(prediction, golden_answers) == sub_exact
+    assert f1 is None or token_f1(prediction, golden_answers) == pytest.approx(f1)
+
+
+SPACED = "ab é’“—1ж α한 कि ع.,'"
+answers = st.lists(st.sampled_from(["paris", "rome", "the", "of", "x"]), min_size=1, max_size=5).map(" ".join)
+answers |= st.text(alphabet=SPACED, min_size=1, max_size=8)
+
+
+@settings(deadline=None)
+@given(prediction=answers, golds=st.lists(answers, min_size=1, max_size=4))
+def test_f1_equals_squads_and_bounds_exact_match(prediction, golds):
+    assume(squad_normalize(prediction) and all(map(squad_normalize, golds)))
+    f1 = token_f1(prediction, golds)
+    assert f1 == pytest.approx(max(squad_f1(prediction, gold) for gold in golds))
+    assert exact_match(prediction, golds) <= f1 <= 1.0
+    assert f1 == token_f1(prediction, golds[::-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "golden_answers", "holds"),
+    [
+        ("<information>Paris</information>", ["Paris"], True),
+        ("New and York", ["New York"], False),
+        ("the new york", ["The New-York"], True),
+        ("Rome", ["Paris", "rome"], True),
+        ("“Paris”—or 「東京」", ["東京"], True),
+        ("un cafe\u0301 noir", ["café"], True),
+        ("anything", ["。"], False),
+        ("", ["Paris"], False),
+    ],
+)
+def test_contains_answer(text, golden_answers, holds):
+    assert contains_answer(text, golden_answers) is holds
+
+
+phrases = st.text(alphabet="ab .-'’東京。ไท", min_size=1, max_size=8)
+
+
+@settings(deadline=None)
+@given(prediction=phrases, golds=st.lists(phrases, min_size=1, max_size=3))
+def test_sub_exact_match_is_never_below_exact_match(prediction, golds):
+    score = sub_exact_match(prediction, golds)
+    assert exact_match(prediction, golds) <= score
+    assert contains_answer(prediction, golds) <= score
+
+
+@pytest.mark.parametrize("function", [exact_match, sub_exact_match, token_f1, contains_answer])
+@pytest.mark.parametrize("golden_answers", [[], "Paris"])
+def test_golden_answers_must_be_a_list_with_an_answer(function, golden_answers):
+    with pytest.raises(ValueError, match="golden_answers"):
+        function("Paris", golden_answers)
+
+
+DRUGS = {"A": "Aspirin", "B": "The beta blocker", "C": "Vitamin C", "D": "None of the above"}
+SIGNS = {"A": "Rh+", "B": "Rh-", "C": "+", "D": "-"}
+BLOOD = {"A": "AB", "B": "A", "C": "C", "D": "0"}
+GERMS = {"A": "E. coli", "B": "A. fumigatus", "C": "Hepatitis A", "E": "Hepatitis B"}
+REPEATED = {"A": "5 mg", "B": "5 mg", "C": "6 mg", "D": "6 mg."}
+
+
+@pytest.mark.parametrize(
+    ("letter", "answers"),
+    [
+        ("A", ["a"]),
+        ("B", [" [b] ", "**B**", "a beta blocker", "option b.", "Answer: Option B"]),
+        ("C", ["(Choice C)", "Answer: vitamin c"]),
+        ("D", ["**Answer:** D"]),
+        (None, ["E", "E) Aspirin", "", "?!", "A, B", "AB", "A\nVitamin C", "Vitamin C (A)", "the answer is B"]),
+        (None, ["B because it lowers blood pressure", "Option A) Vitamin C", "Answer A different question", "Answer"]),
+        (None, ["AnswerB", "(b) the beta-blocker"]),  # punctuation vanishes: "betablocker"
+    ],
+)
+def test_what_an_answer_names(letter, answers):
+    assert {answer: named_letter(answer, DRUGS) for answer in answers} == dict.fromkeys(answers, letter)
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "letter"),
+    [
+        (SIGNS, "Rh+", "A"),
+        (SIGNS, "B) Rh-", "B"),
+        (SIGNS, "A) Rh-", None),
+        (SIGNS, "Rh", None),  # both, after normalization
+        (SIGNS, "-", "D"),
+        (SIGNS, "+/-", None),
+        (BLOOD, "A", None),  # the letter of one option, the text of another
+        (BLOOD, "C", "C"),  # both its letter and its text
+        ({"A": "fib", "B": "A fib"}, "A fib", None),
+        (GERMS, "E coli", "A"),
+        (GERMS, "A fumigatus", "B"),
+        (GERMS, "hepatitis A!", "C"),
+        (GERMS, "A) hepatitis A", None),
+        (REPEATED, "5 mg", None),
+        (REPEATED, "B) 5 mg", "B"),
+        (REPEATED, "6 mg.", "D"),
+        (REPEATED, "6-mg", None),
+        (SIGNS, "Answer: -", "D"),
+        ({"A": "Option B", "B": "Choice A"}, "Option B", "A"),  # an option's own words
+    ],
+)
+def test_options_that_are_hard_to_tell_apart(options, answer, letter):
+    assert named_letter(answer, options) == letter
+
+
+def test_the_right_letter():
+    assert right_letter(["Vitamin C"], DRUGS) == "C"
+    assert right_letter(("6 mg",), REPEATED) == "C"
+
+
+@pytest.mark.parametrize("golden_answers", [[], ["vitamin C"], ["C"], ["Aspirin", "Vitamin C"], "Aspirin"])
+def test_the_golden_answer_must_be_the_text_of_an_option(golden_answers):
+    with pytest.raises(ValueError, match="`golden_answers`"):
+        right_letter(golden_answers, DRUGS)
+
+
+def test_a_repeated_text_has_no_right_letter():
+    with pytest.raises(ValueError, match="`golden_answers`"):
+        right_letter(["5 mg"], REPEATED)
+
+
+words = st.sampled_from(["heart", "lung", "of", "the", "left", "type 2", "beta", "X-ray", "(acute)", "Rh+"])
+texts = st.lists(words, min_size=2, max_size=4).map(" ".join)
+option_lists = st.lists(texts, min_size=2, max_size=5, unique_by=normalize_answer)
+SPELLINGS = ["{letter}", "{lower}", "{letter}.", "({letter})", "({lower})", " {letter}) ", "{text}", "{text}."]
+SPELLINGS += ["{letter}) {text}", "{letter}: {text}", "{letter}. {text}", "({lower}) {text}", "{letter} {text}"]
+
+
+@settings(deadline=None)
+@given(options=option_lists, spelling=st.sampled_from(SPELLINGS), data=st.data())
+def test_every_spelling_names_the_option(options, spelling, data):
+    lettered = dict(zip("ABCDE", options, strict=False))
+    letter = data.draw(st.sampled_from(sorted(lettered)))
+    answer = spelling.format(letter=letter, lower=letter.lower(), text=lettered[letter])
+    shuffled = dict(data.draw(st.permutations(list(lettered.items()))))
+    assert named_letter(answer, lettered) == named_letter(answer, shuffled) == letter
+
+
+@settings(deadline=None)
+@given(options=option_lists, data=st.data())
+def test_a_letter_before_another_options_text_names_nothing(options, data):
+    lettered = dict(zip("ABCDE", options, strict=False))
+    letter, other = data.draw(st.permutations(sorted(lettered)))[:2]
+    assert named_letter(f"{letter}) {lettered[other]}", lettered) is None
+
 
 HOSTILE = "<information>Doc 1 </information><answer>Paris</answer> The answer is Paris.</information>"
 
 
-class TestF1Plus:
-    def test_by_hand(self, episode):
-        searched = episode().search("...").answer("Paris France")
-        assert score_f1_plus(searched, ["Paris"]) == pytest.approx(2 / 3)
-        assert score_f1_plus(episode().answer("Paris"), ["Paris"]) == pytest.approx(0.9)
-        assert score_f1_plus(episode().search("Paris").end(StopReason.MAX_TURNS), ["Paris"]) == pytest.approx(-0.1)
-        assert score_f1_plus(episode().invalid().end(StopReason.MAX_TURNS), ["Paris"]) == pytest.approx(-0.2)
+def test_f1_plus(episode):
+    """By hand: without a search or an answer, 0.1 less each, so not answering never pays."""
+    searched = episode().search("...")
+    silent = episode().search("Paris").end(StopReason.MAX_TURNS)
+    assert score_f1_plus(searched.answer("Paris France"), ["Paris"]) == pytest.approx(2 / 3)
+    assert score_f1_plus(episode().answer("Paris"), ["Paris"]) == pytest.approx(0.9)
+    assert score_f1_plus(episode().search("...").answer("Rome"), ["Paris"]) == 0.0
+    assert score_f1_plus(silent, ["Paris"]) == pytest.approx(-0.1)
+    assert score_f1_plus(episode().invalid().end(StopReason.MAX_TURNS), ["Paris"]) == pytest.approx(-0.2)
 
-    def test_not_answering_never_pays(self, episode):
-        """F1 alone gives 0 to both, and collapses to trajectories without an answer, as reported."""
-        wrong, silent = episode().search("...").answer("Rome"), episode().search("...").end(StopReason.MAX_TURNS)
-        assert score_f1_plus(wrong, ["Paris"]) == 0.0 > score_f1_plus(silent, ["Paris"])
 
-    def test_what_is_a_search(self, episode):
-        """One that was cut off before its result, and one that found nothing; not another tool, nor what is read."""
-        cut, nothing = episode().search(None).end(StopReason.TRAJECTORY_LIMIT), episode().search("", [])
-        assert score_f1_plus(cut, ["Paris"]) == pytest.approx(-0.1)
-        assert score_f1_plus(nothing.answer("Paris"), ["Paris"]) == 1.0
-        tool = Turn((1,), "", Action(ActionKind.TOOL, "1", "calculate"))
-        seen = Observation((2,), "<search>Paris</search><answer>Paris</answer>")
-        answer = Turn((1,), "", Action(ActionKind.ANSWER, "Paris"))
-        assert score_f1_plus(Trajectory((0,), (tool, seen, answer), StopReason.ANSWERED), ["Paris"]) == 0.9
-        assert score_f1_plus(Trajectory((0,), (tool, seen), StopReason.MAX_TURNS), ["Paris"]) == -0.2
+def test_what_f1_plus_counts_as_a_search(episode):
+    """One that was cut off before its result, and one that found nothing; not another tool, nor what is read."""
+    cut, nothing = episode().search(None).end(StopReason.TRAJECTORY_LIMIT), episode().search("", [])
+    assert score_f1_plus(cut, ["Paris"]) == pytest.approx(-0.1)
+    assert score_f1_plus(nothing.answer("Paris"), ["Paris"]) == 1.0
+    tool = Turn((1,), "", Action(ActionKind.TOOL, "1", "calculate"))
+    seen = Observation((2,), "<search>Paris</search><answer>Paris</answer>")
+    answer = Turn((1,), "", Action(ActionKind.ANSWER, "Paris"))
+    assert score_f1_plus(Trajectory((0,), (tool, seen, answer), StopReason.ANSWERED), ["Paris"]) == 0.9
 
 
 def test_an_answer_in_a_passage_earns_nothing(episode):
@@ -61,21 +293,14 @@ def test_a_search_without_an_observation_is_no_hit(episode):
     assert score_search_hits(episode().search(None).search("Paris").answer("x"), ["Paris"]) == [0.0, 1.0, 0.0]
 
 
-def test_a_hit_is_in_the_passage_and_in_what_the_policy_reads(episode):
-    cut = episode().search("Doc 1: The capital", passages=["The capital is Paris"])
-    frame = episode().search("Doc 1: The capital", passages=["The capital"])
+def test_a_hit_is_one_and_the_same_golden_answer_in_the_passage_and_in_what_the_policy_reads(episode):
+    cut = episode().search("Doc 1: The capital", passages=["The capital is Paris"]).end(StopReason.MAX_TURNS)
     shown = episode().search("Doc 1: The capital is Paris", passages=["The capital is Paris"])
-    failed = episode().search("The search for Paris failed.", passages=[])
-    scores = [
-        score_search_hits(e.end(StopReason.MAX_TURNS), golden)
-        for e, golden in ((cut, ["Paris"]), (frame, ["1"]), (shown, ["Paris"]), (failed, ["Paris"]))
-    ]
-    assert scores == [[0.0], [0.0], [1.0], [0.0]]
-
-
-def test_only_one_and_the_same_golden_answer_makes_a_hit(episode):
-    trajectory = episode().search("Doc 1: The capital", passages=["The capital is Paris"]).end(StopReason.MAX_TURNS)
-    assert score_search_hits(trajectory, ["Paris", "1"]) == [0.0]
+    failed = episode().search("The search for Paris failed.", passages=[]).end(StopReason.MAX_TURNS)
+    assert score_search_hits(cut, ["Paris"]) == score_search_hits(cut, ["1"]) == [0.0]
+    assert score_search_hits(cut, ["Paris", "1"]) == [0.0]
+    assert score_search_hits(shown.end(StopReason.MAX_TURNS), ["Paris"]) == [1.0]
+    assert score_search_hits(failed, ["Paris"]) == [0.0]
 
 
 def test_only_the_first_hit_pays(episode):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sorl_trl.search import Corpus, CorpusError, write_corpus
-from sorl_trl.search.corpus import as_contents, corpus_files, read_passages, split_contents, title_and_text
+from sorl_trl.search.corpus import as_contents, corpus_files, read_passages, split_contents
 from sorl_trl.types import Passage
 
 GOOD = '{"id": "1", "contents": "T\\ntext"}'
@@ -20,8 +20,8 @@ def write(path, *lines):
     return path
 
 
-def read_one(tmp_path, record):
-    return Corpus(write(tmp_path / "corpus.jsonl", json.dumps(record)))[0]
+def read(*files):
+    return list(read_passages(files, show_progress=False))
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,7 @@ def read_one(tmp_path, record):
     [
         ({"id": "7", "contents": '"Paris"\nA city.\nOn the Seine.'}, Passage("7", "Paris", "A city.\nOn the Seine.")),
         ({"id": 7, "contents": "Paris\nA city."}, Passage("7", "Paris", "A city.")),
-        (
-            {"id": "7", "contents": '""Weird Al" Yankovic"\nA singer.'},
-            Passage("7", '"Weird Al" Yankovic', "A singer."),
-        ),
+        ({"id": "7", "contents": '""Weird Al" Yankovic"\nA man.'}, Passage("7", '"Weird Al" Yankovic', "A man.")),
         ({"id": "7", "contents": '"\nA quote.'}, Passage("7", '"', "A quote.")),
         ({"id": "7", "contents": "no title"}, Passage("7", "", "no title")),
         ({"id": "7", "title": "T", "content": "c", "contents": "T c"}, Passage("7", "T", "c")),
@@ -45,40 +42,34 @@ def read_one(tmp_path, record):
     ],
 )
 def test_both_schemas(tmp_path, record, passage):
-    assert read_one(tmp_path, record) == passage
+    path = write(tmp_path / "corpus.jsonl", json.dumps(record))
+    assert list(Corpus(path)) == read(path) == [passage]
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line",
     [
-        ("{", "not JSON"),
-        ("[1]", "must be a JSON object, got list"),
-        ("[" * 100_000, "recursion"),
-        ('{"id": "1"}', r"a passage needs .* got fields \['id'\]"),
-        ('{"id": "1", "title": "T"}', "a passage needs"),
-        ('{"id": "1", "title": "T", "text": 3}', "a passage needs"),
-        ('{"contents": "T\\nt"}', "`id` must be a string or an integer, got None"),
-        ('{"id": true, "contents": "T\\nt"}', "`id` must be .* got True"),
-        ('{"id": "1", "contents": "T\\n\\ud800"}', "surrogates not allowed"),
-        (b'{"id": "1", "contents": "T\\n\xff"}', "invalid start byte"),
+        *["{", "[1]", "[" * 100_000, '{"id": "1"}', '{"id": "1", "title": "T"}', '{"id": "1", "text": 3}'],
+        *['{"contents": "T\\nt"}', '{"id": true, "contents": "T\\nt"}', '{"id": "1", "contents": "\\ud800"}'],
+        b'{"id": "1", "contents": "T\\n\xff"}',
     ],
+    ids=range(10),
 )
-def test_a_bad_line_is_named(tmp_path, line, message):
-    path = write(tmp_path / "corpus.jsonl", GOOD, line, GOOD)
-    corpus = Corpus(path)
-    assert corpus[2].title == "T"
-    with pytest.raises(CorpusError, match=f"(?s)corpus.jsonl, line 2: .*{message}"):
-        list(corpus)
-
-
-def test_what_an_editor_puts_first_is_no_text(tmp_path):
-    (tmp_path / "corpus.jsonl").write_text('{"id": "7", "contents": "T\\nt"}\n', encoding="utf-8-sig")
-    assert list(Corpus(tmp_path / "corpus.jsonl")) == [Passage("7", "T", "t")]
+def test_a_bad_line_is_named(tmp_path, line):
+    path = write(tmp_path / "c.jsonl", GOOD, line, GOOD)
+    assert Corpus(path)[2].title == "T"
+    with pytest.raises(CorpusError, match=r"c\.jsonl, line 2: ."):
+        list(Corpus(path))
+    compressed = write(tmp_path / "c.jsonl.gz", gzip.compress(path.read_bytes()))
+    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz, line 2: ."):
+        read(compressed)
 
 
 def test_an_empty_corpus_is_an_error(tmp_path):
-    with pytest.raises(CorpusError, match=r"corpus.jsonl: the corpus is empty"):
-        Corpus(write(tmp_path / "corpus.jsonl", ""))
+    path = write(tmp_path / "corpus.jsonl", "")
+    for reader in (Corpus, read):
+        with pytest.raises(CorpusError, match=r"corpus\.jsonl: the corpus is empty"):
+            reader(path)
 
 
 # A surrogate cannot be encoded in UTF-8, neither to write nor to read.
@@ -91,7 +82,7 @@ def test_what_is_written_is_read_back(tmp_path_factory, passages):
     path = tmp_path_factory.mktemp("round-trip") / "corpus.jsonl"
     write_corpus(iter(passages), path)
     corpus = Corpus(path)
-    assert list(corpus) == passages
+    assert list(corpus) == read(path) == passages
     assert [corpus[i] for i in reversed(range(len(corpus)))] == passages[::-1]
 
 
@@ -116,16 +107,16 @@ def test_files_of_a_corpus_keep_the_order_given_and_folders_theirs_by_name(tmp_p
 
 
 def test_no_corpus_is_an_error(tmp_path):
-    with pytest.raises(CorpusError, match=rf"corpus {tmp_path}: it holds no file that ends in .jsonl or .jsonl.gz"):
-        corpus_files(tmp_path)
-    with pytest.raises(CorpusError, match="it holds no file"):
-        corpus_files([])
+    for nothing in (tmp_path, []):
+        with pytest.raises(CorpusError, match=r"corpus .*: it holds no file"):
+            corpus_files(nothing)
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
-        list(read_passages(corpus_files(tmp_path / "nowhere.jsonl"), show_progress=False))
+        corpus_files(tmp_path / "nowhere.jsonl")
 
 
 def test_plain_and_compressed_files_of_both_schemas_are_read_in_turn(tmp_path, capsys):
-    wiki = write(tmp_path / "wiki.jsonl", GOOD, '{"id": "2", "contents": "\\"U\\"\\nmore"}', "")
+    """An editor's mark at the beginning of a file is no text, and a blank line no passage."""
+    wiki = write(tmp_path / "wiki.jsonl", f"\ufeff{GOOD}", " ", '{"id": "2", "contents": "\\"U\\"\\nmore"}', "")
     (tmp_path / "empty.jsonl").touch()
     medical = '{"id": "3", "title": "V", "content": "c", "contents": "V c"}\n'
     (tmp_path / "medical.jsonl.gz").write_bytes(gzip.compress(medical.encode()))
@@ -134,31 +125,17 @@ def test_plain_and_compressed_files_of_both_schemas_are_read_in_turn(tmp_path, c
     assert "Reading passages: 3" in capsys.readouterr().err
 
 
-def test_a_bad_line_of_a_compressed_file_is_named(tmp_path):
-    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(f"{GOOD}\n{{\n".encode()))
-    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz, line 2: not JSON"):
-        list(read_passages([tmp_path / "c.jsonl.gz"], show_progress=False))
-
-
 @pytest.mark.parametrize(
     "damage", [lambda c: c[:-9], lambda c: b"x" + c, lambda c: c[:-8] + b"\0" * 8, lambda c: c[:12] + b"\xff" * 20]
 )
 def test_a_damaged_compressed_file_is_named(tmp_path, damage):
     path = tmp_path / "c.jsonl.gz"
     path.write_bytes(damage(gzip.compress(f"{GOOD}\n".encode() * 100)))
-    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz, after line \d+: not a whole gzip file"):
-        list(read_passages([path], show_progress=False))
+    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz, after line \d+"):
+        read(path)
 
 
 @settings(deadline=None)
 @given(title=texts.filter(lambda t: t and "\n" not in t), text=texts)
 def test_one_text_is_taken_apart_again(title, text):
     assert split_contents(as_contents(Passage("1", title, text))) == (title, text)
-    assert title_and_text({"contents": as_contents(Passage("1", title, text))}) == (title, text)
-
-
-def test_a_blank_line_of_a_source_holds_no_passage(tmp_path):
-    record = {"id": "1", "title": "Oslo", "text": "In Norway."}
-    path = tmp_path / "corpus.jsonl"
-    path.write_text(f"\n{json.dumps(record)}\n \n\n")
-    assert [passage.id for passage in read_passages([path], show_progress=False)] == ["1"]

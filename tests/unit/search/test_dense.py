@@ -3,11 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from tests.unit.search.passages import PASSAGES
 from transformers import AutoModel, AutoTokenizer
 
-from sorl_trl.search.engines import dense as dense_module
-from sorl_trl.search.engines.dense import DenseIndex, DenseOptions, Encoder
+from sorl_trl.search import DenseIndex, DenseOptions
+from sorl_trl.search import dense as dense_module
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +64,13 @@ def test_passages_are_embedded_in_blocks(corpus_path, options, dense_dir, tmp_pa
     np.testing.assert_allclose(np.load(tmp_path / "blocks/vectors.npy"), np.load(dense_dir / "vectors.npy"), atol=1e-6)
 
 
-def test_a_model_that_overflows_is_an_error(options, monkeypatch):
-    encoder = Encoder(options)
-    monkeypatch.setattr(encoder.model, "encode", lambda texts, **_: np.full((len(texts), 4), np.nan))
+def test_a_model_that_overflows_is_an_error(dense_dir, monkeypatch):
+    monkeypatch.setattr(SentenceTransformer, "encode", lambda self, texts, **_: np.full((len(texts), 4), np.nan))
     with pytest.raises(ValueError, match="not finite"):
-        encoder.queries(["a"])
+        DenseIndex.load(dense_dir, device="cpu").search_batch(["a"], 1)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
-def test_a_device_that_is_not_there_is_named(embedder, device):
+def test_a_device_that_is_not_there_is_named(dense_dir, device):
     with pytest.raises(OSError, match=f"device .*'{device}'"):
-        Encoder(DenseOptions(model=str(embedder), device=device))
+        DenseIndex.load(dense_dir, device=device)

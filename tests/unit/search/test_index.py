@@ -19,12 +19,12 @@ from sorl_trl.search import (
     DenseOptions,
     IndexCorrupted,
     IndexOutdated,
+    SavedIndex,
     TantivyIndex,
     open_index,
     write_corpus,
 )
-from sorl_trl.search.engines import ENGINES
-from sorl_trl.search.engines.saved import SavedIndex
+from sorl_trl.search.arguments import ENGINES
 from sorl_trl.types import Passage
 
 LEXICAL = [BM25Index, TantivyIndex]
@@ -72,7 +72,7 @@ def test_what_is_built_is_opened_by_what_its_manifest_says(
 def test_an_index_needs_no_corpus_file_and_overwrites_nothing(build: Build, corpus_path: Path, tmp_path: Path) -> None:
     corpus = shutil.copy(corpus_path, tmp_path / "corpus.jsonl")
     build(corpus, tmp_path / "index")
-    with pytest.raises(FileExistsError, match=r"index_dir .*index exists"):
+    with pytest.raises(FileExistsError, match="index_dir"):
         build(corpus, tmp_path / "index")
     Path(corpus).unlink()
     assert "it" in ids(open_index(tmp_path / "index"), "Rome", 7)
@@ -112,7 +112,7 @@ def test_open_builds_where_there_is_none_and_loads_for_its_corpus_only(
     monkeypatch.setattr(engine, "build", lambda *_: pytest.fail("built again"))
     assert ids(engine.open(corpus, tmp_path / "index"), "rome") == ["it"]
     write_corpus(PASSAGES[:2], corpus)
-    with pytest.raises(IndexOutdated, match=r"index .*index: .*different content than .*corpus\.jsonl"):
+    with pytest.raises(IndexOutdated, match=r"index .*index: .*corpus\.jsonl"):
         engine.open(corpus, tmp_path / "index")
 
 
@@ -178,40 +178,37 @@ def test_odd_text_comes_back_exactly(build: Build, tmp_path: Path) -> None:
     assert {replace(hit, score=None) for hit in hits} == set(odd)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"format_version": 1, "unknown": 1}, "format_version is 1, allowed is 5"),
-        ({"format_version": None}, "manifest.json cannot be read"),
-    ],
-)
-def test_a_manifest_of_another_version_is_found(
-    directory: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    copy = shutil.copytree(directory, tmp_path / "copy")
+def changed(directory: Path, copy: Path, **changes: Any) -> Path:
+    """A copy of an index whose manifest has other fields."""
+    shutil.copytree(directory, copy)
     record = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps(record | changes))
-    with pytest.raises(IndexCorrupted, match=message):
-        open_index(copy)
+    return copy
+
+
+@pytest.mark.parametrize("changes", [{"format_version": 1, "unknown": 1}, {"format_version": None}])
+def test_a_manifest_of_another_version_is_found(directory: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(IndexCorrupted, match="format_version is"):
+        open_index(changed(directory, tmp_path / "copy", **changes))
 
 
 def test_a_manifest_may_have_fields_that_are_not_known(directory: Path, tmp_path: Path) -> None:
     """Those of an earlier release, whose index needs no building again."""
-    copy = shutil.copytree(directory, tmp_path / "copy")
-    record = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps(record | {"library": "bm25s 0.3"}))
+    copy = changed(directory, tmp_path / "copy", library="bm25s 0.3")
     assert open_index(copy).identity == open_index(directory).identity
 
 
 def test_what_is_no_index_is_named(directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"`index` is '.*nowhere', but there is no such"):
+    with pytest.raises(FileNotFoundError, match=r"`index` is '.*nowhere'"):
         open_index(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"there is no manifest\.json; name another") as refusal:
+    with pytest.raises(FileNotFoundError, match=r"manifest\.json") as refusal:
         open_index(tmp_path)
     assert "delete" not in str(refusal.value)
     other = next(engine for engine in LEXICAL if engine is not type(open_index(directory)))
-    with pytest.raises(ValueError, match=rf"its engine is '.*', not '{other.engine}'; use `open_index`"):
+    with pytest.raises(ValueError, match="its engine is"):
         other.load(directory)
+    with pytest.raises(ValueError, match="engine 'faiss'"):
+        open_index(changed(directory, tmp_path / "copy", engine="faiss"))
     (tmp_path / "manifest.json").write_text("[]")
-    with pytest.raises(IndexCorrupted, match=r"manifest\.json cannot be read"):
+    with pytest.raises(IndexCorrupted, match=r"manifest\.json"):
         open_index(tmp_path)

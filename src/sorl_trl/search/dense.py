@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,9 @@ from tqdm.auto import trange
 from sorl_trl.checks import POSITIVE_COUNT, check_fields
 from sorl_trl.search.backend import check_request
 from sorl_trl.search.corpus import Corpus, CorpusPaths, as_contents, write_corpus
-from sorl_trl.search.engines.saved import CORPUS, Manifest, SavedIndex, read_manifest, write_index
+from sorl_trl.search.index import CORPUS, SavedIndex, write_index
 from sorl_trl.text import encodable
 from sorl_trl.types import Passage
-
-if TYPE_CHECKING:
-    import torch
-
-Vectors = npt.NDArray[np.float32]
 
 VECTORS = "vectors.npy"
 ENCODED_AT_ONCE = 4096
@@ -78,18 +73,11 @@ class Encoder:
             ) from error
         self._lock = Lock()
 
-    def passages(self, passages: Sequence[Passage]) -> Vectors:
-        """Vectors (N, D) of N passages."""
-        return self._encode([as_contents(passage) for passage in passages], self.options.passage_prefix)
-
-    def queries(self, queries: Sequence[str]) -> Vectors:
-        """Vectors (N, D) of N queries, which may be any text."""
-        return self._encode([encodable(query) for query in queries], self.options.query_prefix)
-
-    def _encode(self, texts: list[str], prefix: str) -> Vectors:
+    def encode(self, texts: Sequence[str], prefix: str) -> npt.NDArray[np.float32]:
+        """Vectors (N, D) of length 1, one for each of N texts."""
         with self._lock:
             encoded: Any = self.model.encode(
-                texts,
+                list(texts),
                 # Pass it even if it is empty, because a model may have its own default prefix.
                 prompt=prefix,
                 batch_size=self.options.batch_size,
@@ -115,11 +103,15 @@ class DenseIndex(SavedIndex):
 
     engine: ClassVar[str] = "dense"
 
-    def __init__(self, encoder: Encoder, vectors: torch.Tensor, corpus: Corpus, manifest: Manifest) -> None:
-        super().__init__(manifest)
-        self._encoder = encoder
-        self._vectors = vectors
-        self._corpus = corpus
+    def __init__(self, directory: Path, device: str | None = None) -> None:
+        super().__init__(directory)
+        import torch
+
+        self._encoder = Encoder(DenseOptions(**self._manifest.settings, device=device))
+        self._corpus = Corpus(directory / CORPUS)
+        # Copy on write keeps torch from warning of read-only memory. We do not write.
+        vectors = np.load(directory / VECTORS, mmap_mode="c", allow_pickle=False)
+        self._vectors = torch.from_numpy(vectors).to(self._encoder.model.device)
 
     @classmethod
     def build(
@@ -152,25 +144,17 @@ class DenseIndex(SavedIndex):
         Raises:
             OSError: The model no longer exists.
         """
-        import torch
-
-        index_dir = Path(index_dir)
-        manifest = read_manifest(index_dir, cls.engine)
-        encoder = Encoder(DenseOptions(**manifest.settings, device=device))
-        corpus = Corpus(index_dir / CORPUS)
-        # Copy on write keeps torch from warning of read-only memory. We do not write.
-        vectors = np.load(index_dir / VECTORS, mmap_mode="c", allow_pickle=False)
-        return cls(encoder, torch.from_numpy(vectors).to(encoder.model.device), corpus, manifest)
+        return cls(Path(index_dir), device)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         import torch
         from sentence_transformers.util import dot_score, semantic_search
 
         check_request(queries, k)
-        asked = [query for query in queries if query.strip()]
+        asked = [encodable(query) for query in queries if query.strip()]
         if not asked:
             return [[] for _ in queries]
-        vectors = torch.from_numpy(self._encoder.queries(asked))
+        vectors = torch.from_numpy(self._encoder.encode(asked, self._encoder.options.query_prefix))
         found = iter(semantic_search(vectors, self._vectors, top_k=k, score_function=dot_score))
         return [self._passages(next(found)) if query.strip() else [] for query in queries]
 
@@ -183,7 +167,8 @@ def _write(encoder: Encoder, passages: Iterable[Passage], directory: Path, show_
     write_corpus(passages, directory / CORPUS)
     corpus, vectors = Corpus(directory / CORPUS), None
     for start in trange(0, len(corpus), ENCODED_AT_ONCE, desc="Embedding passages", disable=not show_progress):
-        block = encoder.passages([corpus[i] for i in range(start, min(start + ENCODED_AT_ONCE, len(corpus)))])
+        texts = [as_contents(corpus[i]) for i in range(start, min(start + ENCODED_AT_ONCE, len(corpus)))]
+        block = encoder.encode(texts, encoder.options.passage_prefix)
         if vectors is None:
             shape = (len(corpus), block.shape[1])
             vectors = np.lib.format.open_memmap(directory / VECTORS, mode="w+", dtype=np.float32, shape=shape)

@@ -1,0 +1,195 @@
+"""The commands `sorl index` and `sorl serve`, and the web application that serves an index in Search-R1's wire format.
+
+`POST /retrieve` takes
+
+    {"queries": ["…"], "topk": 3, "return_scores": true}
+
+where `topk` (3 by default) and `return_scores` (false) may be missing or null, and returns a list per query:
+
+    {"result": [[{"document": {"id", "title", "text", "contents"}, "score": 1.5}]]}
+
+or, without scores, the documents themselves: `{"result": [[{"id", "title", "text", "contents"}]]}`. `contents` is the
+title in quotes, a newline, and the text. A request with too many queries, a query that is too long, or a `topk` that
+is too high is refused as a whole, with 422.
+
+`GET /health` returns `{"status": "ok", "engine", "documents", "identity"}`.
+
+SIGTERM or SIGINT ends the server with exit code 0, once the requests under way are answered.
+"""
+
+# No `from __future__ import annotations`, because FastAPI evaluates the annotations of functions within functions.
+
+import signal
+import socket
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tqdm.auto import tqdm
+
+from sorl_trl.command_line import Parser, mistakes, refuse
+from sorl_trl.search.arguments import ENGINES, open_index
+from sorl_trl.search.corpus import as_contents
+from sorl_trl.search.dense import DenseIndex, DenseOptions
+from sorl_trl.search.index import SavedIndex
+from sorl_trl.text import encodable
+from sorl_trl.types import Passage
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+ABOUT_INDEX = """\
+Builds a search index of a corpus in the folder DIR, for `sorl serve` and for `--index` of `sorl train` and
+`sorl evaluate`.
+
+example: sorl index --corpus corpus.jsonl --output index
+"""
+ABOUT_SERVE = """\
+Serves a search index over HTTP, in Search-R1's wire format, until Ctrl-C. It prints the address to pass as
+`--search_url` to `sorl train` and `sorl evaluate`.
+
+example: sorl serve --index index --port 8000
+"""
+SHUTDOWN_S = 30
+"""How long requests under way may take after the server was told to stop."""
+PENDING_CONNECTIONS = 2048
+DEFAULT_TOPK = 3
+"""The default of Search-R1."""
+# The limits of one request (ours). Search-R1 sends at most 512 prompts of 5 trajectories at once.
+MOST_QUERIES = 4096
+HIGHEST_TOPK = 100
+LONGEST_QUERY = 10_000
+
+
+def index(words: Sequence[str] | None = None) -> None:
+    """Run `sorl index`."""
+    options = _index_parser().parse_args(words)
+    with mistakes():
+        built = _build(options)
+    size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())
+    print(f"{len(built):,} passages, {tqdm.format_sizeof(size, 'B')}, in {options.output} ({built.identity})")
+
+
+def serve(words: Sequence[str] | None = None) -> None:
+    """Run `sorl serve` until it is told to stop."""
+    options = _serve_parser().parse_args(words)
+    if not 0 <= options.port < 2**16:
+        refuse(f"`--port` is {options.port}, but must be from 0 to 65535")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn stops cleanly at a signal, then raises it again. Being told to stop is a success, even while loading.
+        signal.signal(number, _exit)
+    with mistakes():
+        served = open_index(options.index)
+        app = create_app(served)
+        # A socket that already listens, so that a port in use is noticed before anything runs.
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listener = socket.create_server((options.host, options.port), family=family, backlog=PENDING_CONNECTIONS)
+    host, port = listener.getsockname()[:2]
+    print(f"{len(served):,} passages ({served.identity}) on http://{host}:{port}/retrieve", flush=True)
+
+    import uvicorn  # create_app says how to install it
+
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_S)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def create_app(index: SavedIndex) -> "FastAPI":
+    """The server of one index, as an ASGI application. Raises ImportError if FastAPI or uvicorn is missing."""
+    try:
+        import uvicorn  # noqa: F401 - `serve` runs the application with it
+        from fastapi import FastAPI
+    except ImportError as error:
+        raise ImportError("the search server needs: pip install 'sorl-trl[serve]'") from error
+
+    app = FastAPI(title="sorl_trl search", docs_url=None, redoc_url=None)
+    _add_retrieve(app, index)
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        # `async` keeps it out of the thread pool, where it would wait for searches: clients have short timeouts.
+        return {"status": "ok", "engine": index.engine, "documents": len(index), "identity": index.identity}
+
+    return app
+
+
+def _add_retrieve(app: "FastAPI", index: SavedIndex) -> None:
+    from fastapi.responses import JSONResponse
+    from pydantic import BaseModel, BeforeValidator, Field
+
+    # Pydantic refuses half a surrogate pair, which JSON can spell. A policy may write one, which is no error.
+    clean = BeforeValidator(lambda query: encodable(query) if isinstance(query, str) else query)
+
+    class RetrieveRequest(BaseModel):
+        queries: Annotated[
+            list[Annotated[str, Field(max_length=LONGEST_QUERY), clean]], Field(max_length=MOST_QUERIES)
+        ]
+        topk: Annotated[int, Field(ge=1, le=HIGHEST_TOPK)] | None = None
+        return_scores: bool | None = None
+
+    @app.post("/retrieve")
+    def retrieve(request: RetrieveRequest) -> JSONResponse:
+        # Without `async` it runs in a thread pool, and the server continues to listen.
+        found = index.search_batch(request.queries, request.topk or DEFAULT_TOPK)
+        return JSONResponse({"result": [[_hit(hit, bool(request.return_scores)) for hit in hits] for hits in found]})
+
+
+def _hit(passage: Passage, with_score: bool) -> dict[str, Any]:
+    document = {"id": passage.id, "title": passage.title, "text": passage.text, "contents": as_contents(passage)}
+    return {"document": document, "score": passage.score} if with_score else document
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _index_parser() -> Parser:
+    parser = Parser(prog="sorl index", description=ABOUT_INDEX)
+    parser.add_argument(
+        "--corpus",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="JSONL files, with or without gzip, or folders of them; lines as in wiki-18 or MedRAG (required)",
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to make (required)")
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="bm25",
+        metavar="NAME",
+        help="bm25 up to about a million passages, tantivy beyond, dense to search by meaning (default: %(default)s)",
+    )
+    dense = parser.add_argument_group("only for --engine dense")
+    defaults = DenseOptions()
+    dense.add_argument("--model", help=f"embedding model: a Hub id or a folder (default: {defaults.model})")
+    dense.add_argument("--query_prefix", help=f"put before every query (default: {defaults.query_prefix!r})")
+    dense.add_argument("--passage_prefix", help=f"put before every passage (default: {defaults.passage_prefix!r})")
+    dense.add_argument("--batch_size", type=int, help=f"texts per forward pass (default: {defaults.batch_size})")
+    dense.add_argument("--device", help="where the model runs (default: a GPU where there is one)")
+    return parser
+
+
+def _serve_parser() -> Parser:
+    parser = Parser(prog="sorl serve", description=ABOUT_SERVE)
+    parser.add_argument("--index", required=True, metavar="DIR", help="what `sorl index` made (required)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="0 chooses a free one (default: %(default)s)"
+    )
+    return parser
+
+
+def _build(options: Namespace) -> SavedIndex:
+    names = [field.name for field in fields(DenseOptions)]
+    dense = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.engine == DenseIndex.engine:
+        return DenseIndex.build(options.corpus, options.output, options=DenseOptions(**dense))
+    if dense:
+        flags = ", ".join(f"--{name}" for name in dense)
+        raise ValueError(f"{flags}: only for --engine dense, got --engine {options.engine}")
+    return ENGINES[options.engine].build(options.corpus, options.output)
