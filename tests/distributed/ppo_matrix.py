@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sorl_trl.trainers.critic.model import is_critic_name
+from sorl_trl.trainers.critic import is_critic_name
 from tests.distributed.launch import launch
 from tests.distributed.ppo_cases import KINDS, PPOCase, PPOLaunch, build_trainer, write_policy
 

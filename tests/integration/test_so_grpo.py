@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from huggingface_hub import ModelCard
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.experimental import SeeUPOTrainer
+from sorl_trl.methods import SETTINGS
 from sorl_trl.search import NoSearch
 from tests.agents import LIMITS, DownAfter, agent_policy, build_agent, policy_without, questions, search_index
 from tests.policies import build_policy
@@ -25,15 +28,13 @@ from tests.trajectories import FixedRollout, parity_reward, prompts
 
 
 class TestCollector:
-    @pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
-    def test_trains_with_the_collector(self, tmp_path: Path, trainer_class: Any) -> None:
-        trainer = build_agent(tmp_path, trainer_class=trainer_class)
+    def test_trains_with_the_collector(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path)
         before = [p.clone() for p in trainer.model.parameters()]
         trainer.train()
         log = trainer.state.log_history[0]
         assert math.isfinite(log["loss"])
-        assert log["rollout/searches_per_trajectory"] > 0
-        assert log["rollout/invalid_actions_per_trajectory"] > 0
+        assert log["rollout/searches_per_trajectory"] > 0 and log["rollout/invalid_actions_per_trajectory"] > 0
         assert sum(value for key, value in log.items() if key.startswith("rollout/stop_reason/")) == pytest.approx(1)
         assert any((a != b).any() for a, b in zip(before, trainer.model.parameters(), strict=True))
 
@@ -130,9 +131,18 @@ class TestSearchFailures:
         assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
 
 
-def test_arguments_of_another_kind() -> None:
+def test_what_cannot_be_trained_on_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    """Before the first rollout: TRL would stop without a step, or meet a row in it, or in a later evaluation."""
     with pytest.raises(TypeError, match="write `from sorl_trl import SOGRPOConfig`"):
         SOGRPOTrainer(agent_policy(), parity_reward, GRPOConfig(use_cpu=True, bf16=False), prompts())
+    with pytest.raises(ValueError, match="`train_dataset` has 8 prompts, but a rollout takes 16"):
+        build_agent(tmp_path, num_generations=2, per_device_train_batch_size=8)
+    rows, asked = prompts(8), {"held_out": prompts(8).rename_column("prompt", "question")}
+    args = SOGRPOConfig(**settings(tmp_path))
+    with pytest.raises(ValueError, match=r"`held_out` has the columns \['question'\]"):
+        SOGRPOTrainer(build_policy(), parity_reward, args, rows, asked, processing_class=tokenizer)
+    with pytest.raises(ValueError, match="`train_dataset` has the columns"):
+        SOGRPOTrainer(build_policy(), parity_reward, args, asked["held_out"], processing_class=tokenizer)
 
 
 def test_a_rollout_may_render_messages_itself(tmp_path: Path, tokenizer: Any) -> None:
@@ -179,26 +189,8 @@ def test_checkpoints_are_plain(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     logits, ours = json.loads(done.stdout.strip().splitlines()[-1])
     assert ours == []
-    for said, trained in zip(logits, expected, strict=True):
-        assert said == pytest.approx(trained, abs=1e-5)
-
-
-def test_too_few_prompts_for_a_rollout(tmp_path: Path) -> None:
-    """TRL would stop before the first step, and say that this was expected."""
-    with pytest.raises(
-        ValueError, match="`train_dataset` has 8 prompts, but a rollout takes 16: `generation_batch_size` 32"
-    ):
-        build_agent(tmp_path, num_generations=2, per_device_train_batch_size=8)
-
-
-def test_rows_without_a_prompt(tmp_path: Path, tokenizer: Any) -> None:
-    """They would be met in the first rollout, or hours later in the first evaluation."""
-    rows, asked = prompts(8), {"held_out": prompts(8).rename_column("prompt", "question")}
-    args = SOGRPOConfig(**settings(tmp_path))
-    with pytest.raises(ValueError, match=r"`held_out` has the columns \['question'\], but must have `prompt`"):
-        SOGRPOTrainer(build_policy(), parity_reward, args, rows, asked, processing_class=tokenizer)
-    with pytest.raises(ValueError, match="`train_dataset` has the columns"):
-        SOGRPOTrainer(build_policy(), parity_reward, args, asked["held_out"], processing_class=tokenizer)
+    for loaded, trained in zip(logits, expected, strict=True):
+        assert loaded == pytest.approx(trained, abs=1e-5)
 
 
 def test_a_scheduler_of_another_optimizer(tmp_path: Path, tokenizer: Any) -> None:
@@ -230,3 +222,22 @@ def test_a_frozen_policy_is_asked_but_not_trained(tmp_path: Path, tokenizer: Any
     assert "eval_reward" in trainer.evaluate()
     with pytest.raises(ValueError, match="`is_trainable=True`"):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "method", "source"),
+    [(SOGRPOTrainer, "loop", "2502.01600"), (SOPPOTrainer, None, "2511.20718"), (SeeUPOTrainer, None, "2602.06554")],
+)
+def test_the_model_card_says_what_the_method_is_and_where_it_comes_from(
+    tmp_path: Path, tokenizer: Any, trainer_class: Any, method: Any, source: str
+) -> None:
+    args = trainer_class.config_class(**settings(tmp_path, **SETTINGS["loop"] if method else {}))
+    trainer = trainer_class(
+        build_policy(), parity_reward, args, prompts(), processing_class=tokenizer, rollout_func=FixedRollout(),
+        **({"method": method} if method else {}),
+    )  # fmt: skip
+    trainer.create_model_card()
+    card = ModelCard.load(tmp_path / "README.md")
+    assert source in card.text and "2402.03300" not in card.text, "which is TRL's GRPO"
+    assert trainer_class is SeeUPOTrainer or f"## Method\n\n`{args.method_name}`" in card.text
+    assert {"trl", trainer_class._tag_names[-1]} <= {*card.data.tags}

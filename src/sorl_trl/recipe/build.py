@@ -31,7 +31,7 @@ from sorl_trl.rollout.environments.bfcl import (
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers import AgentRollout, SearchRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
-from sorl_trl.trainers.information_gain import InformationGain
+from sorl_trl.trainers.rewards import InformationGain
 
 
 def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, Dataset | None]:

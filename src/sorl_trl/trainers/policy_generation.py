@@ -10,7 +10,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from sorl_trl.agents.vllm.client import WeightClient
-from sorl_trl.trainers.critic.model import is_critic_name
+from sorl_trl.trainers.critic import is_critic_name
 
 
 class PolicyGeneration(VLLMGeneration):

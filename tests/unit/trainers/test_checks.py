@@ -17,7 +17,6 @@ from torch import nn
 from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.methods import METHODS, SETTINGS, EngineVeto, LeaveOneOut, Method, TurnRatio, ZeroVariance
 from sorl_trl.trainers.checks import (
-    check_config,
     check_method,
     check_precision,
     check_processor,
@@ -181,15 +180,3 @@ def test_noise_of_training_mode_is_switched_off(kind: str) -> None:
     assert differ()
     disable_noise(policy)
     assert not differ()
-
-
-@pytest.mark.parametrize("disable_dropout", [True, False])
-def test_neftune_is_switched_off_with_dropout(
-    disable_dropout: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    args = config(tmp_path, neftune_noise_alpha=5.0, disable_dropout=disable_dropout)
-    check_config(SOGRPOConfig, args)
-    assert args.neftune_noise_alpha == (None if disable_dropout else 5.0)
-    assert ["`neftune_noise_alpha` is 5" in record.getMessage() for record in caplog.records] == [
-        True
-    ] * disable_dropout
