@@ -67,26 +67,8 @@ def documented(
     return [float(len(ids)) for ids in completion_ids]
 
 
-class Documented:
-    __name__ = "documented"
-
-    def __call__(
-        self, prompts: Any, completions: Any, completion_ids: Any, trainer_state: Any, log_extra: Any, log_metric: Any
-    ) -> list[float]:
-        return documented(prompts, completions, completion_ids, trainer_state, log_extra, log_metric)
-
-
 async def documented_async(completion_ids: Any, **_: Any) -> list[float]:
     return [float(len(ids)) for ids in completion_ids]
-
-
-def bare_decorator(function: Any) -> Any:
-    """One that does not say what it decorates."""
-
-    def decorated(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return decorated
 
 
 def without_columns(
@@ -102,18 +84,20 @@ def without_columns(
     return [float(len(ids)) for ids in completion_ids]
 
 
-class WithoutSignature(Documented):
+class WithoutSignature:
     """As functions that are written in C."""
 
+    __name__ = "documented"
     __signature__ = 0
+
+    def __call__(self, completion_ids: Any, **_: Any) -> list[float]:
+        return [float(len(ids)) for ids in completion_ids]
 
 
 PLAIN: dict[str, Any] = {
     "function": documented,
-    "bare decorator": bare_decorator(documented),
     "columns": without_columns,
-    "callable object": Documented(),
-    "no signature": WithoutSignature(),
+    "object without a signature": WithoutSignature(),
     "async partial": functools.partial(documented_async),
     "generator": lambda completion_ids, **_: (float(len(ids)) for ids in completion_ids),
     "tensor": lambda completion_ids, **_: torch.tensor([float(len(ids)) for ids in completion_ids]),

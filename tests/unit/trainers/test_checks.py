@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from peft import LoKrConfig, LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
@@ -23,7 +23,7 @@ from sorl_trl.trainers.checks import (
     check_reward_names,
     disable_noise,
 )
-from tests.model_families import BLOOM, GPT2, GQA
+from tests.model_families import BLOOM, GQA
 
 OPT: dict[str, Any] = {
     "vocab_size": 32,
@@ -48,14 +48,11 @@ def with_norm(norm: nn.Module) -> Any:
 TO = {"target_modules": ["q_proj", "v_proj"]}
 NOISY: dict[str, Callable[[], Any]] = {
     "attention": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GQA, attention_dropout=0.5)),
-    "modules": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)),
     "numbers": lambda: hf.BloomForCausalLM(hf.BloomConfig(**BLOOM, hidden_dropout=0.5)),
     "config": lambda: hf.FalconForCausalLM(hf.FalconConfig(**FALCON, hidden_dropout=0.5)),
     "layers": lambda: hf.OPTForCausalLM(hf.OPTConfig(**OPT, num_attention_heads=4, dropout=0.0, layerdrop=0.5)),
     "routers": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**GQA, num_local_experts=4, router_jitter_noise=0.5)),
-    "phimoe": lambda: hf.PhimoeForCausalLM(hf.PhimoeConfig(**GQA, num_local_experts=4, input_jitter_noise=0.5)),
     "lora": lambda: adapted(LoraConfig(**TO, lora_dropout=0.5, init_lora_weights=False)),
-    "ranks": lambda: adapted(LoKrConfig(**TO, rank_dropout=0.5, module_dropout=0.5, init_weights=False)),
     "other layers": lambda: with_norm(nn.AlphaDropout(0.5)),
 }
 """Policies that draw at random in training mode, by what is drawn or where its strength is held."""

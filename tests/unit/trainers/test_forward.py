@@ -281,12 +281,8 @@ def test_these_read_padded_rows(
 
 def test_a_model_that_fails_without_padding_reads_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a kernel may, that torch has and the GPU does not."""
-
-    def fails(*_: Any) -> Any:
-        raise RuntimeError("no such kernel")
-
     monkeypatch.setattr(layouts, "_has_kernel", lambda *_: True)
-    monkeypatch.setattr(layouts, "_in_one_kernel", fails)
+    monkeypatch.setattr(layouts, "_in_one_kernel", None)
     model = families.build(FAMILIES["llama"])
     plain = detached(one_by_one(model))
     forward = forward_of(with_head(model, packs=False))
