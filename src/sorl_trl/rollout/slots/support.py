@@ -16,7 +16,7 @@ from sorl_trl.rollout.slots.forward import Forward
 from sorl_trl.rollout.slots.sampling import resolved
 
 IN_SEGMENTS = "sorl_segments"
-"""The name of the attention that trainers set (`trainers/attention.py`); it is sdpa in a pass of the slots."""
+"""The name of the attention that trainers set (`trainers/layouts.py`); it is sdpa in a pass of the slots."""
 _ATTENTION = ("eager", "sdpa", IN_SEGMENTS)
 # Other kinds recompute frequencies from the longest row of a batch, which cached keys would not match.
 _ROTARY = ("default", "linear", "llama3", "yarn")
