@@ -79,7 +79,7 @@ def run(rows: int, ranks: int, staleness: int, stragglers: bool, order: str, see
             train_dataset=[{"prompt": number} for number in range(prompts)],
             state=SimpleNamespace(global_step=0, max_steps=BATCHES),
             accelerator=SimpleNamespace(num_processes=ranks, process_index=rank),
-            _train_sampler=RepeatSampler(list(range(prompts)), GROUP, prompts, shuffle=True, seed=0),
+            _get_train_sampler=lambda: RepeatSampler(list(range(prompts)), GROUP, prompts, shuffle=True, seed=0),
         )
         rollout = SleepingRollout(stragglers, seed + rank)
         ahead = late_rollouts.RolloutsAhead(trainer, rollout, staleness, order == "completed")

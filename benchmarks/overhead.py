@@ -40,7 +40,7 @@ from benchmarks.small_model import build_model, build_tokenizer
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.methods import SETTINGS
-from sorl_trl.trainers.batch import OLD_SINCE
+from sorl_trl.trainers.batch import OLD_POLICY_STEP
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -185,7 +185,7 @@ def batch_of(case: Case, rows: list[Parts]) -> dict[str, Any]:
             at += count
     batch["advantages"] = torch.randn(len(rows), generator=generator)
     batch["num_items_in_batch"] = batch["tool_mask"].sum()
-    batch[OLD_SINCE] = torch.tensor(-1)  # off-policy
+    batch[OLD_POLICY_STEP] = torch.tensor(-1)  # off-policy
     return batch
 
 
@@ -236,7 +236,7 @@ def fixed_batch(trainer: Any, sizes: Sizes, filled: float) -> dict[str, Any]:
         "turn_ids": torch.where(mask.bool(), turns, -1),
         "advantages": torch.randn(rows, generator=generator),
         "num_items_in_batch": mask.sum(),
-        OLD_SINCE: torch.tensor(-1),  # off-policy
+        OLD_POLICY_STEP: torch.tensor(-1),  # off-policy
     }
     device = trainer.accelerator.device
     batch = {name: tensor.to(device) for name, tensor in batch.items()}

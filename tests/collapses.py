@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.diagnostics import CollapseGuard, Level
-from sorl_trl.learning_rate import scale_learning_rate
+from sorl_trl.trainers.optimizer_step import scale_policy_rate
 from tests.agents import build_agent
 
 STEPS = 32
@@ -27,7 +27,7 @@ class LearningRateJump(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == JUMP:
-            scale_learning_rate(kwargs["optimizer"], kwargs["lr_scheduler"], 50.0)
+            scale_policy_rate(kwargs["optimizer"], kwargs["lr_scheduler"], 50.0)
 
 
 def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:

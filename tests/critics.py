@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trl.trainer.utils import add_fused_lm_head
 
 from sorl_trl import SOPPOConfig, SOPPOTrainer
-from sorl_trl.trainers.critic.model import (
+from sorl_trl.trainers.critic import (
     CRITIC_ATTRIBUTE,
     AdapterCritic,
     Critic,

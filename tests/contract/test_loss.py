@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl.methods import LLDS, METHODS, ClipPenalty, DoubleSided, Method, MiniRL, Unweighted
-from sorl_trl.trainers.batch import OLD_SINCE, drop
+from sorl_trl.trainers.batch import OLD_POLICY_STEP, drop
 from tests.losses import assert_same_loss, gradient, off_policy_batch, token_logps
 from tests.trajectories import SeveralContexts
 
@@ -237,7 +237,7 @@ def test_llds_holds_up_good_trajectories(tmp_path: Path, tokenizer: Any) -> None
                 falls = falls + (fallen.sum() > 0) * fallen.clamp(min=0).sum()
     expected = reference_loss(trainer, batch) + 0.7 * falls / tokens
     assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), expected)
-    batch[OLD_SINCE] = torch.tensor(0)  # the policy that sampled has nothing to hold up
+    batch[OLD_POLICY_STEP] = torch.tensor(0)  # the policy that sampled has nothing to hold up
     assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
 
 

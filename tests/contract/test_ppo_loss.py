@@ -12,7 +12,7 @@ import torch
 
 from sorl_trl import SOPPOTrainer
 from sorl_trl.methods import Method
-from sorl_trl.trainers.bias_norm import bias_normalizer
+from sorl_trl.trainers.optimizer_step import bias_normalizer
 from tests.critics import BATCH_SIZE, critic_parameters, rollout_batch
 from tests.losses import gradient
 from tests.ppo_losses import DISCOUNTED, assert_follows_the_formula, build, value_reference

@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 from transformers import set_seed
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from sorl_trl.trainers.critic.model import is_critic_name
+from sorl_trl.trainers.critic import is_critic_name
 from tests.distributed.ppo_cases import SAVED_STEP, STEPS_PER_ROLLOUT, PPOCase, build_trainer
 from tests.distributed.worker import checked_facts, suit_cpus, write_result
 

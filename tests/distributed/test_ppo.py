@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from sorl_trl import load_critic
-from sorl_trl.trainers.critic.model import is_critic_name
+from sorl_trl.trainers.critic import is_critic_name
 from tests.agents import BY_THE_CLOCK
 from tests.distributed.launch import launch
 from tests.distributed.outcomes import assert_loads_plainly

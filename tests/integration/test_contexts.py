@@ -30,15 +30,18 @@ def build(trainer_class: Any, config_class: Any, folder: Path, tokenizer: Any, *
 def test_a_run_resumes_exactly_within_a_rollout(
     tmp_path: Path, tokenizer: Any, trainer_class: Any, config_class: Any
 ) -> None:
-    """The rows that wait in a checkpoint keep their contexts."""
+    """The rows that wait in a checkpoint keep their contexts, and `sorl view` is shown them."""
     saved = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4}
-    whole = build(trainer_class, config_class, tmp_path / "whole", tokenizer, **saved)
+    whole = build(trainer_class, config_class, tmp_path / "whole", tokenizer, **saved, save_trajectories_steps=1)
     whole.train()
     resumed = build(trainer_class, config_class, tmp_path / "resumed", tokenizer, max_steps=4)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert resumed.rollout_func.__wrapped__.calls == 0
     for name, weight in resumed.model.state_dict().items():
         assert torch.equal(weight, whole.model.state_dict()[name]), name
+    written = list(read_trained(tmp_path / "whole"))
+    assert all(len(each.context_ids) == len(each.turn_ids) for each in written)
+    assert any(min(each.context_ids) < 0 for each in written)
 
 
 def test_what_a_context_repeats_is_told_once(tmp_path: Path, tokenizer: Any) -> None:
@@ -67,13 +70,6 @@ def test_what_a_context_repeats_is_told_once(tmp_path: Path, tokenizer: Any) -> 
     )
 
 
-def test_contexts_are_written_beside_what_they_were_trained_with(tmp_path: Path, tokenizer: Any) -> None:
-    build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, max_steps=1, save_trajectories_steps=1).train()
-    written = list(read_trained(tmp_path))
-    assert all(len(each.context_ids) == len(each.turn_ids) for each in written)
-    assert any(min(each.context_ids) < 0 for each in written)
-
-
 def test_a_rollout_may_name_its_fields_as_it_likes(tmp_path: Path, tokenizer: Any) -> None:
     """Even as those that rollouts ahead of training return."""
 
@@ -88,18 +84,3 @@ def test_a_rollout_may_name_its_fields_as_it_likes(tmp_path: Path, tokenizer: An
     batch = trainer._generate_and_score_completions([dict(row) for row in prompts()])
     assert trainer._metrics["train"]["reward"] == [12.0]
     assert int(batch["generated_at_step"]) == 0
-
-
-def test_a_context_that_begins_with_the_policys_token_is_refused(tmp_path: Path, tokenizer: Any) -> None:
-    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        rows = len(prompts)
-        return {
-            "prompt_ids": [[4]] * rows,
-            "completion_ids": [[5, 6]] * rows,
-            "logprobs": None,
-            "context_ids": [[0, 1]] * rows,
-        }
-
-    trainer = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, rollout_func=rollout)
-    with pytest.raises(ValueError, match="`context_ids` is 1 at token 1 of row 0, which is the first of its context"):
-        trainer._generate_and_score_completions([dict(row) for row in prompts()])

@@ -24,6 +24,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def newest(run: Path, tmp_path: Path) -> Path:
+    """A copy of the newest checkpoint, in a folder without others."""
+    return Path(shutil.copytree(run / NEWEST, tmp_path / NEWEST))
+
+
+def resumed(folder: Path, asked: Any = "latest") -> str | None:
+    args: Any = SimpleNamespace(output_dir=folder)
+    return resume_point(args, asked)
+
+
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-40])
 
@@ -37,7 +48,7 @@ def empty(file: Path) -> None:
 
 
 DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
-    *((Path.unlink, name) for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")),
+    *((Path.unlink, name) for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors")),
     *((damage, "optimizer.pt") for damage in (empty, cut, garble)),
     *((damage, "model.safetensors") for damage in (empty, cut, garble)),
     *((damage, "trainer_state.json") for damage in (empty, cut, garble)),
@@ -51,99 +62,63 @@ def test_the_file_is_named_and_the_newest_whole_checkpoint(
 ) -> None:
     shutil.copytree(run, tmp_path / "out")
     damage(tmp_path / "out" / NEWEST / name)
-    for asked in ("latest", "true", True, str(tmp_path / "out" / NEWEST)):
+    for asked in ("latest", True, str(tmp_path / "out" / NEWEST)):
         with pytest.raises(ValueError) as error:
-            resume_point(SimpleNamespace(output_dir=tmp_path / "out"), asked)
-        assert name in str(error.value)
-        assert NEWEST in str(error.value)
-        assert str(error.value).endswith(f"the newest whole checkpoint is {tmp_path / 'out' / 'checkpoint-1'}.")
+            resumed(tmp_path / "out", asked)
+        assert all(each in str(error.value) for each in (name, NEWEST, str(tmp_path / "out" / "checkpoint-1")))
 
 
-def test_the_newest_is_one_that_was_written_to_its_end(run: Path, tmp_path: Path) -> None:
+def test_the_newest_is_that_of_the_highest_step_which_was_written_to_its_end(run: Path, tmp_path: Path) -> None:
     """A run that is killed while it writes a checkpoint goes on from the one before; by its name it is refused."""
-    shutil.copytree(run, tmp_path / "out")
-    (tmp_path / "out" / NEWEST / "trainer_state.json").unlink()
-    args = SimpleNamespace(output_dir=tmp_path / "out")
-    assert resume_point(args, "latest") == str(tmp_path / "out/checkpoint-1")
-    with pytest.raises(ValueError, match=r"no whole checkpoint, for its trainer_state\.json .*checkpoint-1\.$"):
-        resume_point(args, str(tmp_path / "out" / NEWEST))
+    with pytest.raises(ValueError, match=f"there is no checkpoint in {tmp_path}"):
+        resumed(tmp_path)
+    for step in (9, 10, 11):
+        shutil.copytree(run / NEWEST, tmp_path / f"checkpoint-{step}")
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "checkpoint-11" / "trainer_state.json").unlink()
+    assert resumed(tmp_path) == str(tmp_path / "checkpoint-10")
+    with pytest.raises(ValueError, match=r"trainer_state\.json .*checkpoint-10\.$"):
+        resumed(tmp_path, str(tmp_path / "checkpoint-11"))
+    assert [resumed(tmp_path, asked) for asked in (None, False, "false")] == [None] * 3
 
 
-def test_weights_that_are_gone(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run / NEWEST, tmp_path / NEWEST)
-    (tmp_path / NEWEST / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"holds no weights.*there is no whole checkpoint"):
-        resume_point(SimpleNamespace(output_dir=tmp_path), "latest")
-
-
-def test_a_shard_that_is_gone(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run / NEWEST, tmp_path / NEWEST)
-    (tmp_path / NEWEST / "model.safetensors.index.json").write_text(
-        '{"weight_map": {"a": "model-1-of-2.safetensors"}}'
-    )
+def test_a_shard_that_is_gone(newest: Path) -> None:
+    (newest / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1-of-2.safetensors"}}')
     with pytest.raises(ValueError, match=r"model-1-of-2\.safetensors is missing"):
-        resume_point(SimpleNamespace(output_dir=tmp_path), "latest")
+        resumed(newest.parent)
 
 
 @pytest.mark.parametrize("lacks", [0, 1, 2])
-def test_the_random_state_of_one_of_several_processes_is_gone(run: Path, tmp_path: Path, lacks: int) -> None:
-    folder = tmp_path / NEWEST
-    shutil.copytree(run / NEWEST, folder)
-    (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")
+def test_the_random_state_of_one_of_several_processes_is_gone(newest: Path, lacks: int) -> None:
+    (newest / "rng_state.pth").rename(newest / "rng_state_0.pth")
     for rank in (1, 2):
-        shutil.copy(folder / "rng_state_0.pth", folder / f"rng_state_{rank}.pth")
-        shutil.copy(folder / "generation_cycle_0.pt", folder / f"generation_cycle_{rank}.pt")
-    args = SimpleNamespace(output_dir=tmp_path)
-    assert resume_point(args, "latest") == str(folder)
-    (folder / f"rng_state_{lacks}.pth").unlink()
+        shutil.copy(newest / "rng_state_0.pth", newest / f"rng_state_{rank}.pth")
+        shutil.copy(newest / "generation_cycle_0.pt", newest / f"generation_cycle_{rank}.pt")
+    assert resumed(newest.parent) == str(newest)
+    (newest / f"rng_state_{lacks}.pth").unlink()
     with pytest.raises(ValueError, match=rf"rng_state_{lacks}\.pth is missing"):
-        resume_point(args, "latest")
-    (folder / f"generation_cycle_{lacks}.pt").unlink()
-    assert resume_point(args, "latest") == str(folder), "the process may have been one of another machine"
+        resumed(newest.parent)
+    (newest / f"generation_cycle_{lacks}.pt").unlink()
+    assert resumed(newest.parent) == str(newest), "the process may have been one of another machine"
 
 
-def test_a_process_without_random_state_is_named(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = tmp_path / NEWEST
-    shutil.copytree(run / NEWEST, folder)
-    (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")  # as two processes would have left it
-    build_agent(tmp_path, max_steps=2, num_iterations=1).train(resume_from_checkpoint=str(folder))
-    assert [f"{folder} holds no random state for processes [0]" in each for each in caplog.messages].count(True) == 1
-
-
-def test_deepspeeds_shards(run: Path, tmp_path: Path) -> None:
+def test_deepspeeds_shards(newest: Path) -> None:
     """It keeps optimizer and schedule in them."""
-    folder = tmp_path / NEWEST
-    shutil.copytree(run / NEWEST, folder)
-    (folder / "global_step2").mkdir()
-    shutil.move(folder / "optimizer.pt", folder / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
-    (folder / "scheduler.pt").unlink()
-    args = SimpleNamespace(output_dir=tmp_path)
+    shard = newest / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    shard.parent.mkdir()
+    shutil.move(newest / "optimizer.pt", shard)
+    (newest / "scheduler.pt").unlink()
     with pytest.raises(ValueError, match="latest, by which DeepSpeed finds its shards, is missing"):
-        resume_point(args, "latest")
-    (folder / "latest").write_text("global_step2")
-    assert resume_point(args, "latest") == str(folder)
-    cut(folder / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+        resumed(newest.parent)
+    (newest / "latest").write_text("global_step2")
+    assert resumed(newest.parent) == str(newest)
+    cut(shard)
     with pytest.raises(ValueError, match=r"optim_states\.pt is empty or damaged"):
-        resume_point(args, "latest")
+        resumed(newest.parent)
 
 
-@pytest.mark.parametrize("asked", [None, False, "false"])
-def test_a_new_run(run: Path, asked: Any) -> None:
-    assert resume_point(SimpleNamespace(output_dir=run), asked) is None
-
-
-def test_the_newest_is_that_of_the_highest_step(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"there is no checkpoint in {tmp_path}"):
-        resume_point(SimpleNamespace(output_dir=tmp_path), "latest")
-    for step in (9, 10):
-        shutil.copytree(run / NEWEST, tmp_path / f"checkpoint-{step}")
-    (tmp_path / "checkpoint-best").mkdir()
-    assert resume_point(SimpleNamespace(output_dir=tmp_path), "latest") == str(tmp_path / "checkpoint-10")
-
-
-def test_a_script_is_told_before_anything_is_loaded(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run / NEWEST, tmp_path / NEWEST)
-    cut(tmp_path / NEWEST / "model.safetensors")
-    trainer = build_agent(tmp_path, max_steps=4)
+def test_a_script_is_told_before_anything_is_loaded(newest: Path) -> None:
+    cut(newest / "model.safetensors")
+    trainer = build_agent(newest.parent, max_steps=4)
     with pytest.raises(ValueError, match=r"model\.safetensors is empty or damaged"):
         trainer.train(resume_from_checkpoint=True)

@@ -65,8 +65,7 @@ def test_every_checkpoint_continues_exactly(tmp_path: Path, trainer_class: Any, 
         resumed.train(resume_from_checkpoint=str(_checkpoint(whole, step)))
         ours, theirs = (steps_after(step, trainer.state.log_history) for trainer in (resumed, whole))
         assert ours == theirs, f"resumed after step {step}"
-        for name, weight in resumed.model.state_dict().items():
-            assert torch.equal(weight, weights[name]), f"{name}, resumed after step {step}"
+        assert_equal(resumed.model.state_dict(), weights)
 
 
 def moe_policy() -> Any:
@@ -88,15 +87,18 @@ def test_what_is_loaded_otherwise_continues_exactly(tmp_path: Path, policy: Any,
     fields = {**CYCLES["reused"], "max_steps": 3}
     whole = build(tmp_path / "whole", trainer_class, model=policy(), **fields)
     whole.train()
-    weights = {name: weight.clone() for name, weight in whole.model.state_dict().items()}
+    weights = copies(whole.model)
     whole.state.best_model_checkpoint = str(_checkpoint(whole, 2))
     whole._load_best_model()
-    best = {name: weight.clone() for name, weight in whole.model.state_dict().items()}
     resumed = build(tmp_path / "resumed", trainer_class, model=policy(), **fields)
     resumed._load_from_checkpoint(str(_checkpoint(whole, 2)))
-    assert_equal(resumed.model.state_dict(), best)
+    assert_equal(resumed.model.state_dict(), copies(whole.model))
     resumed.train(resume_from_checkpoint=str(_checkpoint(whole, 2)))
     assert_equal(resumed.model.state_dict(), weights)
+
+
+def copies(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in model.state_dict().items()}
 
 
 def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
@@ -109,32 +111,31 @@ def _checkpoint(trainer: Any, step: int) -> Path:
     return Path(trainer.args.output_dir) / f"checkpoint-{step}"
 
 
-class TestSampler:
-    @pytest.mark.parametrize("shuffle", [True, False])
-    def test_epochs_are_those_of_an_uninterrupted_run(self, shuffle: bool) -> None:
-        arguments = {"mini_repeat_count": 2, "batch_size": 3, "repeat_count": 2, "shuffle": shuffle, "seed": 5}
-        theirs = RepeatSampler(range(10), **arguments)
-        passes = [list(theirs) for _ in range(3)]
-        assert (passes[0] != passes[1]) == shuffle
-        for epoch in (2, 0, 1, 1):
-            ours = EpochRepeatSampler.like(RepeatSampler(range(10), **arguments))
-            ours.epoch = epoch
-            assert list(ours) == passes[epoch]
-            assert list(ours) == passes[epoch]
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_epochs_have_the_order_of_an_uninterrupted_run(shuffle: bool) -> None:
+    arguments = {"mini_repeat_count": 2, "batch_size": 3, "repeat_count": 2, "shuffle": shuffle, "seed": 5}
+    theirs = RepeatSampler(range(10), **arguments)
+    passes = [list(theirs) for _ in range(3)]
+    assert (passes[0] != passes[1]) == shuffle
+    for epoch in (2, 0, 1, 1):
+        ours = EpochRepeatSampler.like(RepeatSampler(range(10), **arguments))
+        ours.set_epoch(epoch)
+        assert list(ours) == passes[epoch]
+        assert list(ours) == passes[epoch]
 
-    def test_trains_in_trls_order_over_epochs(self, tmp_path: Path) -> None:
-        seen: dict[Any, list[list[str]]] = {}
-        for trainer_class in (GRPOTrainer, SOGRPOTrainer):
-            asked = seen[trainer_class] = []
 
-            def reward(prompts: list[str], asked: list[Any] = asked, **_: Any) -> list[float]:
-                asked.append(list(prompts))
-                return [float(i % 2) for i in range(len(prompts))]
+def test_prompts_have_trls_order_over_epochs(tmp_path: Path) -> None:
+    seen: dict[Any, list[list[str]]] = {GRPOTrainer: [], SOGRPOTrainer: []}
+    for trainer_class, asked in seen.items():
 
-            folder = tmp_path / trainer_class.__name__
-            build(folder, trainer_class, reward_funcs=[reward], save_strategy="no", **CYCLES["on_policy"]).train()
-        assert seen[GRPOTrainer] == seen[SOGRPOTrainer]
-        assert len({str(prompts) for prompts in seen[SOGRPOTrainer]}) > 4
+        def reward(prompts: list[str], asked: list[Any] = asked, **_: Any) -> list[float]:
+            asked.append(list(prompts))
+            return [float(i % 2) for i in range(len(prompts))]
+
+        folder = tmp_path / trainer_class.__name__
+        build(folder, trainer_class, reward_funcs=[reward], save_strategy="no", **CYCLES["on_policy"]).train()
+    assert seen[GRPOTrainer] == seen[SOGRPOTrainer]
+    assert len({str(prompts) for prompts in seen[SOGRPOTrainer]}) > 4
 
 
 def test_no_batch_is_kept_where_only_the_model_is_saved(tmp_path: Path) -> None:
@@ -142,49 +143,34 @@ def test_no_batch_is_kept_where_only_the_model_is_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("generation_cycle_*"))
 
 
-def test_a_reference_that_was_moved_is_said_not_to_be_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    agent_policy().save_pretrained(tmp_path / "policy")
-    fields = {"beta": 0.1, "sync_ref_model": True, "model": str(tmp_path / "policy"), **CYCLES["on_policy"]}
-    first = build(tmp_path / "first", max_steps=1, **fields)
-    first.train()
-    assert not list(tmp_path.rglob("*.partial"))
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Within a cycle."""
+    trainer = build(tmp_path / "first", **CYCLES["reused"], max_steps=3)
+    trainer.train()
+    return _checkpoint(trainer, 3)
+
+
+def test_what_does_not_fit_the_cycle(tmp_path: Path, checkpoint: Path) -> None:
+    """Other batches are refused, but for a cycle that is finished, and so is another number of processes."""
+    second = build(tmp_path / "second", **{**CYCLES["reused"], "num_iterations": 3}, max_steps=6)
+    with pytest.raises(ValueError, match="`num_iterations` is 3, but was 2"):
+        second.train(resume_from_checkpoint=str(checkpoint))
+    path = checkpoint / "generation_cycle_0.pt"
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "buffered_inputs": None}, path)
+    second.train(resume_from_checkpoint=str(checkpoint))
+    assert second.state.global_step == 6
+    torch.save({**state, "world_size": 2}, path)
+    with pytest.raises(ValueError, match="`world_size` is 1, but was 2"):
+        build(tmp_path / "third", **CYCLES["reused"]).train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_trls_checkpoint_is_said_to_go_on_with_new_trajectories(
+    tmp_path: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (checkpoint / "generation_cycle_0.pt").unlink()
+    trainer = build(tmp_path / "second", **CYCLES["reused"], max_steps=4)
     with caplog.at_level(logging.WARNING):
-        build(tmp_path / "second", max_steps=2, **fields).train(resume_from_checkpoint=str(_checkpoint(first, 1)))
-    assert "`sync_ref_model` moves the reference, which is in no checkpoint" in caplog.text
-
-
-class TestWhatDoesNotFit:
-    @pytest.fixture
-    def checkpoint(self, tmp_path: Path) -> Path:
-        trainer = build(tmp_path / "first", **CYCLES["reused"], max_steps=3)
-        trainer.train()
-        return _checkpoint(trainer, 3)
-
-    def test_other_batches(self, tmp_path: Path, checkpoint: Path) -> None:
-        trainer = build(tmp_path / "second", **{**CYCLES["reused"], "num_iterations": 3})
-        with pytest.raises(ValueError, match="`num_iterations` is 3, but was 2"):
-            trainer.train(resume_from_checkpoint=str(checkpoint))
-
-    def test_another_number_of_processes(self, tmp_path: Path, checkpoint: Path) -> None:
-        path = checkpoint / "generation_cycle_0.pt"
-        torch.save({**torch.load(path, weights_only=True), "world_size": 2}, path)
-        trainer = build(tmp_path / "second", **CYCLES["reused"])
-        with pytest.raises(ValueError, match="`world_size` is 1, but was 2"):
-            trainer.train(resume_from_checkpoint=str(checkpoint))
-
-    def test_other_batches_may_follow_a_finished_cycle(self, tmp_path: Path) -> None:
-        first = build(tmp_path / "first", **CYCLES["reused"], max_steps=4)
-        first.train()
-        second = build(tmp_path / "second", **{**CYCLES["reused"], "num_iterations": 3}, max_steps=6)
-        second.train(resume_from_checkpoint=str(_checkpoint(first, 4)))
-        assert second.state.global_step == 6
-
-    def test_trls_checkpoint_is_said_to_go_on_with_new_trajectories(
-        self, tmp_path: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        (checkpoint / "generation_cycle_0.pt").unlink()
-        trainer = build(tmp_path / "second", **CYCLES["reused"], max_steps=4)
-        with caplog.at_level(logging.WARNING):
-            trainer.train(resume_from_checkpoint=str(checkpoint))
-        (said,) = [record.getMessage() for record in caplog.records if "new trajectories" in record.getMessage()]
-        assert said.startswith(str(checkpoint)), "plain words, and no rank before them"
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert sum("new trajectories" in each for each in caplog.messages) == 1

@@ -13,8 +13,8 @@ import pytest
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.checkpoint import ONE_STATE, SETTINGS_FILE
-from tests.agents import LIMITS, build_agent, search_index
+from sorl_trl.trainers.checkpoint import SETTINGS_FILE
+from tests.agents import build_agent, search_index
 
 FIELDS = {"num_iterations": 1, "steps_per_generation": 2, "save_strategy": "steps", "lr_scheduler_type": "linear"}
 CHANGED = {"learning_rate": 0.5, "value_head_learning_rate": 0.4, "weight_decay": 0.3}
@@ -48,9 +48,8 @@ def test_what_the_optimizer_holds_goes_on_and_is_reported_as_it_acts(
     with caplog.at_level(logging.WARNING):
         resumed.train(resume_from_checkpoint=str(checkpoint))
     for name, value in CHANGED.items():
-        assert f"`{name}` is {value} here, but the checkpoint's {saved[name]} goes on" in caplog.text
+        assert f"`{name}` was {saved[name]}, is {value} (the checkpoint's goes on" in caplog.text
         assert getattr(resumed.args, name) == saved[name]
-    assert "This run differs" not in caplog.text
     groups = {bool(group.get("critic")): group for group in resumed.optimizer.param_groups}
     assert groups[False]["initial_lr"] == saved["learning_rate"] == 1e-3
     assert groups[False]["betas"] == (saved["adam_beta1"], saved["adam_beta2"])
@@ -60,16 +59,13 @@ def test_what_the_optimizer_holds_goes_on_and_is_reported_as_it_acts(
 
 
 def test_what_else_differs_is_one_line(tmp_path: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Also where a default has changed since: of the checkpoint's version, that was another one."""
     file = checkpoint / SETTINGS_FILE
-    file.write_text(json.dumps({**json.loads(file.read_text()), "sorl_trl": "0.1.0", "gone": 1, "vf_coef": 7}))
-    limits = LIMITS.__class__(max_turns=1, max_turn_tokens=6, max_observation_tokens=6, max_trajectory_tokens=32)
-    resumed = build(tmp_path, lr_scheduler_type="constant", limits=limits, max_steps=3)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "gone": 1, "vf_coef": 7}))
+    resumed = build(tmp_path, lr_scheduler_type="constant", max_steps=3)
     with caplog.at_level(logging.WARNING):
         resumed.train(resume_from_checkpoint=str(checkpoint))
     (line,) = [record.getMessage() for record in caplog.records if "This run differs" in record.getMessage()]
-    assert "which sorl-trl 0.1.0 wrote" in line
-    for change in ("max_steps` was 4, is 3", "max_turns` was 2, is 1", "vf_coef` was 7, is ", "top_k` was 1, is 3"):
+    for change in ("max_steps` was 4, is 3", "vf_coef` was 7, is ", "`lr_scheduler_type` was 'linear', is 'constant'"):
         assert change in line
     assert "gone" not in line
 
@@ -85,13 +81,8 @@ def test_a_checkpoint_with_a_critic_is_refused_without_one(tmp_path: Path, check
         resumed.train(resume_from_checkpoint=str(checkpoint))
 
 
-@pytest.mark.parametrize("optim", sorted(ONE_STATE))
-def test_optimizers_of_one_state_go_on_from_one_another(
-    tmp_path: Path, checkpoint: Path, optim: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One of them is the checkpoint's own: then nothing differs, and nothing is warned of."""
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+def test_optimizers_of_one_state_go_on_from_one_another(tmp_path: Path, checkpoint: Path, optim: str) -> None:
     resumed = build(tmp_path, optim=optim)
-    with caplog.at_level(logging.WARNING, logger="sorl_trl"):
-        resumed.train(resume_from_checkpoint=str(checkpoint))
+    resumed.train(resume_from_checkpoint=str(checkpoint))
     assert resumed.state.global_step == 4
-    assert ("checkpoint" in caplog.text) == (optim != json.loads((checkpoint / SETTINGS_FILE).read_text())["optim"])

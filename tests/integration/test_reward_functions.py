@@ -67,55 +67,37 @@ def documented(
     return [float(len(ids)) for ids in completion_ids]
 
 
-class Documented:
-    __name__ = "documented"
-
-    def __call__(
-        self, prompts: Any, completions: Any, completion_ids: Any, trainer_state: Any, log_extra: Any, log_metric: Any
-    ) -> list[float]:
-        return documented(prompts, completions, completion_ids, trainer_state, log_extra, log_metric)
+async def documented_async(completion_ids: Any, **_: Any) -> list[float]:
+    return [float(len(ids)) for ids in completion_ids]
 
 
-async def documented_async(
-    prompts: Any, completions: Any, completion_ids: Any, trainer_state: Any, log_extra: Any, log_metric: Any
-) -> list[float]:
-    return documented(prompts, completions, completion_ids, trainer_state, log_extra, log_metric)
-
-
-def bare_decorator(function: Any) -> Any:
-    """One that does not say what it decorates."""
-
-    def decorated(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return decorated
-
-
-def of_columns(
+def without_columns(
     prompts: Any,
     completions: Any,
     completion_ids: Any,
     trainer_state: Any,
     log_extra: Any,
     log_metric: Any,
-    **columns: Any,
+    **others: Any,
 ) -> list[float]:
-    assert not columns, "the data set has prompts alone"
+    assert not others, "the data set has prompts alone"
     return [float(len(ids)) for ids in completion_ids]
 
 
-class WithoutSignature(Documented):
+class WithoutSignature:
     """As functions that are written in C."""
 
+    __name__ = "documented"
     __signature__ = 0
+
+    def __call__(self, completion_ids: Any, **_: Any) -> list[float]:
+        return [float(len(ids)) for ids in completion_ids]
 
 
 PLAIN: dict[str, Any] = {
     "function": documented,
-    "bare decorator": bare_decorator(documented),
-    "columns": of_columns,
-    "callable object": Documented(),
-    "no signature": WithoutSignature(),
+    "columns": without_columns,
+    "object without a signature": WithoutSignature(),
     "async partial": functools.partial(documented_async),
     "generator": lambda completion_ids, **_: (float(len(ids)) for ids in completion_ids),
     "tensor": lambda completion_ids, **_: torch.tensor([float(len(ids)) for ids in completion_ids]),
@@ -124,8 +106,8 @@ PLAIN: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_functions_that_trl_takes(tmp_path: Path, tokenizer: Any, kind: str) -> None:
+    theirs = build(GRPOTrainer, GRPOConfig, tmp_path, tokenizer, documented)
     ours = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, PLAIN[kind])
-    theirs = build(GRPOTrainer, GRPOConfig, tmp_path, tokenizer, PLAIN[kind])
     assert batch_of(ours)["advantages"].tolist() == pytest.approx(batch_of(theirs)["advantages"].tolist(), abs=1e-6)
 
 
@@ -187,19 +169,9 @@ def test_a_subclass_may_change_the_rewards(
         def _calculate_rewards(self, *args: Any) -> torch.Tensor:
             return 2 * super()._calculate_rewards(*args)
 
-    class Own(trainer_class):  # type: ignore[misc]
-        def _calculate_rewards(self, *args: Any) -> torch.Tensor:
-            return torch.full((8, 1), 7.0)
-
-    def length(completion_ids: Any, **_: Any) -> list[float]:
-        return [float(len(ids)) for ids in completion_ids]
-
-    trainer = build(Doubled, config_class, tmp_path, tokenizer, length, config={"scale_rewards": "none"})
+    trainer = build(Doubled, config_class, tmp_path, tokenizer, lambda completions, **_: [3.5] * len(completions))
     batch_of(trainer)
-    assert trainer._metrics["train"]["reward"][0] > 2
-    own = build(Own, config_class, tmp_path, tokenizer, length)
-    batch_of(own)
-    assert own._metrics["train"]["reward"] == [7.0]
+    assert trainer._metrics["train"]["reward"] == [7.0]
 
 
 @pytest.mark.parametrize(("trainer_class", "config_class"), TRAINERS)
@@ -224,19 +196,14 @@ def test_a_stream_is_read_when_training_reads_it(
     assert read.count("train 0") == read.count("eval 0") == 1
 
 
-@pytest.mark.parametrize("loss_type", ["cispo", "sapo", "luspo", "vespo"])
 @pytest.mark.parametrize(("trainer_class", "config_class"), TRAINERS)
+@pytest.mark.parametrize("loss_type", ["cispo", "vespo"])
 def test_the_losses_of_trl_run_as_they_are(
     tmp_path: Path, tokenizer: Any, trainer_class: Any, config_class: Any, loss_type: str, caplog: Any
 ) -> None:
-    """A swapped script sets nothing but the loss; what a clip range then means is said in one line."""
+    """A swapped script sets nothing but the loss; that it then caps CISPO's ratios at `epsilon` is said."""
     config = {"loss_type": loss_type, "epsilon": 0.25, "num_iterations": 2}
     trainer = build(trainer_class, config_class, tmp_path, tokenizer, reward, config=config)
-    said = [record.getMessage() for record in caplog.records if "'cispo'" in record.getMessage()]
-    assert ["0.25" in each for each in said] == [True] * (loss_type == "cispo")
+    assert sum("'cispo'" in each for each in caplog.messages) == (loss_type == "cispo")
     trainer.train()
     assert trainer.state.global_step == 1
-    caplog.clear()
-    named = {**config, "epsilon_high": 5.0}
-    build(trainer_class, config_class, tmp_path, tokenizer, reward, config=named)
-    assert not [record for record in caplog.records if "'cispo'" in record.getMessage()]

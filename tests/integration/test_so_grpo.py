@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from huggingface_hub import ModelCard
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.experimental import SeeUPOTrainer
+from sorl_trl.methods import SETTINGS
 from sorl_trl.search import NoSearch
 from tests.agents import LIMITS, DownAfter, agent_policy, build_agent, policy_without, questions, search_index
 from tests.policies import build_policy
@@ -25,15 +24,13 @@ from tests.trajectories import FixedRollout, parity_reward, prompts
 
 
 class TestCollector:
-    @pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
-    def test_trains_with_the_collector(self, tmp_path: Path, trainer_class: Any) -> None:
-        trainer = build_agent(tmp_path, trainer_class=trainer_class)
+    def test_trains_with_the_collector(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path)
         before = [p.clone() for p in trainer.model.parameters()]
         trainer.train()
         log = trainer.state.log_history[0]
         assert math.isfinite(log["loss"])
-        assert log["rollout/searches_per_trajectory"] > 0
-        assert log["rollout/invalid_actions_per_trajectory"] > 0
+        assert log["rollout/searches_per_trajectory"] > 0 and log["rollout/invalid_actions_per_trajectory"] > 0
         assert sum(value for key, value in log.items() if key.startswith("rollout/stop_reason/")) == pytest.approx(1)
         assert any((a != b).any() for a, b in zip(before, trainer.model.parameters(), strict=True))
 
@@ -130,9 +127,18 @@ class TestSearchFailures:
         assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
 
 
-def test_arguments_of_another_kind() -> None:
+def test_what_cannot_be_trained_on_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    """Before the first rollout: TRL would stop without a step, or meet a row in it, or in a later evaluation."""
     with pytest.raises(TypeError, match="write `from sorl_trl import SOGRPOConfig`"):
         SOGRPOTrainer(agent_policy(), parity_reward, GRPOConfig(use_cpu=True, bf16=False), prompts())
+    with pytest.raises(ValueError, match="`train_dataset` has 8 prompts, but a rollout takes 16"):
+        build_agent(tmp_path, num_generations=2, per_device_train_batch_size=8)
+    rows, asked = prompts(8), {"held_out": prompts(8).rename_column("prompt", "question")}
+    args = SOGRPOConfig(**settings(tmp_path))
+    with pytest.raises(ValueError, match=r"`held_out` has the columns \['question'\]"):
+        SOGRPOTrainer(build_policy(), parity_reward, args, rows, asked, processing_class=tokenizer)
+    with pytest.raises(ValueError, match="`train_dataset` has the columns"):
+        SOGRPOTrainer(build_policy(), parity_reward, args, asked["held_out"], processing_class=tokenizer)
 
 
 def test_a_rollout_may_render_messages_itself(tmp_path: Path, tokenizer: Any) -> None:
@@ -144,61 +150,6 @@ def test_a_rollout_may_render_messages_itself(tmp_path: Path, tokenizer: Any) ->
     args = SOGRPOConfig(**settings(tmp_path, max_steps=1))
     policy = build_policy()
     SOGRPOTrainer(policy, parity_reward, args, messages, processing_class=tokenizer, rollout_func=Renders()).train()
-
-
-IDS = [[3, 9, 4]]
-LOADING = """
-import json, sys, torch
-from peft import AutoPeftModelForCausalLM
-from transformers import AutoModelForCausalLM
-full, lora, ids = json.loads(sys.argv[1])
-models = [AutoModelForCausalLM.from_pretrained(full), AutoPeftModelForCausalLM.from_pretrained(lora)]
-logits = [model(input_ids=torch.tensor(ids)).logits.flatten().tolist() for model in models]
-print(json.dumps([logits, [name for name in sys.modules if name.startswith("sorl_trl")]]))
-"""
-
-
-def saved_after_training(folder: Path, lora: bool) -> tuple[str, list[float]]:
-    """Where a trained policy was saved, and what it says."""
-    folder.mkdir()
-    peft_config = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")} if lora else {}
-    trainer = build_agent(folder, learning_rate=1e-1, **peft_config)
-    if lora:
-        agent_policy().save_pretrained(folder / "base")
-        trainer.model.peft_config["default"].base_model_name_or_path = str(folder / "base")
-    trainer.train()
-    trainer.save_model(folder / "saved")
-    return str(folder / "saved"), trainer.model(input_ids=torch.tensor(IDS)).logits.flatten().tolist()
-
-
-def test_checkpoints_are_plain(tmp_path: Path) -> None:
-    """They load in a fresh process that never imports this package, and say what the trained policies say."""
-    saved = [saved_after_training(tmp_path / name, lora=name == "lora") for name in ("full", "lora")]
-    paths, expected = [path for path, _ in saved], [logits for _, logits in saved]
-    command = [sys.executable, "-c", LOADING, json.dumps([*paths, IDS])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    logits, ours = json.loads(done.stdout.strip().splitlines()[-1])
-    assert ours == []
-    for said, trained in zip(logits, expected, strict=True):
-        assert said == pytest.approx(trained, abs=1e-5)
-
-
-def test_too_few_prompts_for_a_rollout(tmp_path: Path) -> None:
-    """TRL would stop before the first step, and say that this was expected."""
-    with pytest.raises(
-        ValueError, match="`train_dataset` has 8 prompts, but a rollout takes 16: `generation_batch_size` 32"
-    ):
-        build_agent(tmp_path, num_generations=2, per_device_train_batch_size=8)
-
-
-def test_rows_without_a_prompt(tmp_path: Path, tokenizer: Any) -> None:
-    """They would be met in the first rollout, or hours later in the first evaluation."""
-    rows, asked = prompts(8), {"held_out": prompts(8).rename_column("prompt", "question")}
-    args = SOGRPOConfig(**settings(tmp_path))
-    with pytest.raises(ValueError, match=r"`held_out` has the columns \['question'\], but must have `prompt`"):
-        SOGRPOTrainer(build_policy(), parity_reward, args, rows, asked, processing_class=tokenizer)
-    with pytest.raises(ValueError, match="`train_dataset` has the columns"):
-        SOGRPOTrainer(build_policy(), parity_reward, args, asked["held_out"], processing_class=tokenizer)
 
 
 def test_a_scheduler_of_another_optimizer(tmp_path: Path, tokenizer: Any) -> None:
@@ -230,3 +181,22 @@ def test_a_frozen_policy_is_asked_but_not_trained(tmp_path: Path, tokenizer: Any
     assert "eval_reward" in trainer.evaluate()
     with pytest.raises(ValueError, match="`is_trainable=True`"):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "method", "source"),
+    [(SOGRPOTrainer, "loop", "2502.01600"), (SOPPOTrainer, None, "2511.20718"), (SeeUPOTrainer, None, "2602.06554")],
+)
+def test_the_model_card_says_what_the_method_is_and_where_it_comes_from(
+    tmp_path: Path, tokenizer: Any, trainer_class: Any, method: Any, source: str
+) -> None:
+    args = trainer_class.config_class(**settings(tmp_path, **SETTINGS["loop"] if method else {}))
+    trainer = trainer_class(
+        build_policy(), parity_reward, args, prompts(), processing_class=tokenizer, rollout_func=FixedRollout(),
+        **({"method": method} if method else {}),
+    )  # fmt: skip
+    trainer.create_model_card()
+    card = ModelCard.load(tmp_path / "README.md")
+    assert source in card.text and "2402.03300" not in card.text, "which is TRL's GRPO"
+    assert trainer_class is SeeUPOTrainer or f"## Method\n\n`{args.method_name}`" in card.text
+    assert {"trl", trainer_class._tag_names[-1]} <= {*card.data.tags}

@@ -58,7 +58,7 @@ LEARNING = {
 }
 
 
-@pytest.mark.parametrize("case", ["head_lora", "adapter", "model"])
+@pytest.mark.parametrize("case", ["head_lora", "adapter"])
 def test_the_critic_learns_what_can_be_learnt(tmp_path: Path, tokenizer: Any, case: str) -> None:
     rates = {"value_head_learning_rate": 0.3, "critic_learning_rate": None if case == "head_lora" else 5e-2}
     trainer = build_ppo(tmp_path, tokenizer, **LEARNING, **CASES[case], **rates, max_steps=24)
@@ -110,25 +110,20 @@ def test_trains_and_evaluates_with_the_collector(tmp_path: Path, lora: bool) -> 
     assert trainer.critic.kind == ("adapter" if lora else "head")
     before = weights(dict(trainer.model.named_parameters()))
     trainer.train()
-    rows = trainer.state.log_history[:3]
-    assert all(math.isfinite(row["loss"]) for row in rows)
-    assert all(row["rollout/invalid_actions_per_trajectory"] > 0 for row in rows)
-    assert all(row["turns/per_trajectory"] > 1 for row in rows)
-    assert all("critic/turn_0/value_mean" in row for row in rows)
+    for row in trainer.state.log_history[:3]:
+        assert math.isfinite(row["loss"]) and row["turns/per_trajectory"] > 1 and "critic/turn_0/value_mean" in row
     own = critic_parameters(trainer.model)
     assert moved(before, own) == own.keys()
     assert moved(before, policy_parameters(trainer.model))
     metrics = trainer.evaluate()
     assert math.isfinite(metrics["eval_loss"])
-    assert "eval_critic/explained_variance" in metrics
-    assert "eval_critic/value_loss" in metrics
+    assert {"eval_critic/explained_variance", "eval_critic/value_loss"} <= metrics.keys()
 
 
-@pytest.mark.parametrize("case", ["head", "model"])
-def test_a_reference_that_follows(tmp_path: Path, tokenizer: Any, case: str) -> None:
+def test_a_reference_that_follows(tmp_path: Path, tokenizer: Any) -> None:
     """`sync_ref_model` pairs the policy's weights with the reference's, which has no critic."""
     trainer = trained_briefly(
-        tmp_path, tokenizer, **CASES[case], beta=0.1, sync_ref_model=True, ref_model_sync_steps=1,
+        tmp_path, tokenizer, critic="model", beta=0.1, sync_ref_model=True, ref_model_sync_steps=1,
         ref_model_mixup_alpha=1.0,
     )  # fmt: skip
     reference = dict(trainer.ref_model.named_parameters())
@@ -136,11 +131,6 @@ def test_a_reference_that_follows(tmp_path: Path, tokenizer: Any, case: str) -> 
     assert reference.keys() == policy.keys()
     assert not moved(weights(reference), policy)
     assert moved(weights(dict(build_policy().named_parameters())), policy)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# vLLM is sent the policy alone
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -71,8 +71,9 @@ class TestAdvantages:
             returns.append(returns_of(turn_rewards, 0.5))
         assert_advantages(batch, returns)
 
-    @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-    @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+    @pytest.mark.parametrize(
+        ("scale", "training"), [("group", True), ("batch", True), ("none", True), ("group", False)]
+    )
     def test_an_outcome_on_the_last_turn_has_trls_advantage(
         self, tmp_path: Path, tokenizer: Any, scale: str, training: bool
     ) -> None:
@@ -142,7 +143,7 @@ class TestUnscored:
         assert torch.equal(batches[0]["advantages"], batches[1]["advantages"])
         assert batches[0]["advantages"].isfinite().all()
 
-    @pytest.mark.parametrize("reward", [100.0, [], [100.0], [100.0] * 3], ids=str)
+    @pytest.mark.parametrize("reward", [100.0, [], [100.0] * 3], ids=str)
     def test_a_trajectory_without_a_turn_is_unscored(self, tmp_path: Path, tokenizer: Any, reward: Any) -> None:
         """Its search was down: the function may have seen turns that training does not."""
 

@@ -15,7 +15,7 @@ from sorl_trl.evaluation.arguments import parse_arguments
 from sorl_trl.qa import Question, build_prompt_rows, encode_prompts
 from sorl_trl.rollout import RolloutArguments, RolloutLimits, Sanitizer
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE
+from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE
 from tests.model.helpers import FORGED
 from tests.tools import ANSWER, CALL, lookup
 from tests.training import settings

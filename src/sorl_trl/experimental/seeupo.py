@@ -20,7 +20,7 @@ from sorl_trl.experimental.seeupo_ops import backward_turn_advantages, next_mult
 from sorl_trl.methods import LLDS, EngineTurnMask, Method, MicroBatch
 from sorl_trl.ops import bounded_log_ratio, masked_mean, turn_broadcast
 from sorl_trl.trainers.base import TurnLevelTrainer
-from sorl_trl.trainers.batch import OLD_SINCE, ROW_SCALE, row_scale
+from sorl_trl.trainers.batch import OLD_POLICY_STEP, ROW_SCALE, row_scale
 from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.forward import Pass
 from sorl_trl.trainers.rollout import Rollout
@@ -200,7 +200,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
                 self._close_turn(each)
             each[TURN], each[ROW_SCALE] = torch.tensor(turn), scale
             each["num_items_in_batch"] = tokens
-            each[OLD_SINCE] = torch.tensor(self.state.global_step)
+            each[OLD_POLICY_STEP] = torch.tensor(self.state.global_step)
 
     def _close_turn(self, inputs: dict[str, Any]) -> None:
         """After a turn's updates, one pass gives its new log-probabilities, and the next turn's old ones."""

@@ -26,7 +26,7 @@ from sorl_trl.search.arguments import SOURCES
 from sorl_trl.trainers import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.config import TurnLevelConfig
-from sorl_trl.trainers.information_gain import InformationGain
+from sorl_trl.trainers.rewards import InformationGain
 
 TRAINERS: dict[str, type[TurnLevelTrainer]] = {
     "so_grpo": SOGRPOTrainer,

@@ -45,7 +45,7 @@ def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) 
     output, folder = Path(str(args.output_dir)), Path(str(checkpoint))
     if checkpoint is True or checkpoint in NEWEST:
         folder = newest(output) or output
-    problem = damage(folder) if folder != output else f"there is no checkpoint in {output}"
+    problem = checkpoint_problem(folder) if folder != output else f"there is no checkpoint in {output}"
     seen = gather_object([None if problem else folder.name])
     if len(set(seen)) > 1:
         found = ", ".join(f"{name or 'none'} on process {rank}" for rank, name in enumerate(seen))
@@ -67,10 +67,10 @@ def newest(folder: Path) -> Path | None:
 
 def newest_whole(folder: Path) -> Path | None:
     """The newest checkpoint of a run that can be resumed from."""
-    return next((path for path in checkpoints(folder) if damage(path) is None), None)
+    return next((path for path in checkpoints(folder) if checkpoint_problem(path) is None), None)
 
 
-def damage(folder: Path) -> str | None:
+def checkpoint_problem(folder: Path) -> str | None:
     """The first problem of a checkpoint, such as a missing or damaged file; None if it seems whole."""
     return next(_problems(folder), None)
 

@@ -1,8 +1,8 @@
-"""`trl.GRPOTrainer` with turns, a method of five pieces, and runs that resume exactly.
+"""`trl.GRPOTrainer` with turns, a method of five pieces, and runs that resume exactly; and SO-GRPO, its defaults.
 
 TRL 1.16's private methods are overridden narrowly: `super()` plus what differs. docs/architecture.md lists them, and
-tests/contract/test_trl_seams.py fails when one of their bodies changes. The file has more than 300 lines so that a
-reader finds every seam to TRL in one class; what the methods do is in the modules they call.
+tests/contract/test_trl_seams.py fails when one of their bodies changes. A reader finds every seam to TRL in one class;
+what the methods do is in the modules they call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
 from sorl_trl.records.resume_point import resume_point
 from sorl_trl.trainers.batch import GOOD_TOKENS, advantages_of, micro_batches, turns_of
-from sorl_trl.trainers.bias_norm import bias_normalizer
 from sorl_trl.trainers.checkpoint import (
     EpochRepeatSampler,
     load_cycle,
@@ -44,23 +43,20 @@ from sorl_trl.trainers.checks import (
     check_config,
     check_dataset,
     check_method,
-    check_optimizers,
     check_precision,
     check_processor,
     check_reward_names,
     check_trained,
     disable_noise,
-    say_once,
+    warn_on_main_process,
 )
-from sorl_trl.trainers.config import TurnLevelConfig
+from sorl_trl.trainers.config import SOGRPOConfig, TurnLevelConfig
 from sorl_trl.trainers.forward import Forward, Pass
-from sorl_trl.trainers.information_gain import InformationGain
-from sorl_trl.trainers.kl_control import KLControl
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums
-from sorl_trl.trainers.model_card import credited, rewrite_card
-from sorl_trl.trainers.rewards import rewarding_turns
+from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
+from sorl_trl.trainers.rewards import InformationGain, rewarding_turns
 from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
 from sorl_trl.trainers.sampled import checked_rollout
 from sorl_trl.trainers.trajectory_dump import TrajectoryDump
@@ -76,9 +72,10 @@ class TurnLevelTrainer(GRPOTrainer):
     method: Method
     reward_funcs: list[Any]
     rollout_func: Any
+    _paper: dict[str, str] = {}  # noqa: RUF012 - TRL's is not a ClassVar
+    """For TRL's model card, of a subclass that is itself a published method. Others name their `method` there."""
     rollout_examples: list[dict[str, Any]] | None = None
     """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
-    _train_sampler: EpochRepeatSampler | None = None
     _ahead: RolloutsAhead | None = None
     _buffered_inputs: Any
     _has_critic: ClassVar[bool] = False
@@ -131,7 +128,6 @@ class TurnLevelTrainer(GRPOTrainer):
         check_reward_names(self.method, self.reward_func_names)
         self._forward = Forward(self)
         self._set_up_rewards()
-        self._name, self._paper = credited(self)
         self._bias_normalizer = bias_normalizer(self)
         self._metric_log = MetricLog(self)
         self._dump = TrajectoryDump(args, self._tokenizer)
@@ -168,8 +164,8 @@ class TurnLevelTrainer(GRPOTrainer):
         if self._step % self.args.cycle_steps == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
             shuffled = shuffle_sequence_dict(split_pixel_values_by_grid(batch))
-            of_step, processes = min(self.args.gradient_accumulation_steps, count), self.accelerator.num_processes
-            split = micro_batches(shuffled, count, of_step, "tree" in self._forward.layouts, processes)
+            per_step, processes = min(self.args.gradient_accumulation_steps, count), self.accelerator.num_processes
+            split = micro_batches(shuffled, count, per_step, "tree" in self._forward.layouts, processes)
             self._buffered_inputs = [unsplit_pixel_values_by_grid(each) for each in split]
         return self._buffered_inputs[self._step % count]
 
@@ -238,14 +234,14 @@ class TurnLevelTrainer(GRPOTrainer):
         batch = micro_batch(self, scores.logps, inputs)
         loss, objective, metrics = policy_loss(self, batch, scores)
         terms = [*(term(batch) for term in self.method.terms), self._own_term(batch, scores)]
-        for value, of_term in terms:
+        for value, term_metrics in terms:
             loss = loss + value / self._micro_batches()
-            metrics |= of_term
-        reduced = self._metric_log.observe(batch, objective, metrics)
+            metrics |= term_metrics
+        kl = self._metric_log.observe(batch, objective, metrics)
         self._dump.observe(batch, objective)
         if self._bias_normalizer is not None:
             self._bias_normalizer.observe(self, batch, objective)
-        self._kl_control.observe(batch, reduced)
+        self._kl_control.observe(batch, kl)
         return loss
 
     def _own_term(self, batch: MicroBatch, scores: Pass) -> tuple[Tensor | float, dict[str, Any]]:
@@ -263,8 +259,8 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _share_of_rollout(self) -> float:
         """The share of the generation batch, over all processes, that one micro-batch is."""
-        of_process = int(self.args.steps_per_generation or 1) if self.model.training else 1
-        return 1.0 / (self.accelerator.num_processes * of_process)
+        micro_batches_of_process = int(self.args.steps_per_generation or 1) if self.model.training else 1
+        return 1.0 / (self.accelerator.num_processes * micro_batches_of_process)
 
     def _log(self, name: str, values: Tensor, keep: Tensor) -> None:
         """Log the mean over all processes of `values` where `keep` is True. Processes with more of them count more."""
@@ -296,7 +292,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if checkpoint is not None:
             take_up_settings(self, Path(checkpoint))
         if self.args.is_on_policy:
-            say_once(
+            warn_on_main_process(
                 self.args,
                 f"Updates per rollout: {self.args.updates_per_rollout:g}, so that every importance ratio is 1 and "
                 "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several.",
@@ -305,13 +301,11 @@ class TurnLevelTrainer(GRPOTrainer):
             return super().train(checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
-        self._train_sampler = EpochRepeatSampler.like(super()._get_train_sampler(dataset))
-        return self._train_sampler
+        return EpochRepeatSampler.like(super()._get_train_sampler(dataset))
 
     def _run_epoch(self, **kwargs: Any) -> Any:
-        # transformers does not reach the sampler in a resumed run of several processes, so set its epoch here.
-        if self._train_sampler is not None:
-            self._train_sampler.epoch = kwargs["epoch"]
+        # In a resumed run of several processes, transformers wraps the sampler once more before it tells it the epoch.
+        kwargs["train_dataloader"].set_epoch(kwargs["epoch"])
         if self._ahead is not None:
             behind = kwargs["steps_trained_in_current_epoch"] if kwargs["epoch"] == kwargs["epochs_trained"] else 0
             self._ahead.begin_at(kwargs["epoch"] * kwargs["steps_in_epoch"] + behind)
@@ -337,8 +331,10 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
-        if self.is_world_process_zero():
-            rewrite_card(self, Path(self.args.output_dir) / "README.md")
+        if self.is_world_process_zero() and not self._paper:
+            source = f": {self.method.source}" if self.method.source else ""
+            with Path(self.args.output_dir, "README.md").open("a") as card:
+                card.write(f"\n## Method\n\n`{self.args.method_name}`{source}\n")
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
@@ -346,3 +342,39 @@ class TurnLevelTrainer(GRPOTrainer):
             load_cycle(self, Path(resume_from_checkpoint), self._ahead)
             self.state.compute_steps(self.args, max_steps)  # from this run's settings
         return prepared
+
+
+class SOGRPOTrainer(TurnLevelTrainer):
+    """Drop-in replacement for `trl.GRPOTrainer` with turns as the unit of the loss.
+
+    It takes the arguments of `GRPOTrainer` and `method`: a `sorl_trl.Method`, a name of `sorl_trl.methods.METHODS`, or
+    a mapping of pieces. The default, "so_grpo", adds a KL penalty to turn-level ratios (`ClipPenalty`).
+
+    A reward function may return one float per turn of a completion. The turns of a trajectory are those that
+    `rollout_func` records as `turn_ids`, or else the runs of model tokens between tool results. With only outcome
+    rewards and `gamma=1`, the advantages are TRL's own.
+
+    Ratios, clipping and `target_kl` act from the second update on a rollout on. TRL's defaults make only one, and a
+    warning says so: set `steps_per_generation` above `gradient_accumulation_steps`, or `num_iterations` above 1.
+
+    Example:
+
+    ```python
+    trainer = SOGRPOTrainer(
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        reward_funcs=accuracy_reward,
+        args=SOGRPOConfig(output_dir="out", steps_per_generation=8),  # 8 updates per rollout
+        train_dataset=dataset,
+    )
+    trainer.train()
+    ```
+
+    Raises:
+        TypeError: `args` is not a `SOGRPOConfig`.
+        ValueError: The method does not go with the loss type; masks, ids and turn ids of a rollout do not match; or a
+            reward function returns a number of turn rewards that differs from the number of turns.
+    """
+
+    config_class: ClassVar[type[TurnLevelConfig]] = SOGRPOConfig
+    _tag_names: ClassVar[list[str]] = ["trl", "grpo", "so-grpo"]
+    _name = "SO-GRPO"

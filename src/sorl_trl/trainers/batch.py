@@ -18,11 +18,11 @@ ROW_SCALE = "row_scale"
 """Field of a batch from which trajectories were dropped: the number of all rows divided by those that still count."""
 GENERATED_AT = "generated_at_step"
 """Field of a batch: the number of optimizer steps made before its trajectories were sampled."""
-OLD_SINCE = "old_policy_since_step"
+OLD_POLICY_STEP = "old_policy_since_step"
 """Field of a batch: the number of optimizer steps made by the policy that its ratios compare with."""
 GOOD_TOKENS = "good_tokens"
 """Field of a batch: the model tokens, over all processes, of trajectories with an advantage of at least 0."""
-ON_HOST = (GENERATED_AT, OLD_SINCE, "turn_counts", ROW_SCALE)
+ON_HOST = (GENERATED_AT, OLD_POLICY_STEP, "turn_counts", ROW_SCALE)
 """Fields of a batch that stay on the host, where reading them does not wait for the device."""
 
 
@@ -100,8 +100,8 @@ WORTH_SHARING = 0.25
 """Trajectories of one prompt are put together if their prompts are at least this part of an update's tokens. Ours."""
 
 
-def micro_batches(batch: Mapping[str, Any], count: int, of_step: int, shares: bool, processes: int) -> list[Any]:
-    """Split a shuffled rollout into `count` micro-batches of equally many rows, `of_step` to an optimizer step.
+def micro_batches(batch: Mapping[str, Any], count: int, per_step: int, shares: bool, processes: int) -> list[Any]:
+    """Split a shuffled rollout into `count` micro-batches of equally many rows, `per_step` to an optimizer step.
 
     Rows stay in TRL's order, but for two cases. If the model reads common beginnings once (`shares`), rows of one
     prompt are put together within a step, which changes nothing but the order of its sums. Otherwise, with several
@@ -112,14 +112,14 @@ def micro_batches(batch: Mapping[str, Any], count: int, of_step: int, shares: bo
     rows = len(order) // count
     is_shared = False
     if shares:
-        of_prompts = batch["prompt_mask"].sum(1).tolist()
+        prompt_lengths = batch["prompt_mask"].sum(1).tolist()
         prompts = torch.unique(batch["prompt_ids"], dim=0, return_inverse=True)[1].tolist()
-        for first in range(0, len(order), rows * of_step):
-            step = order[first : first + rows * of_step]
-            once = sum({prompts[row]: of_prompts[row] for row in step}.values())
-            again = sum(of_prompts[row] for row in step) - once
+        for first in range(0, len(order), rows * per_step):
+            step = order[first : first + rows * per_step]
+            once = sum({prompts[row]: prompt_lengths[row] for row in step}.values())
+            again = sum(prompt_lengths[row] for row in step) - once
             if again >= WORTH_SHARING * sum(lengths[row] for row in step):
-                order[first : first + rows * of_step] = sorted(step, key=prompts.__getitem__)
+                order[first : first + rows * per_step] = sorted(step, key=prompts.__getitem__)
                 is_shared = True
     if processes > 1 and not is_shared:
         longest_first = sorted(order, key=lengths.__getitem__, reverse=True)

@@ -8,46 +8,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
-from safetensors import safe_open
 from torch.distributed.checkpoint.stateful import Stateful
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from trl.trainer.utils import RepeatSampler
 
-from sorl_trl.command_line import UserMistake, package_version
+from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
-from sorl_trl.records.resume_point import damage, ranks_where
-from sorl_trl.rollout import RolloutLimits
+from sorl_trl.records.resume_point import checkpoint_problem, ranks_where
 from sorl_trl.trainers.batch import ON_HOST
-from sorl_trl.trainers.checks import agent_rollout_of, say_once
+from sorl_trl.trainers.checks import warn_on_main_process
 
-_OF_CYCLE = (
+CYCLE_FILE, SETTINGS_FILE = "generation_cycle_{}.pt", "run_settings.json"
+"""The first is one for each process, the second one for all."""
+_CYCLE_OPTIONS = (
     *("world_size", "per_device_train_batch_size", "steps_per_generation", "num_iterations"),
     "gradient_accumulation_steps",
 )
 """The fields of the configuration that determine the steps of a generation cycle."""
-CYCLE_FILE, SETTINGS_FILE = "generation_cycle_{}.pt", "run_settings.json"
-"""The first is one for each process, the second one for all."""
 RESTORED = (
     *("learning_rate", "critic_learning_rate", "value_head_learning_rate", "weight_decay"),
     *("adam_beta1", "adam_beta2", "adam_epsilon"),
 )
 """Options that are part of the state of optimizer and scheduler. A resumed run keeps the checkpoint's values."""
-OF_TRANSFORMERS = (
-    *("optim", "optim_args", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm"),
-    *("max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("seed", "data_seed", "bf16", "fp16"),
+_OF_TRANSFORMERS = (
+    *("optim", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm", "max_steps"),
+    *("num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "bf16", "fp16"),
 )
-"""The options of transformers that are compared. Of TRL's and ours, all but `NOT_COMPARED` are."""
-ONE_STATE = {"adamw_torch", "adamw_torch_fused"}
-"""Optimizers that can read each other's state."""
-NOT_COMPARED = ("log_", "model_init_kwargs", "num_completions_to_print", "save_", "vllm_group", "vllm_server")
+"""The options of transformers that are compared, too. Of TRL's and ours, all but `_NOT_COMPARED` are."""
+_NOT_COMPARED = ("log_", "model_init_kwargs", "num_completions_to_print", "save_", "vllm_group", "vllm_server")
 
 
 class EpochRepeatSampler(RepeatSampler):
@@ -57,13 +52,16 @@ class EpochRepeatSampler(RepeatSampler):
     """
 
     epoch = 0
-    """The caller sets it before each pass."""
 
     @classmethod
     def like(cls, sampler: RepeatSampler) -> EpochRepeatSampler:
         """A sampler with the settings of `sampler`."""
         names = ("data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed")
         return cls(**{name: getattr(sampler, name) for name in names})
+
+    def set_epoch(self, epoch: int) -> None:
+        """Data loaders call it before each pass."""
+        self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
         if self.shuffle:
@@ -83,7 +81,7 @@ def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         "step": trainer._step,
         "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
         "ahead": None if ahead is None else ahead.state_dict(),
-        **{name: getattr(trainer.args, name) for name in _OF_CYCLE},
+        **{name: getattr(trainer.args, name) for name in _CYCLE_OPTIONS},
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / CYCLE_FILE.format(trainer.args.process_index), lambda file: torch.save(state, file))
@@ -100,21 +98,8 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
             processes, with other batch settings, or with another order of rollouts ahead.
     """
     args, file = trainer.args, folder / CYCLE_FILE.format(trainer.args.process_index)
-    if args.sync_ref_model:
-        say_once(
-            args,
-            "`sync_ref_model` moves the reference, which is in no checkpoint: the run goes on with the reference that "
-            "a new run starts from.",
-        )
-    rng_state = "rng_state.pth" if args.world_size == 1 else f"rng_state_{args.process_index}.pth"
-    if without := ranks_where(not (folder / rng_state).is_file()):
-        say_once(
-            args,
-            f"{folder} holds no random state for processes {without} (another number of processes wrote it, or it was "
-            "copied in part): they go on with other samples.",
-        )
     if without := ranks_where(not file.is_file()):  # all ranks must collect in the same steps
-        say_once(
+        warn_on_main_process(
             args,
             f"{folder} does not say to processes {without} where in a generation cycle it was written "
             "(`trl.GRPOTrainer` wrote it, or it was copied in part): the run goes on with new trajectories.",
@@ -122,17 +107,17 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         return
     # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
     state = torch.load(file, map_location="cpu", weights_only=True)
-    of_ahead = state.get("ahead") or {}
-    is_out_of_order = bool(ranks_where(bool(of_ahead.get("late") or of_ahead.get("early"))))
+    saved = state.get("ahead") or {}
+    is_out_of_order = bool(ranks_where(bool(saved.get("late") or saved.get("early"))))
     if is_out_of_order:
         now = {} if ahead is None else ahead.state_dict()
-        if ahead is None or any(now[key] != of_ahead.get(key) for key in ("parts_of_batch", "grace")):
+        if ahead is None or any(now[key] != saved.get(key) for key in ("parts_of_batch", "grace")):
             raise UserMistake(
                 "The checkpoint's run trained on rollouts in the order of completion: resume with the same "
                 "`async_order`, `async_staleness` and batch settings, or start a new run."
             )
-        ahead.load_state_dict(of_ahead)
-    changed = [name for name in _OF_CYCLE if state[name] != getattr(args, name)]
+        ahead.load_state_dict(saved)
+    changed = [name for name in _CYCLE_OPTIONS if state[name] != getattr(args, name)]
     if changed and (is_out_of_order or state["buffered_inputs"] is not None):
         raise UserMistake(
             f"`{changed[0]}` is {getattr(args, changed[0])}, but was {state[changed[0]]} when {folder} was written, "
@@ -156,7 +141,7 @@ def checkpoint_now(trainer: Any) -> Path | None:
     if not (step and is_between and args.save_strategy != SaveStrategy.NO and not args.save_only_model):
         return None
     folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-    if not ranks_where(damage(folder) is None):
+    if not ranks_where(checkpoint_problem(folder) is None):
         trainer._save_checkpoint(trainer.model_wrapped, None)
         trainer.callback_handler.on_save(args, trainer.state, trainer.control)
         trainer.accelerator.wait_for_everyone()  # once one fails, the launcher ends all, even while they write
@@ -164,16 +149,12 @@ def checkpoint_now(trainer: Any) -> Path | None:
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
-    """The options of a trainer and of its rollout as JSON values, and the version of this package."""
+    """The options of a trainer that a resumed run is compared by, as JSON values."""
     args = trainer.args
-    general = {field.name for field in fields(TrainingArguments)} - {*RESTORED, *OF_TRANSFORMERS}
+    general = {field.name for field in fields(TrainingArguments)} - {*RESTORED, *_OF_TRANSFORMERS}
     names = [field.name for field in fields(args) if field.name not in general]
-    found: dict[str, Any] = {name: getattr(args, name) for name in names if not name.startswith(NOT_COMPARED)}
+    found = {name: getattr(args, name) for name in names if not name.startswith(_NOT_COMPARED)}
     found |= {"trainer": type(trainer).__name__, "method": trainer.method.describe()}
-    if (rollout := agent_rollout_of(trainer)) is not None:
-        parts = {"limits": rollout.limits or RolloutLimits(), "engine": rollout.engine, "protocol": rollout.protocol}
-        found |= {f"{kind}.{name}": value for kind, part in parts.items() for name, value in asdict(part).items()}
-    found["sorl_trl"] = package_version()
     as_json: dict[str, Any] = json.loads(json.dumps(found, default=str))
     return as_json
 
@@ -195,46 +176,37 @@ def take_up_settings(trainer: Any, checkpoint: Path) -> None:
     if not file.is_file():
         return
     before, now = json.loads(file.read_bytes()), settings_of(trainer)
-    optim, mistake = before.get("optim", now["optim"]), None
-    if optim != now["optim"] and not {optim, now["optim"]} <= ONE_STATE:
-        mistake = f"`optim` is {now['optim']!r}, but {checkpoint} holds the state of {optim!r}"
+    mistake = None
+    if len({str(each.get("optim", "")).removesuffix("_fused") for each in (before, now)}) > 1:
+        mistake = f"`optim` is {now['optim']!r}, but {checkpoint} holds the state of {before['optim']!r}"
     elif "critic" in before and "critic" not in now:
         mistake = f"The trainer is a {now['trainer']}, but {checkpoint} is of a {before['trainer']}, with a critic"
     if mistake:
         raise UserMistake(f"{mistake}. Resume with the same, or start a new run from the checkpoint's policy.")
-    made_with = before.pop("sorl_trl", "an unknown version")
-    changed = [name for name in before if name in now and before[name] != now[name]]
-    for name in (name for name in changed if name in RESTORED):
-        say_once(
-            trainer.args,
-            f"`{name}` is {now[name]} here, but the checkpoint's {before[name]} goes on: it is part of the state "
-            "of the optimizer. Another one takes a new run, which may start from the checkpoint's policy.",
-        )
-        setattr(trainer.args, name, before[name])
-    if others := [name for name in changed if name not in RESTORED]:
-        listed = "; ".join(f"`{name}` was {before[name]!r}, is {now[name]!r}" for name in others)
-        say_once(trainer.args, f"This run differs from {checkpoint}, which sorl-trl {made_with} wrote: {listed}.")
+    changes = []
+    for name in (name for name in before if name in now and before[name] != now[name]):
+        changes.append(f"`{name}` was {before[name]!r}, is {now[name]!r}")
+        if name in RESTORED:
+            setattr(trainer.args, name, before[name])
+            changes[-1] += " (the checkpoint's goes on, as part of the optimizer's state)"
+    if changes:
+        warn_on_main_process(trainer.args, f"This run differs from {checkpoint}: {'; '.join(changes)}.")
 
 
 def load_weights(trainer: Any, checkpoint: str, load: Callable[[], None]) -> None:
-    """Load the weights of a checkpoint into the trainer's policy, with transformers' `load` if that gets them right.
+    """Load the weights of a checkpoint into the trainer's policy; `load` is how transformers does it.
 
     transformers saves mixtures of experts and many vision-language models under other names, and with other shapes,
-    than they have in memory. `from_pretrained` converts them; `load` does not, and would leave the weights that the
-    model began with. PEFT would load an adapter of bfloat16 in float32, so parameters keep their dtypes. Engines that
-    shard parameters load their own checkpoints.
+    than they have in memory. `from_pretrained` converts them; `load` would leave the weights that the model began
+    with. Of an adapter in bfloat16, it makes float32. Engines that shard parameters load their own checkpoints.
     """
-    policy, saved = trainer.model, set[str]()
+    policy = trainer.model
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         load()
-        return
-    for path in Path(checkpoint).glob("model*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            saved |= {*file.keys()}
-    if isinstance(policy, PreTrainedModel) and not saved <= {*policy.state_dict()}:
+    elif isinstance(policy, PreTrainedModel):
         policy.load_state_dict(type(policy).from_pretrained(checkpoint, dtype=policy.dtype).state_dict())
-        return
-    before = {name: parameter.dtype for name, parameter in policy.named_parameters()}
-    load()
-    for name, parameter in policy.named_parameters():
-        parameter.data = parameter.data.to(before.get(name, parameter.dtype))
+    else:
+        dtypes = {name: parameter.dtype for name, parameter in policy.named_parameters()}
+        load()
+        for name, parameter in policy.named_parameters():
+            parameter.data = parameter.data.to(dtypes.get(name, parameter.dtype))

@@ -13,7 +13,6 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from sorl_trl.agents.agent_rollout import AgentRollout
-from sorl_trl.learning_rate import check_scheduler
 from sorl_trl.methods import EngineTurnMask, EngineVeto, LeaveOneOut, Method, TopK, TopP, TurnRatio, ZeroVariance
 from sorl_trl.ops.importance import LONGEST
 from sorl_trl.rollout.protocol import endless_messages
@@ -26,7 +25,7 @@ ROUNDED_LOG_RATIO = 3e-3
 """By how much bfloat16 can move a sequence's mean log-ratio, rounded up from two measurements, 5.5e-4 and 2.8e-3."""
 
 
-def say_once(args: TurnLevelConfig, message: str) -> None:
+def warn_on_main_process(args: TurnLevelConfig, message: str) -> None:
     """Warn on the main process only, in the message's own words: accelerate's logger would prefix the rank."""
     if args.process_index == 0:
         logger.warning(message)
@@ -47,14 +46,8 @@ def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
             f"{wanted.__name__}` and keep the arguments."
         )
     if args.loss_type == "cispo" and args.epsilon_high is None:
-        say_once(args, f"`epsilon_high` is not set, so that 'cispo' caps ratios at `epsilon`, {args.epsilon:g}.")
-    if args.disable_dropout and args.neftune_noise_alpha:
-        say_once(
-            args,
-            f"`neftune_noise_alpha` is {args.neftune_noise_alpha:g}, but `disable_dropout` is True, which switches "
-            "NEFTune off, too: its noise would be in every ratio.",
-        )
-        args.neftune_noise_alpha = None
+        message = f"`epsilon_high` is not set, so that 'cispo' caps ratios at `epsilon`, {args.epsilon:g}."
+        warn_on_main_process(args, message)
 
 
 def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -> None:
@@ -73,12 +66,12 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
         raise ValueError(
             f"`scale_rewards` is {args.scale_rewards!r}, but must be 'none': {method.credit!r} divides by no spread."
         )
-    comparing = EngineVeto | EngineTurnMask | TurnRatio
-    of_engine = [piece for piece in (*method.keep, method.weight) if isinstance(piece, comparing)]
+    kinds = EngineVeto | EngineTurnMask | TurnRatio
+    comparing = [piece for piece in (*method.keep, method.weight) if isinstance(piece, kinds)]
     knows_another = args.async_staleness or (args.use_vllm and args.vllm_importance_sampling_correction)
-    if of_engine and (args.compares_with_sampler or not knows_another):
+    if comparing and (args.compares_with_sampler or not knows_another):
         raise ValueError(
-            f"`method` has {of_engine[0]!r}, which compares the old policy with what sampled, and these are the same: "
+            f"`method` has {comparing[0]!r}, which compares the old policy with what sampled, and these are the same: "
             "it is for `use_vllm` with `vllm_importance_sampling_correction`, and for rollouts ahead with "
             "`async_old_policy='proximal'`."
         )
@@ -108,7 +101,7 @@ def _check_settings(method: Method, args: TurnLevelConfig) -> None:
     left = {name: value for name, value in published.items() if getattr(args, name) == defaults[name] != value}
     if left:
         listed = ", ".join(f"`{name}` is {defaults[name]!r}, not {value!r}" for name, value in left.items())
-        say_once(
+        warn_on_main_process(
             args,
             f"`method` is {method.name!r}, but its settings are left out: {listed}. Write "
             f'`{config}(..., **SETTINGS["{method.name}"])`, with `from sorl_trl.methods import SETTINGS`.',
@@ -118,7 +111,7 @@ def _check_settings(method: Method, args: TurnLevelConfig) -> None:
 def check_processor(args: TurnLevelConfig) -> None:
     """Warn if bfloat16, TRL's default, would be computed without instructions for it."""
     if args.bf16 and args.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
-        say_once(
+        warn_on_main_process(
             args,
             "`bf16` is True, but this processor has no instructions for bfloat16, and takes many times as long as in "
             "float32: set `bf16=False`.",
@@ -135,7 +128,7 @@ def check_precision(trainer: Any) -> None:
     is_of_tokens = args.importance_sampling_level == "token"
     if side / longest < ROUNDED_LOG_RATIO and is_rounded and not (is_of_tokens or args.is_on_policy):
         scaled = f", divided by up to {longest:g}" if longest > 1 else ""
-        say_once(
+        warn_on_main_process(
             args,
             f"`{name}` is {side:g}{scaled}, but in bfloat16 rounding alone can move the mean log-ratio of a "
             f"{args.importance_sampling_level} by {ROUNDED_LOG_RATIO:g}, and with it what is clipped: train in "
@@ -147,20 +140,6 @@ def check_trained(model: nn.Module) -> None:
     """Raise ValueError if no parameter of the policy is trained, as PEFT loads adapters by default."""
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("No parameter of the policy is trained. Load a PEFT model with `is_trainable=True`.")
-
-
-def check_optimizers(trainer: Any) -> None:
-    """Raise ValueError for a user's scheduler of another optimizer, or one whose rates cannot be lowered."""
-    optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
-    if scheduler is None:
-        return
-    if trainer.args.target_kl:
-        check_scheduler(scheduler)
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise ValueError(
-            f"`optimizers` holds a {type(scheduler).__name__} of a {type(scheduler.optimizer).__name__}, but not that "
-            "optimizer beside it: give both."
-        )
 
 
 def check_dataset(trainer: Any) -> None:
@@ -194,9 +173,9 @@ def _check_prompt(trainer: Any, name: str, prompt: Any) -> None:
         )
     is_chat = not isinstance(prompt, str) and trainer._tokenizer.chat_template is not None
     if is_chat and name == "train_dataset":
-        told = endless_messages(trainer._tokenizer, trainer.eos_token_ids, trainer.chat_template_kwargs)
-        if told is not None:
-            say_once(trainer.args, told)
+        problem = endless_messages(trainer._tokenizer, trainer.eos_token_ids, trainer.chat_template_kwargs)
+        if problem is not None:
+            warn_on_main_process(trainer.args, problem)
 
 
 def check_ahead(trainer: Any) -> None:

@@ -17,11 +17,10 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from sorl_trl.rollout.slots.support import rope_of_batch
-from sorl_trl.trainers.attention import attend_in_segments, is_flash, why_not_packed
 from sorl_trl.trainers.batch import loss_mask_of
-from sorl_trl.trainers.checks import say_once
-from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of
-from sorl_trl.trainers.layouts import LAYOUTS, Plan, plan_of
+from sorl_trl.trainers.checks import warn_on_main_process
+from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of
+from sorl_trl.trainers.layouts import LAYOUTS, Plan, attend_in_segments, is_flash, plan_of, why_not_packed
 from sorl_trl.trainers.prompts import IMAGE_INPUTS
 
 logger = logging.getLogger(__name__)
@@ -137,7 +136,7 @@ class Forward:
         if self.reason is None:
             logger.info("The policy reads trajectories without padding.")
             return
-        say_once(
+        warn_on_main_process(
             trainer.args,
             f"{type(causal_lm_of(trainer.model)).__name__} reads padded trajectories, because {self.reason}. A step "
             "is right, but takes longer than without padding.",
@@ -250,7 +249,7 @@ class LaidOut:
         values: list[Tensor] = []
 
         def on_backbone(backbone: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            of_backbone.remove()  # a critic may ask the backbone again
+            backbone_hook.remove()  # a critic may ask the backbone again
             if self._with_values:
                 critic = getattr(causal_lm, CRITIC_ATTRIBUTE)
                 critic.unfreeze()
@@ -261,10 +260,10 @@ class LaidOut:
             return CausalLMOutputWithCritic(**output, critic_values=values.pop()) if values else output
 
         # The backbone is looked up on each call, since FSDP and PEFT replace it.
-        of_backbone = causal_lm.base_model.register_forward_hook(on_backbone, with_kwargs=True)
-        of_policy = self._policy.register_forward_hook(on_policy, prepend=True)
+        backbone_hook = causal_lm.base_model.register_forward_hook(on_backbone, with_kwargs=True)
+        policy_hook = self._policy.register_forward_hook(on_policy, prepend=True)
         try:
             return self._model(input_ids=plan.input_ids, shift_labels=plan.labels, **options)
         finally:
-            of_backbone.remove()
-            of_policy.remove()
+            backbone_hook.remove()
+            policy_hook.remove()

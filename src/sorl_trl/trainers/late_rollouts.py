@@ -284,7 +284,7 @@ def upcoming_batches(trainer: Any, first: int) -> Iterator[list[dict[str, Any]]]
 
     A batch is one rollout's rows. The order is that of the trainer's own sampler.
     """
-    sampler = EpochRepeatSampler.like(trainer._train_sampler)
+    sampler = EpochRepeatSampler.like(trainer._get_train_sampler())
     sampler.repeat_count = 1
     size = int(trainer.args.generation_batch_size)
     rows = size // trainer.accelerator.num_processes

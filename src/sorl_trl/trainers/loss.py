@@ -32,7 +32,7 @@ from sorl_trl.ops import (
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
     GOOD_TOKENS,
-    OLD_SINCE,
+    OLD_POLICY_STEP,
     advantages_of,
     loss_mask_of,
     row_scale,
@@ -121,7 +121,7 @@ def _cispo(trainer: Any, batch: MicroBatch) -> tuple[Tensor, Metrics]:
     ratio, cap = batch.ratio.detach(), trainer.epsilon_high
     is_capped = ((ratio > cap) & (batch.advantages > 0)).float()
     value = cispo_surrogate(ratio, batch.advantages, batch.logps, cap)
-    return value, {"cispo_clip_ratio": of_units(is_capped, batch)}
+    return value, {"cispo_clip_ratio": unit_values(is_capped, batch)}
 
 
 def _sapo(trainer: Any, batch: MicroBatch) -> tuple[Tensor, Metrics]:
@@ -180,11 +180,11 @@ def mean_over_batch(trainer: Any, losses: Tensor, mask: Tensor, batch: MicroBatc
     return (kept.sum(1) / mask.sum(1).clamp(min=1)).mean() * batch.row_scale
 
 
-def of_units(values: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+def unit_values(values: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
     """(B, T) values of tokens and where to average them; one per sequence if its tokens share ratio and advantage."""
     if batch.level == "sequence" and batch.advantages.size(1) == 1:
-        of_rows = (values * batch.loss_mask).amax(1)
-        return of_rows, torch.ones_like(of_rows)
+        per_row = (values * batch.loss_mask).amax(1)
+        return per_row, torch.ones_like(per_row)
     return values, batch.loss_mask
 
 
@@ -236,7 +236,7 @@ def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> Micro
     old = inputs.get("old_per_token_logps")
     old = logps.detach() if old is None else old.clamp(min=_LOWEST_LOGP)
     turns = turns_of(inputs)
-    of_token = ClipRange(trainer.epsilon_low, trainer.epsilon_high, args.delta)
+    token_range = ClipRange(trainer.epsilon_low, trainer.epsilon_high, args.delta)
     generated = inputs.get(GENERATED_AT)
     step = trainer.state.global_step
     return MicroBatch(
@@ -248,25 +248,25 @@ def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> Micro
         advantages=advantages_of(inputs),
         level=args.importance_sampling_level,
         turn_ratio=args.turn_ratio,
-        token_range=of_token,
-        turn_range=scaled(of_token, turns, "turn", args.clip_range_scaling),
-        clip_range=scaled(of_token, turns, args.importance_sampling_level, args.clip_range_scaling),
+        token_range=token_range,
+        turn_range=scaled(token_range, turns, "turn", args.clip_range_scaling),
+        clip_range=scaled(token_range, turns, args.importance_sampling_level, args.clip_range_scaling),
         row_scale=row_scale(inputs),
         share=trainer._share_of_rollout(),
         good_tokens=inputs.get(GOOD_TOKENS),
         is_training=is_training,
         step=step + 1,
         age=None if generated is None or not is_training else step - int(generated),
-        has_moved=is_training and step != int(inputs.get(OLD_SINCE, step)),
+        has_moved=is_training and step != int(inputs.get(OLD_POLICY_STEP, step)),
         ends_step=trainer.accelerator.sync_gradients or not is_training,
         inputs=inputs,
     )
 
 
-def scaled(of_token: ClipRange, turns: TurnLayout, level: str, scaling: str) -> ClipRange:
+def scaled(token_range: ClipRange, turns: TurnLayout, level: str, scaling: str) -> ClipRange:
     """Scale the clip range of a single token to the units of `level`, by `clip_range_scaling`."""
     if scaling == "none":
-        return of_token
-    low, high = (scaled_clip_range(epsilon, turns, level, scaling) for epsilon in of_token[:2])
-    delta = of_token.delta
+        return token_range
+    low, high = (scaled_clip_range(epsilon, turns, level, scaling) for epsilon in token_range[:2])
+    delta = token_range.delta
     return ClipRange(low, high, None if delta is None else scaled_bound(delta, turns, level, scaling))

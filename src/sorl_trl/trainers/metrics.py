@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,7 @@ from sorl_trl.ops import (
     turn_reduce,
     weight_sums,
 )
-from sorl_trl.trainers.checks import say_once
-from sorl_trl.trainers.loss import SURROGATES, of_units
+from sorl_trl.trainers.loss import SURROGATES, unit_values
 from sorl_trl.types import StopReason
 
 DETAILS = (
@@ -36,8 +35,6 @@ DETAILS = (
 """Metrics that only `log_turn_details` logs: a name, or the beginning of a family's names, up to "/" or "_"."""
 ON_POLICY_CONSTANTS = ("off_policy_age", "clip_penalty", "lr_factor")
 """Metrics that are constant if each rollout serves one update."""
-ROUNDED_KL = 1e-3
-"""A KL to the old policy, in nats per token, that rounding stays below while the policy has not moved. Ours."""
 
 
 class MetricSums:
@@ -106,13 +103,13 @@ def _least(values: Tensor, keep: Tensor) -> Tensor:
     return pad(torch.where(keep.bool(), values, math.inf).flatten(), (0, 1), value=math.inf).min().float()
 
 
-def mean_kl(metrics: Sequence[tuple[Mapping[str, float], bool]], has_moved: bool) -> float:
-    """The mean KL to the old policy over the micro-batches in which the policy had moved, or had not; NaN without one.
+def mean_kl(metrics: Iterable[tuple[Mapping[str, float], bool]]) -> float:
+    """The mean KL to the old policy over the micro-batches in which the policy had moved; NaN without one.
 
     Before the policy has moved, the KL is only rounding. A micro-batch without a token has none.
     """
-    of_all = [each["kl_to_old"] for each, moved in metrics if moved == has_moved]
-    known = [kl for kl in of_all if not math.isnan(kl)]
+    kls = [each["kl_to_old"] for each, has_moved in metrics if has_moved]
+    known = [kl for kl in kls if not math.isnan(kl)]
     return sum(known) / len(known) if known else math.nan
 
 
@@ -127,7 +124,6 @@ class MetricLog:
         self._trainer = trainer
         self._waiting: list[tuple[MetricSums, bool]] = []
         """Those of each micro-batch since the last step, and whether the policy had moved."""
-        self._has_warned = False
 
     def shorten(self, mode: str) -> None:
         """Remove the metrics that are not to be logged."""
@@ -137,13 +133,11 @@ class MetricLog:
         for name in [name for name in metrics if name in left_out or name.startswith(families)]:
             del metrics[name]
 
-    def observe(
-        self, batch: MicroBatch, objective: Objective, others: Mapping[str, Any]
-    ) -> list[tuple[dict[str, float], bool]]:
+    def observe(self, batch: MicroBatch, objective: Objective, others: Mapping[str, Any]) -> float:
         """Observe a micro-batch. If the optimizer steps after it, log all metrics since the last step.
 
-        Returns these, for each micro-batch with whether the policy had moved. `others` are metrics of the loss and its
-        terms, in the form of `MetricSums.add`.
+        `others` are metrics of the loss and its terms, in the form of `MetricSums.add`. Returns the `mean_kl` of an
+        update that is complete, else NaN.
         """
         sums = batch_metrics(batch)
         if self._trainer.args.loss_type not in SURROGATES:  # which stop no gradient
@@ -154,33 +148,13 @@ class MetricLog:
         if batch.age is not None:
             logged["off_policy_age"].append(batch.age)
         if not batch.ends_step:
-            return []
+            return math.nan
         waiting, has_moved = zip(*self._waiting, strict=True)
         self._waiting.clear()
         reduced = reduce_all(waiting, self._trainer.accelerator)
         for name, value in (item for metrics in reduced for item in metrics.items()):
             logged[name].append(value)
-        found = list(zip(reduced, has_moved, strict=True))
-        if batch.is_training and not self._trainer.args.compares_with_sampler:
-            self._warn_of_noise(mean_kl(found, has_moved=False))
-        return found
-
-    def _warn_of_noise(self, kl: float) -> None:
-        """Warn once if the KL to the old policy is more than rounding while policy and old policy are the same."""
-        if self._has_warned or not kl > ROUNDED_KL:  # true for NaN, too
-            return
-        self._has_warned, args = True, self._trainer.args
-        cause = (
-            "a layer that in training mode draws at random, or reads the whole batch as batch norm does, and that "
-            "`disable_dropout` does not know"
-        )
-        say_once(
-            args,
-            "Two passes of the same policy differ: before any update on a rollout, the KL to the old policy is "
-            f"{kl:.1g} nats per token, and rounding stays below {ROUNDED_KL:g}. The likely cause is "
-            f"{cause if args.disable_dropout else 'that `disable_dropout` is False'}. All ratios have this noise, "
-            "which clips turns and, through `target_kl`, lowers the learning rate.",
-        )
+        return mean_kl(zip(reduced, has_moved, strict=True))
 
 
 @torch.no_grad()
@@ -206,8 +180,8 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
     sums.add_weights("effective_sample_size", batch.ratio, turns.loss_mask)
     sums.add_weights("effective_sample_size/token", log_ratio.exp(), turns.loss_mask)
     if batch.level == "sequence":
-        of_units = importance_ratio(log_ratio, turns, "sequence", batch.turn_ratio)
-        outside = masked_mean(is_outside(of_units, *batch.clip_range[:2]).float(), turns.loss_mask, dim=1)
+        ratios = importance_ratio(log_ratio, turns, "sequence", batch.turn_ratio)
+        outside = masked_mean(is_outside(ratios, *batch.clip_range[:2]).float(), turns.loss_mask, dim=1)
         sums.add_mean("clip_fraction/sequence", outside, turns.counts > 0)
     return sums
 
@@ -220,8 +194,8 @@ def add_clip_ratios(sums: MetricSums, batch: MicroBatch, stopped: Tensor) -> Non
     """
     above = batch.ratio.detach() > 1
     low, high = (stopped & ~above).float(), (stopped & above).float()
-    sums.add_mean("clip_ratio/low_mean", *of_units(low, batch))
-    sums.add_mean("clip_ratio/high_mean", *of_units(high, batch))
-    sums.add_mean("clip_ratio/region_mean", *of_units(low + high, batch))
+    sums.add_mean("clip_ratio/low_mean", *unit_values(low, batch))
+    sums.add_mean("clip_ratio/high_mean", *unit_values(high, batch))
+    sums.add_mean("clip_ratio/region_mean", *unit_values(low + high, batch))
     sums.add_min("clip_ratio/low_min", masked_mean(low, batch.loss_mask, dim=1), batch.turns.counts > 0)
     sums.add_max("clip_ratio/high_max", masked_mean(high, batch.loss_mask, dim=1), batch.turns.counts > 0)

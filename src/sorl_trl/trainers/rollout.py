@@ -18,7 +18,15 @@ from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import bounded_log_ratio, engine_ratio, outcome_advantages, summed_advantages, turn_layout
 from sorl_trl.records.resume_point import ranks_where
 from sorl_trl.rollout.engine import positions_of
-from sorl_trl.trainers.batch import GENERATED_AT, OLD_SINCE, drop, gather_rows, loss_mask_of, own_rows, token_count
+from sorl_trl.trainers.batch import (
+    GENERATED_AT,
+    OLD_POLICY_STEP,
+    drop,
+    gather_rows,
+    loss_mask_of,
+    own_rows,
+    token_count,
+)
 from sorl_trl.trainers.prompts import image_inputs, prompts_of
 from sorl_trl.trainers.rewards import SAMPLED, scorable, split_rewards
 from sorl_trl.trainers.sampled import Sampled, padded, sampled_rows, state_keys
@@ -86,7 +94,8 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     batch = tensors(trainer, sampled, env_mask, logprobs, context_ids is not None)
     batch |= image_inputs(trainer, prompts, images, by_tools, batch)
     batch[GENERATED_AT] = torch.tensor(sampled_at)
-    batch[OLD_SINCE] = torch.tensor(sampled_at if trainer.args.compares_with_sampler else trainer.state.global_step)
+    compares_with_sampler = trainer.args.compares_with_sampler
+    batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if compares_with_sampler else trainer.state.global_step)
     old_logps = _score_old_policy(trainer, batch)
     if trainer.beta != 0.0:
         batch["ref_per_token_logps"] = _score_reference(trainer, batch)
@@ -95,8 +104,8 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
 
     # Rewards, which functions may give to turns
     for i, row in enumerate(rows):
-        of_row = {name: values for name, values in columns.items() if not isinstance(values, list)}
-        row |= of_row | {name: values[i] for name, values in columns.items() if name not in of_row}
+        shared = {name: values for name, values in columns.items() if not isinstance(values, list)}
+        row |= shared | {name: values[i] for name, values in columns.items() if name not in shared}
     asked = [{**row, SAMPLED: own} for row, own in zip(rows, sampled, strict=True)]
     rewards = scorable(trainer, sampled, trainer._calculate_rewards(asked, prompts, completions, completion_ids))
     scored = scored_rollout(trainer, rows, sampled, batch, rewards)
@@ -133,7 +142,7 @@ def tensors(
     """TRL's batch of the trajectories of this process, as far as sampling alone decides it."""
     pad_id, accelerator = trainer._tokenizer.pad_token_id, trainer.accelerator
 
-    def of(rows: Sequence[Sequence[Any]], value: int, side: str = "right") -> Tensor:
+    def padded_tensor(rows: Sequence[Sequence[Any]], value: int, side: str = "right") -> Tensor:
         each = [torch.tensor(row) for row in rows]
         width = trainer.pad_to_multiple_of
         made: Tensor = pad(each, padding_value=value, padding_side=side, pad_to_multiple_of=width)
@@ -141,24 +150,24 @@ def tensors(
 
     prompts, completions = [row.prompt_ids for row in sampled], [row.completion_ids for row in sampled]
     batch: dict[str, Any] = {
-        "prompt_ids": of(prompts, pad_id, "left"),
-        "prompt_mask": of([[1] * len(row) for row in prompts], 0, "left"),
-        "completion_ids": of(completions, pad_id),
-        "completion_mask": of([[1] * len(row) for row in completions], 0),
+        "prompt_ids": padded_tensor(prompts, pad_id, "left"),
+        "prompt_mask": padded_tensor([[1] * len(row) for row in prompts], 0, "left"),
+        "completion_ids": padded_tensor(completions, pad_id),
+        "completion_mask": padded_tensor([[1] * len(row) for row in completions], 0),
     }
     if env_mask is not None:
-        batch["tool_mask"] = of(env_mask, 1)
+        batch["tool_mask"] = padded_tensor(env_mask, 1)
     if logprobs is not None:  # vLLM gives None for a token that it could not score
         known = [[float("nan") if each is None else each for each in row] for row in logprobs]
-        batch["sampling_per_token_logps"] = of(known, 0)
+        batch["sampling_per_token_logps"] = padded_tensor(known, 0)
     if has_contexts:
-        batch["context_ids"] = of([row.context_ids for row in sampled], 0)
+        batch["context_ids"] = padded_tensor([row.context_ids for row in sampled], 0)
     if trainer.mask_truncated_completions:
         ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
         is_whole = torch.tensor([[row[-1] in ends] for row in completions], device=accelerator.device).int()
         for name in {"completion_mask", "tool_mask"} & batch.keys():
             batch[name] = batch[name] * is_whole
-    turn_ids = of([row.turn_ids for row in sampled], -1)
+    turn_ids = padded_tensor([row.turn_ids for row in sampled], -1)
     batch["turn_ids"] = torch.where(loss_mask_of(batch).bool(), turn_ids, -1)
     batch["num_items_in_batch"] = token_count(batch, accelerator)
     return batch
@@ -290,11 +299,11 @@ def group_size(trainer: Any) -> int:
 
 def _void(rows: Sequence[Mapping[str, Any]], accelerator: Accelerator) -> Tensor | None:
     """(N,) bool: whether a turn was invalid. None unless every process knows the actions of its turns."""
-    said = [row.get("trajectory") for row in rows]
-    known = all(isinstance(each, Trajectory) for each in said)
+    trajectories = [row.get("trajectory") for row in rows]
+    known = all(isinstance(each, Trajectory) for each in trajectories)
     void = [
         isinstance(each, Trajectory) and any(turn.action.kind is ActionKind.INVALID for turn in each.turns)
-        for each in said
+        for each in trajectories
     ]
     gathered = accelerator.gather(torch.tensor([[known, each] for each in void], device=accelerator.device))
     return gathered[:, 1] if bool(gathered[:, 0].all()) else None

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from sorl_trl.methods import Method, MicroBatch
-from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_layout, turn_starts, value_loss, whiten
+from sorl_trl.ops import (
+    aggregate_turns,
+    explained_variance,
+    is_value_clipped,
+    masked_mean,
+    token_gae,
+    turn_broadcast,
+    turn_layout,
+    turn_mask,
+    turn_reduce,
+    turn_rewards_to_tokens,
+    turn_starts,
+    value_loss,
+    whiten,
+)
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.checks import check_trained, disable_noise
-from sorl_trl.trainers.critic.checkpoint import CRITIC_FOLDER, find_critic, restore_critic, save_critic, setup_critic
-from sorl_trl.trainers.critic.experience import critic_metrics, token_experience, turn_experience
-from sorl_trl.trainers.critic.model import Critic, FollowPolicy, detached_critic, is_critic_name
+from sorl_trl.trainers.config import SOPPOConfig
+from sorl_trl.trainers.critic import Critic, FollowPolicy, detached_critic, is_critic_name
+from sorl_trl.trainers.critic_checkpoint import CRITIC_FOLDER, find_critic, restore_critic, save_critic, setup_critic
 from sorl_trl.trainers.forward import Forward, Pass
-from sorl_trl.trainers.model_card import SORL_PAPER
+from sorl_trl.trainers.optimizer_step import clip_apart
 from sorl_trl.trainers.rollout import Rollout
-from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 
 
 class SOPPOTrainer(TurnLevelTrainer):
@@ -44,7 +56,6 @@ class SOPPOTrainer(TurnLevelTrainer):
     default_method: ClassVar[str] = "so_ppo"
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "so-ppo"]
     _name = "SO-PPO"
-    _paper = SORL_PAPER
     args: SOPPOConfig
     critic: Critic
     lr_scheduler: Any
@@ -184,14 +195,14 @@ class SOPPOTrainer(TurnLevelTrainer):
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in own]
         # A decay that suits the rate of other parameters would pull the head's values to 0.
-        of_head, of_rest = {"lr": self.args.value_head_learning_rate, "weight_decay": 0.0}, {"lr": rate}
+        head_options, rest_options = {"lr": self.args.value_head_learning_rate, "weight_decay": 0.0}, {"lr": rate}
         head = {id(p) for p in self.critic.head.parameters()}
-        for of_group, ids in ((of_head, head), (of_rest, own.keys() - head)):
+        for options, ids in ((head_options, head), (rest_options, own.keys() - head)):
             for group in groups:
                 moved = [p for p in group["params"] if id(p) in ids]
                 names = {"param_names": [own[id(p)][0] for p in moved]} if "param_names" in groups[0] else {}
                 if moved:
-                    optimizer.add_param_group({**group, **of_group, **names, "critic": True, "params": moved})
+                    optimizer.add_param_group({**group, **options, **names, "critic": True, "params": moved})
         return optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -199,9 +210,9 @@ class SOPPOTrainer(TurnLevelTrainer):
         is_fsdp1 = self.is_fsdp_enabled and not self.accelerator.is_fsdp2
         if self.is_deepspeed_enabled or is_fsdp1 or self._has_mixed_mesh_grads(model):
             return super()._clip_grad_norm(model)
-        of_policy, of_critic = clip_apart(self.accelerator, model, self.args.max_grad_norm)
-        self._metrics["train"]["critic/grad_norm"].append(float(of_critic))
-        return of_policy
+        policy_norm, critic_norm = clip_apart(self.accelerator, model, self.args.max_grad_norm)
+        self._metrics["train"]["critic/grad_norm"].append(float(critic_norm))
+        return policy_norm
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """TRL's scheduler, with a learning rate of 0 for the policy during the critic's warm-up."""
@@ -258,14 +269,92 @@ class SOPPOTrainer(TurnLevelTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
 
 
-def clip_apart(accelerator: Accelerator, model: nn.Module, max_norm: float) -> tuple[Tensor, Tensor]:
-    """Clip the gradients of policy and critic to norms of at most `max_norm`, and return their norms before.
+# -------------------------------------------------------------------------------------------------------------------
+# Experience: advantages and returns of turns or tokens, and what is logged of them
+# -------------------------------------------------------------------------------------------------------------------
 
-    So the policy's step does not depend on the scale of the returns. Gradients are whole, or the shards of FSDP2.
+
+@dataclass(frozen=True)
+class Experience:
+    """What GAE says of each unit of B trajectories, (B, U): of each turn if `per_turn`, else of each token."""
+
+    values: Tensor
+    """V of the state in which the unit starts, before any update."""
+    advantages: Tensor
+    """Not whitened."""
+    returns: Tensor
+    """The critic's targets, Â + V."""
+    rewards_to_go: Tensor
+    """Discounted sum of the rewards from here on."""
+    unit_turns: Tensor
+    """int64, the turn that a unit is or belongs to; -1 where there is no unit."""
+    per_turn: bool
+
+    def on_tokens(self, units: Tensor, turn_ids: Tensor) -> Tensor:
+        """(B, U) to (B, T): each token gets the value of its turn."""
+        return turn_broadcast(units, turn_ids) if self.per_turn else units
+
+
+def turn_experience(
+    turn_rewards: Tensor, token_rewards: Tensor, values: Tensor, turn_ids: Tensor, gamma: float, gae_lambda: float
+) -> Experience:
+    """GAE with a turn as the time step (docs/paper_to_code.md).
+
+    Args:
+        turn_rewards: (B, K).
+        token_rewards: (B, T), whose sum over each turn is added to `turn_rewards`.
+        values: (B, T), V of the state before each token; V(s_k) is read at the first token of turn k.
+        turn_ids: (B, T).
+        gamma, gae_lambda: The discount per turn, and λ.
     """
-    accelerator.unscale_gradients()
-    named = [*model.named_parameters()]
-    policy, critic = ([p for name, p in named if is_critic_name(name) == of_critic] for of_critic in (False, True))
-    norms = [torch.nn.utils.clip_grad_norm_(parameters, max_norm) for parameters in (policy, critic)]
-    of_policy, of_critic = (norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms)
-    return of_policy, of_critic
+    rewards = turn_rewards + turn_reduce(token_rewards, turn_ids, "sum")
+    turn_values = turn_reduce(torch.where(turn_starts(turn_ids), values, 0.0), turn_ids, "sum")
+    unit_turns = torch.where(turn_mask(turn_ids), torch.arange(rewards.size(1), device=rewards.device), -1)
+    return _experience(rewards, turn_values, unit_turns, gamma, gae_lambda, per_turn=True)
+
+
+def token_experience(
+    turn_rewards: Tensor, token_rewards: Tensor, values: Tensor, turn_ids: Tensor, gamma: float, gae_lambda: float
+) -> Experience:
+    """GAE over the policy's tokens, skipping observations, with each turn's reward on its last token.
+
+    The arguments are those of `turn_experience`, except that `gamma` is per token.
+    """
+    rewards = turn_rewards_to_tokens(turn_rewards, turn_ids) + token_rewards
+    return _experience(rewards, values, turn_ids, gamma, gae_lambda, per_turn=False)
+
+
+def _experience(
+    rewards: Tensor, values: Tensor, unit_turns: Tensor, gamma: float, gae_lambda: float, per_turn: bool
+) -> Experience:
+    mask = unit_turns >= 0
+    values = torch.where(mask, values, 0.0)
+    advantages, returns = token_gae(rewards, values, mask, gamma, gae_lambda)
+    _, rewards_to_go = token_gae(rewards, torch.zeros_like(values), mask, gamma, 1.0)
+    return Experience(values, advantages, returns, rewards_to_go, unit_turns, per_turn)
+
+
+def critic_metrics(experience: Experience) -> dict[str, float]:
+    """Statistics of values and advantages, overall and by turn index; docs/metrics.md explains the names.
+
+    "Returns" are rewards to go, which the critic has no part in. Undefined statistics are NaN, which TRL's averages
+    skip: the explained variance of equal returns, the standard deviation of fewer than two advantages, the mean of
+    none. Positions without a unit are ignored.
+    """
+    units = experience.unit_turns
+
+    def statistics(kept: Tensor, critic: str, advantage: str) -> dict[str, Tensor]:
+        given = experience.values, experience.rewards_to_go, experience.advantages
+        values, returns, advantages = (each[kept].float() for each in given)
+        return {
+            f"{critic}explained_variance": explained_variance(values, returns, torch.ones_like(values)),
+            f"{critic}value_mean": values.mean(),
+            f"{critic}return_mean": returns.mean(),
+            f"{advantage}mean": advantages.mean(),
+            f"{advantage}std": advantages.std() if len(advantages) > 1 else advantages.new_tensor(torch.nan),
+        }
+
+    metrics = statistics(units >= 0, "critic/", "advantages/")
+    for turn in torch.unique(units[units >= 0]).tolist():
+        metrics |= statistics(units == turn, f"critic/turn_{turn}/", f"critic/turn_{turn}/advantage_")
+    return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))

@@ -11,20 +11,19 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from peft import LoKrConfig, LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.methods import METHODS, SETTINGS, EngineVeto, LeaveOneOut, Method, TurnRatio, ZeroVariance
 from sorl_trl.trainers.checks import (
-    check_config,
     check_method,
     check_precision,
     check_processor,
     check_reward_names,
     disable_noise,
 )
-from tests.model_families import BLOOM, GPT2, GQA
+from tests.model_families import BLOOM, GQA
 
 OPT: dict[str, Any] = {
     "vocab_size": 32,
@@ -49,14 +48,11 @@ def with_norm(norm: nn.Module) -> Any:
 TO = {"target_modules": ["q_proj", "v_proj"]}
 NOISY: dict[str, Callable[[], Any]] = {
     "attention": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GQA, attention_dropout=0.5)),
-    "modules": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)),
     "numbers": lambda: hf.BloomForCausalLM(hf.BloomConfig(**BLOOM, hidden_dropout=0.5)),
     "config": lambda: hf.FalconForCausalLM(hf.FalconConfig(**FALCON, hidden_dropout=0.5)),
     "layers": lambda: hf.OPTForCausalLM(hf.OPTConfig(**OPT, num_attention_heads=4, dropout=0.0, layerdrop=0.5)),
     "routers": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**GQA, num_local_experts=4, router_jitter_noise=0.5)),
-    "phimoe": lambda: hf.PhimoeForCausalLM(hf.PhimoeConfig(**GQA, num_local_experts=4, input_jitter_noise=0.5)),
     "lora": lambda: adapted(LoraConfig(**TO, lora_dropout=0.5, init_lora_weights=False)),
-    "ranks": lambda: adapted(LoKrConfig(**TO, rank_dropout=0.5, module_dropout=0.5, init_weights=False)),
     "other layers": lambda: with_norm(nn.AlphaDropout(0.5)),
 }
 """Policies that draw at random in training mode, by what is drawn or where its strength is held."""
@@ -181,15 +177,3 @@ def test_noise_of_training_mode_is_switched_off(kind: str) -> None:
     assert differ()
     disable_noise(policy)
     assert not differ()
-
-
-@pytest.mark.parametrize("disable_dropout", [True, False])
-def test_neftune_is_switched_off_with_dropout(
-    disable_dropout: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    args = config(tmp_path, neftune_noise_alpha=5.0, disable_dropout=disable_dropout)
-    check_config(SOGRPOConfig, args)
-    assert args.neftune_noise_alpha == (None if disable_dropout else 5.0)
-    assert ["`neftune_noise_alpha` is 5" in record.getMessage() for record in caplog.records] == [
-        True
-    ] * disable_dropout

@@ -1,48 +1,44 @@
-"""Critics attached to a tiny policy: what values mean, whom they train, and that the policy alone has none of it."""
+"""Critics of a tiny policy: what values mean, that critic and policy leave each other alone, and `critic/`."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
-from torch import Tensor, nn
+from peft import AdaLoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from torch import Tensor
 
-from sorl_trl.trainers.critic.model import Critic, ValueHead, known_adapter
-from sorl_trl.trainers.so_ppo_trainer import clip_apart
-from tests.critics import critic_parameters, policy_with, with_values
+from sorl_trl import load_critic
+from sorl_trl.trainers.critic import (
+    CRITIC_ATTRIBUTE,
+    AdapterCritic,
+    BackboneCall,
+    Critic,
+    HeadCritic,
+    ValueHead,
+    add_critic_adapter,
+    causal_lm_of,
+    is_critic_name,
+    known_adapter,
+    trained_dtype,
+)
+from sorl_trl.trainers.critic_checkpoint import CONFIG_FILE, find_critic, restore_critic, save_critic
+from tests.critics import ADAPTERS, FILES, critic_parameters, lora_config, policy_with, random_head, with_values
 from tests.policies import build_policy
 
-KINDS = ["head", "trunk", "adapter", "model"]
 LENGTH = 9
+IDS = torch.randint(4, 32, (3, LENGTH), generator=torch.Generator().manual_seed(5))
 
 
-def batch(rows: int = 3) -> dict[str, Tensor]:
+def batch() -> dict[str, Tensor]:
     """The last row is padded on the left, the second on the right, as prompts and completions are."""
-    ids = torch.randint(4, 32, (rows, LENGTH), generator=torch.Generator().manual_seed(5))
-    mask = torch.ones_like(ids)
+    mask = torch.ones_like(IDS)
     mask[-1, :2] = 0
     mask[1, -3:] = 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def expected_values(model: Any, critic: Critic, kind: str, inputs: dict[str, Tensor]) -> Tensor:
-    """The head on the last hidden states that Transformers itself gives, state by state."""
-    network = build_policy(seed=1) if kind == "model" else model
-    if kind == "adapter":
-        with known_adapter(model, critic.config):
-            model.set_adapter("critic")
-            states = network(**inputs, output_hidden_states=True).hidden_states[-1]
-            model.set_adapter("default")
-    else:
-        states = network(**inputs, output_hidden_states=True).hidden_states[-1]
-    return torch.stack([torch.stack([value_of(critic.head, state) for state in row]) for row in states])
-
-
-def value_of(head: ValueHead, state: Tensor) -> Tensor:
-    """The formula in the head's docstring."""
-    return state @ head.weight[0] / (state.numel() ** 0.5 * state.square().sum().sqrt()) + head.bias[0]
+    return {"input_ids": IDS, "attention_mask": mask}
 
 
 class TestValueHead:
@@ -56,7 +52,7 @@ class TestValueHead:
         assert head(torch.tensor([[[6.0, 0.0, 8.0, 0.0], [0.0] * 4]])).tolist() == [[pytest.approx(2.5), 0.5]]
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    @pytest.mark.parametrize(("size", "scale"), [(16, 1.0), (4096, 1.0), (4096, 256.0)])
+    @pytest.mark.parametrize(("size", "scale"), [(16, 1.0), (4096, 256.0)])
     def test_a_step_of_adam_moves_values_by_at_most_twice_the_rate(
         self, size: int, scale: float, dtype: torch.dtype
     ) -> None:
@@ -84,58 +80,240 @@ class TestValueHead:
         """1/256 is lost when bfloat16 numbers near 1 are added."""
         head = ValueHead(4, torch.bfloat16)
         head.weight.data.copy_(torch.tensor([[2.0, 2**-7, 0.0, 0.0]]))
-        states = torch.ones((1, 1, 4), dtype=torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16):
-            values = head(states)
+            values = head(torch.ones((1, 1, 4), dtype=torch.bfloat16))
         assert values.dtype == torch.float32
         assert values.item() == 0.5 + 2**-9
 
 
-@pytest.mark.parametrize("kind", KINDS)
-class TestValues:
-    def test_value_beside_a_token_is_that_of_the_state_before_it(self, kind: str) -> None:
-        model, critic = policy_with(kind)
-        inputs = batch()
-        _, values = with_values(model, *inputs.values())
-        expected = expected_values(model, critic, kind, inputs)
-        kept = (inputs["attention_mask"][:, 1:] * inputs["attention_mask"][:, :-1]).bool()
-        torch.testing.assert_close(values[kept], expected[:, :-1][kept], rtol=0, atol=1e-6)
-        assert not values[~kept].any()
-        assert expected.std() > 0.01
-
-    def test_the_policy_says_what_it_says_without(self, kind: str) -> None:
-        model, _ = policy_with(kind)
-        inputs = batch()
-        logps, _ = with_values(model, *inputs.values())
-        without = model(**inputs, labels=inputs["input_ids"], fused_lm_head=True).log_probs
-        kept = (inputs["attention_mask"][:, 1:] * inputs["attention_mask"][:, :-1]).bool()
-        torch.testing.assert_close(logps[kept], without[kept])
-        assert "logits" in model(**inputs)
+def expected_values(model: Any, critic: Critic, kind: str, inputs: dict[str, Tensor]) -> Tensor:
+    """The head's formula on the last hidden states that transformers itself gives."""
+    network = build_policy(seed=1) if kind == "model" else model
+    if kind == "adapter":
+        with known_adapter(model, critic.config):
+            model.set_adapter("critic")
+            states = network(**inputs, output_hidden_states=True).hidden_states[-1]
+            model.set_adapter("default")
+    else:
+        states = network(**inputs, output_hidden_states=True).hidden_states[-1]
+    norms = states.square().sum(-1).sqrt() * states.size(-1) ** 0.5
+    return states @ critic.head.weight[0] / norms + critic.head.bias[0]
 
 
-def test_an_adapter_that_peft_has_frozen_is_trained_again() -> None:
-    """Trap: PEFT sets `requires_grad` to False on the adapters that it switches away from."""
-    model, _ = policy_with("adapter")
+@pytest.mark.parametrize("kind", ["head", "trunk", "adapter", "model"])
+def test_a_value_is_that_of_the_state_before_the_token(kind: str) -> None:
+    """And the policy says what it says without a critic, which has the dtype that is trained: ZeRO-3 gathers both."""
+    model, critic = policy_with(kind)
+    inputs = batch()
+    logps, values = with_values(model, *inputs.values())
+    kept = (inputs["attention_mask"][:, 1:] * inputs["attention_mask"][:, :-1]).bool()
+    expected = expected_values(model, critic, kind, inputs)
+    torch.testing.assert_close(values[kept], expected[:, :-1][kept], rtol=0, atol=1e-6)
+    assert not values[~kept].any() and expected.std() > 0.01
+    without = model(**inputs, labels=inputs["input_ids"], fused_lm_head=True).log_probs
+    torch.testing.assert_close(logps[kept], without[kept])
+    assert "logits" in model(**inputs)
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {trained_dtype(causal_lm_of(model))}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The adapter beside the policy's
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def peft_policy(**overrides: Any) -> PeftModel:
+    torch.manual_seed(2)
+    return get_peft_model(build_policy(), lora_config(**overrides))
+
+
+def adapter_critic(**overrides: Any) -> tuple[PeftModel, AdapterCritic]:
+    model = peft_policy(**overrides)
+    return model, AdapterCritic(random_head(), model, add_critic_adapter(model))
+
+
+def hidden_states(model: PeftModel, **kwargs: Any) -> Tensor:
+    return model.get_base_model().base_model(input_ids=IDS, **kwargs).last_hidden_state
+
+
+def trained_names(model: PeftModel) -> set[str]:
+    return {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def gradients(model: PeftModel, critic: AdapterCritic) -> dict[str, Tensor]:
+    """Of a loss of both, as one backward pass gives them."""
+    policy = hidden_states(model, use_cache=False)
+    call = BackboneCall(model.get_base_model().base_model, (), {"input_ids": IDS, "use_cache": False}, None)
+    (policy.square().sum() + critic(call).square().sum()).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("config", ADAPTERS)
+class TestAdapter:
+    def test_it_alone_is_trained_besides_what_was(self, config: str) -> None:
+        """And again after PEFT has frozen every adapter but the active one, on leaving `disable_adapter`."""
+        model = peft_policy(**ADAPTERS[config])
+        before = trained_names(model)
+        critic = AdapterCritic(random_head(), model, add_critic_adapter(model))
+        own = {name for name, _ in model.named_parameters() if is_critic_name(name)}
+        assert own
+        assert trained_names(model) == before | own
+        assert model.active_adapters == list(model.peft_config) == ["default"]
+        with model.disable_adapter():
+            pass
+        assert trained_names(model) < before | own
+        critic.unfreeze()
+        assert trained_names(model) == before | own
+
+    def test_active_does_what_set_adapter_does(self, config: str) -> None:
+        model, critic = adapter_critic(**ADAPTERS[config])
+        before, policy = trained_names(model), hidden_states(model)
+        with critic.active():
+            ours = hidden_states(model)
+        assert trained_names(model) == before
+        assert torch.equal(hidden_states(model), policy)
+        with known_adapter(model, critic.config):
+            model.set_adapter("critic")
+            assert torch.equal(ours, hidden_states(model))
+        assert not torch.equal(ours, policy)
+
+    @pytest.mark.parametrize("reentrant", [False, True], ids=["non_reentrant", "reentrant"])
+    def test_gradient_checkpointing_changes_no_gradient(self, config: str, reentrant: bool) -> None:
+        """PEFT recomputes with the adapter that is active in backward: the policy's."""
+        plain = gradients(*adapter_critic(**ADAPTERS[config]))
+        model, critic = adapter_critic(**ADAPTERS[config])
+        model.train()
+        model.get_base_model().gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.enable_input_require_grads()
+        checkpointed = gradients(model, critic)
+        assert plain.keys() == checkpointed.keys()
+        assert sum(is_critic_name(name) for name in plain) >= 2
+        assert sum(not is_critic_name(name) for name in plain) >= 2
+        for name, gradient in plain.items():
+            torch.testing.assert_close(checkpointed[name], gradient, rtol=0, atol=1e-6, msg=name)
+
+
+def test_active_leaves_things_as_they_were() -> None:
+    """After an error, and where the reference is scored, for which PEFT has switched all adapters off."""
+    model, critic = adapter_critic()
+    policy = hidden_states(model)
+    with pytest.raises(KeyError), critic.active():
+        ours = hidden_states(model)
+        raise KeyError
+    assert torch.equal(hidden_states(model), policy)
     with model.disable_adapter():
-        pass
-    with_values(model, *batch().values())[1].sum().backward()
-    assert all(p.grad is not None for p in critic_parameters(model).values())
+        base = hidden_states(model)
+        with critic.active():
+            assert torch.equal(hidden_states(model), ours)
+        assert torch.equal(hidden_states(model), base)
+
+
+@pytest.mark.parametrize("init", ["gaussian", True])
+def test_the_base_model_the_policy_and_a_frozen_reference_stay_as_they_are(init: Any) -> None:
+    model = peft_policy(init_lora_weights=init)
+    model.add_adapter("ref", lora_config())
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    expected = hidden_states(model)
+    add_critic_adapter(model)
+    for name, parameter in model.named_parameters():
+        assert is_critic_name(name) or torch.equal(parameter, before[name]), name
+    assert torch.equal(hidden_states(model), expected)
+    assert not any(".ref." in name for name in trained_names(model))
 
 
 @pytest.mark.parametrize(
-    ("max_norm", "policy", "critic"),
-    [(1.0, [0.6, 0.8], [0.0, 1.0]), (6.0, [3.0, 4.0], [0.0, 6.0]), (13.0, [3.0, 4.0], [0.0, 12.0])],
+    ("config", "named"),
+    [
+        (lora_config(init_lora_weights="pissa"), "`init_lora_weights='pissa'`"),  # another base model
+        (lora_config(init_lora_weights="olora"), "`init_lora_weights='olora'`"),
+        (lora_config(bias="lora_only"), "`bias='lora_only'`"),  # its biases would be the critic's, too
+        (AdaLoraConfig(target_modules=["q_proj"], total_step=10), "AdaLoraConfig"),  # a subclass of LoRA's
+    ],
+    ids=["pissa", "olora", "bias", "adalora"],
 )
-def test_clipping_apart(max_norm: float, policy: list[float], critic: list[float]) -> None:
-    """Norms of 5 and 12 by hand; of both together it would be 13."""
-    model = nn.Module()
-    model.critic, model.frozen = nn.Module(), nn.Parameter(torch.zeros(1), requires_grad=False)
-    parameters = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
-    model.weight, model.critic.weight = parameters
-    for parameter, gradient in zip(parameters, ([3.0, 4.0], [0.0, 12.0]), strict=True):
-        parameter.grad = torch.tensor(gradient)
-    norms = clip_apart(Accelerator(cpu=True), model, max_norm)
-    assert [float(norm) for norm in norms] == [5.0, 12.0]
-    for parameter, expected in zip(parameters, (policy, critic), strict=True):
-        assert parameter.grad is not None
-        assert parameter.grad.tolist() == pytest.approx(expected, rel=1e-5)
+def test_an_adapter_that_a_critic_cannot_stand_beside_is_refused(config: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        add_critic_adapter(get_peft_model(build_policy(), config))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The `critic/` folder
+# ---------------------------------------------------------------------------------------------------------------------
+
+KINDS = ["head", "adapter", "model"]
+
+
+def changed(kind: str, **adapter: Any) -> tuple[Any, Critic]:
+    """As trained for a while: the parameters of `policy_with(kind)` plus noise."""
+    model, critic = policy_with(kind, **adapter)
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in critic_parameters(model).values():
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+    return model, critic
+
+
+def assert_same_critic(a: Any, b: Any) -> None:
+    first, second = critic_parameters(a), critic_parameters(b)
+    assert first.keys() == second.keys()
+    for name, parameter in first.items():
+        assert torch.equal(parameter, second[name]), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestFolder:
+    def test_the_gathered_weights_are_what_is_written(self, tmp_path: Path, kind: str) -> None:
+        """Of shards the model itself has only placeholders."""
+        model, _ = changed(kind)
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        empty, placeholder = policy_with(kind)
+        for parameter in critic_parameters(empty).values():
+            parameter.data = torch.zeros_like(parameter)
+        save_critic(placeholder, empty, tmp_path, state)
+        again, other = policy_with(kind)
+        restore_critic(other, again, tmp_path)
+        assert_same_critic(again, model)
+
+    def test_where_the_engine_keeps_the_weights(self, tmp_path: Path, kind: str) -> None:
+        model, critic = changed(kind)
+        save_critic(critic, model, tmp_path, {})
+        files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+        assert files == {"critic_config.json"} | ({"adapter/adapter_config.json"} & FILES[kind])
+        assert find_critic(tmp_path) == (tmp_path, kind)
+
+    def test_a_head_that_read_hidden_states_of_any_length_is_refused(self, tmp_path: Path, kind: str) -> None:
+        """Its weights fit, but its values would be others."""
+        model, critic = changed(kind)
+        save_critic(critic, model, tmp_path / "critic", model.state_dict())
+        (tmp_path / "critic" / CONFIG_FILE).write_text(json.dumps({"kind": kind}))
+        for use in (load_critic, lambda path: restore_critic(critic, model, path / "critic")):
+            with pytest.raises(ValueError, match="earlier sorl-trl"):
+                use(tmp_path)
+
+
+def test_a_head_beside_tuned_prompts_comes_back(tmp_path: Path) -> None:
+    """There, PEFT nests the policy one level less deep."""
+    tuned = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    model, critic = get_peft_model(build_policy(), tuned), HeadCritic(random_head())
+    causal_lm_of(model).add_module(CRITIC_ATTRIBUTE, critic)
+    save_critic(critic, model, tmp_path, model.state_dict())
+    other = HeadCritic(ValueHead(critic.head.weight.size(-1)))
+    restore_critic(other, model, tmp_path)
+    assert torch.equal(other.head.weight, critic.head.weight) and critic.head.weight.any()
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_every_shape_of_adapter_comes_back(tmp_path: Path, adapter: str) -> None:
+    """Inside of a policy, and alone, for which the base model must be known."""
+    model, critic = changed("adapter", **ADAPTERS[adapter])
+    critic.config.base_model_name_or_path = None
+    save_critic(critic, model, tmp_path, model.state_dict())
+    again, other = policy_with("adapter", **ADAPTERS[adapter])
+    restore_critic(other, again, tmp_path)
+    assert_same_critic(again, model)
+    with pytest.raises(ValueError, match="`base_model` is None"):
+        load_critic(tmp_path)
+    build_policy().save_pretrained(tmp_path / "base")
+    with torch.no_grad():
+        inside = with_values(model, IDS)[1]
+    values = load_critic(tmp_path, base_model=str(tmp_path / "base"))(IDS)
+    torch.testing.assert_close(values[:, :-1], inside, rtol=0, atol=1e-5)

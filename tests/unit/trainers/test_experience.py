@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.trainers.critic.experience import Experience, critic_metrics, token_experience, turn_experience
+from sorl_trl.trainers.so_ppo_trainer import Experience, critic_metrics, token_experience, turn_experience
 from tests.unit.ops.batches import GARBAGE
 
 NAN = float("nan")
@@ -54,26 +54,18 @@ class TestHandWorked:
 @pytest.mark.parametrize("garbage", [NAN, math.inf, 1e30])
 @pytest.mark.parametrize("build", BUILDERS)
 def test_what_is_not_the_policys_never_enters(build: Callable[..., Experience], garbage: float) -> None:
-    """What observations and padding hold, and turns that a trajectory does not have."""
+    """What observations and padding hold, turns that a trajectory lacks, and values of states where no turn starts."""
     case = TestHandWorked
     off, absent = case.turn_ids < 0, torch.tensor([[False, False], [False, True]])
+    inside = torch.tensor([[False, True, False, False], [False, False, True, False]])
+    unread = off | inside if build is turn_experience else off
     penalties = torch.arange(8.0).view(2, 4)
     clean = build(case.turn_rewards, penalties, case.values, case.turn_ids, 0.9, 0.8)
     dirty = build(
         torch.where(absent, garbage, case.turn_rewards), torch.where(off, garbage, penalties),
-        torch.where(off, garbage, case.values), case.turn_ids, 0.9, 0.8,
+        torch.where(unread, garbage, case.values), case.turn_ids, 0.9, 0.8,
     )  # fmt: skip
     assert_same(dirty, clean)
-
-
-def test_only_where_a_turn_starts_is_its_value_read() -> None:
-    """Values within a turn belong to states in which no turn starts."""
-    case = TestHandWorked
-    inside = torch.tensor([[False, True, False, False], [False, False, True, False]])
-    values = torch.where(inside, NAN, case.values)
-    others = case.turn_ids, 0.9, 0.8
-    dirty = turn_experience(case.turn_rewards, torch.zeros(2, 4), values, *others)
-    assert_same(dirty, turn_experience(case.turn_rewards, torch.zeros(2, 4), case.values, *others))
 
 
 def assert_same(a: Experience, b: Experience) -> None:
@@ -137,17 +129,13 @@ class TestCriticMetrics:
         assert len(metrics) == 5
         assert all(math.isnan(value) for value in metrics.values())
 
-    @pytest.mark.parametrize("garbage", GARBAGE)
-    def test_blind_to_what_is_no_unit(self, garbage: float) -> None:
-        arrays = [torch.where(UNIT_TURNS >= 0, x, garbage) for x in (VALUES, RETURNS, ADVANTAGES)]
-        assert describe(*arrays, UNIT_TURNS) == pytest.approx(describe(), rel=0, abs=0, nan_ok=True)
-
-    def test_neither_the_order_of_trajectories_nor_padding_matters(self) -> None:
+    def test_blind_to_padding_and_to_the_order_of_trajectories(self) -> None:
         """Ranks gather rows in their own order, padded to the widest."""
-        rows = [2, 1, 0]
-        arrays = [torch.nn.functional.pad(x[rows], (0, 3)) for x in (VALUES, RETURNS, ADVANTAGES)]
-        metrics = describe(*arrays, torch.nn.functional.pad(UNIT_TURNS[rows], (0, 3), value=-1))
-        assert metrics == pytest.approx(describe(), rel=1e-6, nan_ok=True)
+        for garbage in GARBAGE:
+            arrays = [torch.where(UNIT_TURNS >= 0, x, garbage) for x in (VALUES, RETURNS, ADVANTAGES)]
+            arrays = [torch.nn.functional.pad(x[[2, 1, 0]], (0, 3), value=garbage) for x in arrays]
+            metrics = describe(*arrays, torch.nn.functional.pad(UNIT_TURNS[[2, 1, 0]], (0, 3), value=-1))
+            assert metrics == pytest.approx(describe(), rel=1e-6, nan_ok=True)
 
     def test_half_precision_is_reduced_in_float32(self) -> None:
         """No mean of these 3001 numbers, and not their spread, is a number of bfloat16."""

@@ -20,11 +20,10 @@ from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from sorl_trl.rollout import model_engine
-from sorl_trl.trainers import attention
-from sorl_trl.trainers.attention import attend_in_segments
-from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, causal_lm_of
+from sorl_trl.trainers import layouts
+from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, causal_lm_of
 from sorl_trl.trainers.forward import Forward, LaidOut
-from sorl_trl.trainers.layouts import LAYOUTS, plan_of
+from sorl_trl.trainers.layouts import IN_SEGMENTS, LAYOUTS, attend_in_segments, plan_of
 from tests import model_families as families
 from tests.agents import build_agent
 from tests.critics import build_ppo, policy_with, rollout_batch, set_head
@@ -59,7 +58,6 @@ ROWS = [
     (3, [(0, 2, 1), (0, 4, 0), (-1, 3, 0), (1, 6, 0), (1, 6, 1), (1, 2, 0)]),
 ]
 """Contexts alternate; context 1 of the last row repeats tokens."""
-EXACT = {"rtol": 1e-9, "atol": 1e-9}
 IN_SINGLE = {"rtol": 2e-5, "atol": 2e-5}
 """Norms of Gemma and the head of a critic are float32, and so is TRL's head."""
 
@@ -95,7 +93,7 @@ LENGTH = SCORED.size(1)
 
 def texts_of(batch: dict[str, Tensor]) -> list[tuple[int, Tensor]]:
     """The row of each context, and where its tokens stand in it."""
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1).bool()
+    mask = whole(batch)[1].bool()
     contexts = torch.cat([torch.zeros_like(batch["prompt_ids"]), batch["context_ids"].abs()], 1)
     found = []
     for row in range(len(mask)):
@@ -106,8 +104,8 @@ def texts_of(batch: dict[str, Tensor]) -> list[tuple[int, Tensor]]:
 
 def one_by_one(model: Any, value_of: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
     """What plain passes say of each token: `value_of` gives (1, L) values for (1, L) ids."""
-    ids = torch.cat([BATCH["prompt_ids"], BATCH["completion_ids"]], 1)
-    said = {name: torch.zeros(ids.shape, dtype=torch.float64) for name in ("logps", "entropies", "values")}
+    ids, _ = whole(BATCH)
+    found = {name: torch.zeros(ids.shape, dtype=torch.float64) for name in ("logps", "entropies", "values")}
     for row, places in texts_of(BATCH):
         text = ids[row, places][None]
         logps = model(input_ids=text).logits[0, :-1].double().log_softmax(-1)
@@ -115,13 +113,19 @@ def one_by_one(model: Any, value_of: Callable[[Tensor], Tensor] | None = None) -
         of_text = {"logps": logps.gather(1, text[0, 1:, None])[:, 0], "entropies": -(logps.exp() * logps).sum(-1)}
         if value_of is not None:
             of_text["values"] = value_of(text)[0, :-1].double()
-        said = {name: each.index_put(at, of_text[name]) if name in of_text else each for name, each in said.items()}
-    return {name: torch.where(SCORED, each[:, -LENGTH:], 0.0) for name, each in said.items()}
+        found = {name: each.index_put(at, of_text[name]) if name in of_text else each for name, each in found.items()}
+    return {name: torch.where(SCORED, each[:, -LENGTH:], 0.0) for name, each in found.items()}
+
+
+def whole(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The ids of prompts and completions, and their mask."""
+    ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+    return ids, mask
 
 
 def laid_out(model: Any, layout: str, with_values: bool = False, scored: Tensor = SCORED) -> dict[str, Tensor]:
     """What a pass in a layout says, in TRL's two chunks of rows."""
-    ids, mask = (torch.cat([BATCH[f"prompt_{name}"], BATCH[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+    ids, mask = whole(BATCH)
     labels = ids.masked_fill(mask == 0, -100)
     labels[:, :-LENGTH] = -100
     asked = LaidOut(model, model, [layout], scored, BATCH["context_ids"], with_values)
@@ -129,22 +133,22 @@ def laid_out(model: Any, layout: str, with_values: bool = False, scored: Tensor 
         asked(input_ids=ids[rows], attention_mask=mask[rows], labels=labels[rows], fused_lm_head=True)
         for rows in (slice(0, 2), slice(2, 3))
     ]
-    said = {"logps": torch.cat([each.log_probs for each in outputs]).double()}
-    said["entropies"] = torch.cat([each.entropy for each in outputs]).double()
-    said["values"] = torch.cat(asked.values).double() if with_values else torch.zeros_like(said["logps"])
-    return {name: each[:, -LENGTH:] for name, each in said.items()}
+    found = {"logps": torch.cat([each.log_probs for each in outputs]).double()}
+    found["entropies"] = torch.cat([each.entropy for each in outputs]).double()
+    found["values"] = torch.cat(asked.values).double() if with_values else torch.zeros_like(found["logps"])
+    return {name: each[:, -LENGTH:] for name, each in found.items()}
 
 
-def gradients(said: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
-    """Of a loss of everything that is said, with weights by token."""
+def gradients(found: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+    """Of a loss of all that a pass has found, with weights by token."""
     weights = torch.randn(3, *SCORED.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     model.zero_grad()
-    sum((of * each).sum() for of, each in zip(weights, said.values(), strict=True)).backward()  # type: ignore[union-attr]
+    sum((of * each).sum() for of, each in zip(weights, found.values(), strict=True)).backward()  # type: ignore[union-attr]
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def detached(said: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: each.detach() for name, each in said.items()}
+def detached(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each.detach() for name, each in found.items()}
 
 
 def with_head(model: Any, packs: bool = True) -> Any:
@@ -154,20 +158,24 @@ def with_head(model: Any, packs: bool = True) -> Any:
     return model
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_layout_computes_what_plain_passes_do(family: str, layout: str) -> None:
+def test_every_layout_computes_what_plain_passes_do(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And a trainer's first pass finds that it does."""
     model = families.build(FAMILIES[family])
     plain = one_by_one(model)
     expected = gradients(plain, model)
-    with_head(model)
-    said = laid_out(model, layout)
-    torch.testing.assert_close(detached(said), detached(plain), **IN_SINGLE)
-    ours = gradients(said, model)
-    assert ours.keys() == expected.keys()
-    for name, gradient in expected.items():
-        scale = max(gradient.abs().max().item(), 1e-6)
-        torch.testing.assert_close(ours[name] / scale, gradient / scale, rtol=0, atol=1e-4, msg=name)
+    forward = forward_of(with_head(model, packs=False))
+    found = asked(forward, model, rows=2)
+    assert forward.layouts == LAYOUTS and forward.reason is None and not warnings_of(caplog)
+    torch.testing.assert_close(found, detached({name: plain[name] for name in found}), **IN_SINGLE)
+    for layout in LAYOUTS:
+        found = laid_out(model, layout)
+        torch.testing.assert_close(detached(found), detached(plain), **IN_SINGLE)
+        ours = gradients(found, model)
+        assert ours.keys() == expected.keys()
+        for name, gradient in expected.items():
+            scale = max(gradient.abs().max().item(), 1e-6)
+            torch.testing.assert_close(ours[name] / scale, gradient / scale, rtol=0, atol=1e-4, msg=name)
 
 
 def critic_of(model: Any) -> Any:
@@ -186,9 +194,8 @@ def plain_value(model: Any, kind: str, text: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointed"])
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["head", "trunk", "adapter", "model"])
-def test_values_are_those_of_plain_passes(kind: str, layout: str, checkpointing: bool) -> None:
+def test_values_are_those_of_plain_passes(kind: str, checkpointing: bool) -> None:
     model, critic = policy_with(kind)
     model.double()
     plain = one_by_one(model, lambda text: plain_value(model, kind, text))
@@ -200,26 +207,25 @@ def test_values_are_those_of_plain_passes(kind: str, layout: str, checkpointing:
     if checkpointing:
         model.train()
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    said = laid_out(model, layout, with_values=True)
-    torch.testing.assert_close(detached(said), detached(plain), **IN_SINGLE)
-    torch.testing.assert_close(gradients(said, model), expected, rtol=1e-4, atol=1e-5)
+    for layout in LAYOUTS:
+        found = laid_out(model, layout, with_values=True)
+        torch.testing.assert_close(detached(found), detached(plain), **IN_SINGLE)
+        torch.testing.assert_close(gradients(found, model), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("reentrant", [None, True, False])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_adapters_and_checkpoints(layout: str, reentrant: bool | None) -> None:
+def test_adapters_and_checkpoints(reentrant: bool | None) -> None:
     model = with_head(families.build(FAMILIES["gemma3"]))
     torch.manual_seed(0)
     model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False))
     model.double()
-    plain = one_by_one(model)
-    expected = gradients(plain, model)
+    expected = gradients(one_by_one(model), model)
     if reentrant is not None:
         model.train()
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         model.enable_input_require_grads()
-    said = laid_out(model, layout)
-    torch.testing.assert_close(gradients(said, model), expected, rtol=1e-4, atol=1e-4)
+    for layout in LAYOUTS:
+        torch.testing.assert_close(gradients(laid_out(model, layout), model), expected, rtol=1e-4, atol=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -242,19 +248,14 @@ def asked(forward: Forward, model: Any, batch: dict[str, Tensor] = BATCH, **opti
     return {"logps": found.logps.double(), "entropies": found.entropies.double()}
 
 
-def said_by_us(caplog: pytest.LogCaptureFixture) -> list[str]:
+def trls(trainer: Any, model: Any, batch: dict[str, Tensor], **options: Any) -> Any:
+    """TRL's log-probabilities, entropies and router loss of a batch."""
+    length = batch["completion_ids"].size(1)
+    return GRPOTrainer._get_per_token_logps_and_entropies(trainer, model, *whole(batch), length, **options)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.name.startswith("sorl_trl")]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_these_read_without_padding(family: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = families.build(FAMILIES[family])
-    plain = detached(one_by_one(model))
-    forward = forward_of(with_head(model, packs=False))
-    said = asked(forward, model, rows=2)
-    assert forward.layouts == LAYOUTS and forward.reason is None
-    assert not said_by_us(caplog)
-    torch.testing.assert_close(said, {name: plain[name] for name in said}, **IN_SINGLE)
 
 
 @pytest.mark.parametrize("bypassed", [False, True], ids=["asked", "tried out"])
@@ -271,27 +272,23 @@ def test_these_read_padded_rows(
         monkeypatch.setattr("sorl_trl.trainers.forward.attend_in_segments", lambda _: None)
         reason = "off by"
     forward = forward_of(with_head(model, packs=False))
-    said = asked(forward, model)
+    found = asked(forward, model)
     assert forward.layouts == ("unfolded",)
     assert forward.reason is not None and reason in forward.reason
-    assert ["is right" in text for text in said_by_us(caplog)] == [True]
-    torch.testing.assert_close(said, {name: plain[name] for name in said}, rtol=1e-3, atol=1e-3)
+    assert ["is right" in text for text in warnings_of(caplog)] == [True]
+    torch.testing.assert_close(found, {name: plain[name] for name in found}, rtol=1e-3, atol=1e-3)
 
 
 def test_a_model_that_fails_without_padding_reads_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a kernel may, that torch has and the GPU does not."""
-
-    def fails(*_: Any) -> Any:
-        raise RuntimeError("no such kernel")
-
-    monkeypatch.setattr(attention, "_has_kernel", lambda *_: True)
-    monkeypatch.setattr(attention, "_in_one_kernel", fails)
+    monkeypatch.setattr(layouts, "_has_kernel", lambda *_: True)
+    monkeypatch.setattr(layouts, "_in_one_kernel", None)
     model = families.build(FAMILIES["llama"])
     plain = detached(one_by_one(model))
     forward = forward_of(with_head(model, packs=False))
-    said = asked(forward, model)
+    found = asked(forward, model)
     assert (forward.layouts, forward.reason) == (("unfolded",), "it fails without padding")
-    torch.testing.assert_close(said, {name: plain[name] for name in said}, **IN_SINGLE)
+    torch.testing.assert_close(found, {name: plain[name] for name in found}, **IN_SINGLE)
 
 
 @pytest.mark.trains
@@ -299,7 +296,7 @@ def test_every_model_of_a_trainer_attends_in_segments(tmp_path: Path, tokenizer:
     """Policy, reference and critic: one that did not would mix trajectories."""
     trainer = build_ppo(tmp_path, tokenizer, critic="model", beta=0.1)
     models = trainer.model, trainer.ref_model, trainer.critic.backbone
-    assert {each.config._attn_implementation for each in models} == {attention.IN_SEGMENTS}
+    assert {each.config._attn_implementation for each in models} == {IN_SEGMENTS}
     set_head(trainer)
     batch = rollout_batch(trainer)
     assert trainer._forward.layouts == LAYOUTS
@@ -314,17 +311,6 @@ def test_every_model_of_a_trainer_attends_in_segments(tmp_path: Path, tokenizer:
 def test_several_gpus_of_one_process_are_refused() -> None:
     with pytest.raises(ValueError, match="One process has 2 GPUs"):
         forward_of(families.build(FAMILIES["llama"]), n_gpu=2)
-
-
-def tokens_read(model: Any, run: Callable[[], Any]) -> list[tuple[int, ...]]:
-    """The shapes of the ids in the passes that `run` makes."""
-    seen: list[tuple[int, ...]] = []
-    hook = causal_lm_of(model).base_model.register_forward_pre_hook(
-        lambda _module, _args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    run()
-    hook.remove()
-    return seen
 
 
 def prompts_and(completions: Sequence[Sequence[int]], prompt: int = 4) -> dict[str, Tensor]:
@@ -353,28 +339,24 @@ def test_the_model_reads_as_few_tokens_as_it_can(
     model = with_head(families.build(FAMILIES["llama"]), packs=False)
     forward, batch = forward_of(model), prompts_and(completions, prompt)
     forward(model, batch)  # tries layouts out
-    assert tokens_read(model, lambda: forward(model, batch)) == [shape]
+    seen: list[tuple[int, ...]] = []
+    model.base_model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    forward(model, batch)
+    assert seen == [shape]
 
 
-def test_heads_read_what_is_scored() -> None:
-    """Only the positions that predict it: here those of 1, 2, and none for the first token of a row."""
-    scored = torch.tensor([[0, 0, 1, 1, 0, 0], [1, 0, 0, 0, 0, 0]]).bool()
-    for layout in LAYOUTS:
-        plan = plan_of(torch.arange(12).view(2, 6), torch.ones(2, 6), scored, layouts=[layout])
-        assert plan.labels.tolist() == [[2, 3]]
-        assert plan.predicting(plan.input_ids).tolist() == [[1, 2]]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_micro_batch_in_which_nothing_is_scored(layout: str) -> None:
+def test_a_micro_batch_in_which_nothing_is_scored() -> None:
     """Its gradient is 0 and reaches every parameter, as DDP expects."""
     model, _ = policy_with("trunk")
     attend_in_segments(model)
-    said = laid_out(model, layout, with_values=True, scored=torch.zeros_like(SCORED))
-    assert not any(each.any() for each in said.values())
-    reached = gradients(said, model)
-    assert reached.keys() == {name for name, _ in model.named_parameters()}
-    assert not any(each.any() for each in reached.values())
+    for layout in LAYOUTS:
+        found = laid_out(model, layout, with_values=True, scored=torch.zeros_like(SCORED))
+        assert not any(each.any() for each in found.values())
+        reached = gradients(found, model)
+        assert reached.keys() == {name for name, _ in model.named_parameters()}
+        assert not any(each.any() for each in reached.values())
 
 
 def test_positions_that_depend_on_the_width_keep_it() -> None:
@@ -385,11 +367,10 @@ def test_positions_that_depend_on_the_width_keep_it() -> None:
     again = with_head(families.build(lambda: hf.LlamaForCausalLM(config)), packs=False)  # it remembers the longest
     forward = forward_of(with_head(model, packs=False))
     batch = {name: each for name, each in BATCH.items() if name != "context_ids"}
-    said = asked(forward, model, batch)
+    found = asked(forward, model, batch)
     assert "dynamic" in str(forward.reason)
-    ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
-    theirs, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(forward._trainer, again, ids, mask, LENGTH)
-    torch.testing.assert_close(said["logps"], torch.where(SCORED, theirs, 0.0).double(), **IN_SINGLE)
+    theirs, _, _ = trls(forward._trainer, again, batch)
+    torch.testing.assert_close(found["logps"], torch.where(SCORED, theirs, 0.0).double(), **IN_SINGLE)
 
 
 @pytest.mark.trains
@@ -397,8 +378,7 @@ def test_prompt_tuning_is_scored_as_by_trl(tmp_path: Path) -> None:
     """Its virtual tokens stand before the prompt, so that hidden states have more columns than labels."""
     trainer = build_agent(tmp_path, peft_config=PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
     batch = prompts_and([[3, 5, 6], [4]])
-    ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
-    theirs, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, 3)
+    theirs, _, _ = trls(trainer, trainer.model, batch)
     kept = batch["completion_mask"].bool()
     torch.testing.assert_close(trainer._forward(trainer.model, batch).logps[kept], theirs[kept])
 
@@ -424,10 +404,7 @@ def test_the_router_loss_is_that_of_the_tokens() -> None:
     """As in TRL, where each row is a context; a config that asks for it is not heard otherwise."""
     model = with_head(families.build(FAMILIES["qwen3_moe"]), packs=False)
     forward, batch = forward_of(model), prompts_and([[5] * 9, [6] * 2])
-    ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
-    _, _, theirs = GRPOTrainer._get_per_token_logps_and_entropies(
-        forward._trainer, model, ids, mask, 9, compute_aux_loss=True
-    )
+    _, _, theirs = trls(forward._trainer, model, batch, compute_aux_loss=True)
     torch.testing.assert_close(forward(model, batch, router=True).aux_loss, theirs)
     model.config.output_router_logits = True
     assert forward(model, batch).aux_loss is None
@@ -442,15 +419,15 @@ def test_a_model_that_attends_in_segments_is_otherwise_the_same(tmp_path: Path) 
     }
     plan = families.random_plan(rows=2, turns=2)
 
-    def said() -> tuple[Any, ...]:
+    def generated() -> tuple[Any, ...]:
         played = families.play(model_engine(model, families.turn_end(), GREEDY, "slots"), plan)
         return model.generate(**prompt, max_new_tokens=5, do_sample=False, pad_token_id=0).tolist(), played
 
-    before = said()
+    before = generated()
     attend_in_segments(model)
-    assert said() == before
+    assert generated() == before
     model.save_pretrained(tmp_path)
-    assert attention.IN_SEGMENTS not in (tmp_path / "config.json").read_text()
+    assert IN_SEGMENTS not in (tmp_path / "config.json").read_text()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -485,9 +462,9 @@ def test_a_kernel_of_segments_gets_what_it_needs(
 
     model = with_head(families.build(FAMILIES[family]))
     plain = laid_out(model, "unfolded")
-    monkeypatch.setattr(attention, "varlen_attn", varlen_attn)
-    monkeypatch.setattr(attention, "_TAKEN", {"window_size", *(["enable_gqa"] if needs_gqa else [])})
-    monkeypatch.setattr(attention, "_has_kernel", lambda *_: True)
+    monkeypatch.setattr(layouts, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(layouts, "_TAKEN", {"window_size", *(["enable_gqa"] if needs_gqa else [])})
+    monkeypatch.setattr(layouts, "_has_kernel", lambda *_: True)
     torch.testing.assert_close(laid_out(model, "packed"), plain, **IN_SINGLE)
 
 
@@ -513,9 +490,9 @@ def test_flash_attention_is_told_where_segments_lie(family: str) -> None:
     plain = detached(one_by_one(model))
     model.config._attn_implementation_internal = name
     forward = forward_of(with_head(model, packs=False))
-    said = asked(forward, model)
+    found = asked(forward, model)
     assert forward.layouts == ("unfolded", "packed")
-    torch.testing.assert_close(said, {name: plain[name] for name in said}, **IN_SINGLE)
+    torch.testing.assert_close(found, {name: plain[name] for name in found}, **IN_SINGLE)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -543,15 +520,17 @@ def test_any_assignment_of_contexts(layout: str, given_: tuple[Tensor, Tensor, T
     """Each scored token is predicted by a position that reads its context up to it, and nothing else."""
     ids, mask, scored, contexts = given_
     plan = plan_of(ids, mask, scored, contexts, [layout])
-    expected = {}
+    expected, beginnings = {}, set()
     for row in range(len(ids)):
         for context in range(4):
             places = [i for i in range(ids.size(1)) if mask[row, i] and contexts[row, i] == context]
             for before, place in enumerate(places):
+                beginnings.add(tuple(ids[row, places[: before + 1]].tolist()))
                 if scored[row, place] and before:
-                    seen = [int(ids[row, i]) for i in places[:before]]
-                    expected[row * ids.size(1) + place] = seen, int(ids[row, place])
+                    expected[row * ids.size(1) + place] = ids[row, places[:before]].tolist(), int(ids[row, place])
     assert sorted(plan.targets.tolist()) == sorted(expected)
+    if layout == "tree":  # which reads each beginning once
+        assert plan.input_ids.numel() == len(beginnings)
     if not expected:
         assert plan.labels.tolist() == [[-100]]
         return
@@ -578,15 +557,3 @@ def text_at(plan: Any, position: int) -> list[int]:
     whole += range(bounds[own], position + 1)
     assert places[whole].tolist() == list(range(len(whole)))
     return ids[whole].tolist()
-
-
-@given(given_=batches())
-def test_a_tree_reads_each_beginning_once(given_: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    ids, mask, scored, contexts = given_
-    texts = {
-        tuple(int(ids[row, i]) for i in range(ids.size(1)) if mask[row, i] and contexts[row, i] == context)
-        for row in range(len(ids))
-        for context in range(4)
-    }
-    beginnings = {text[:end] for text in texts for end in range(1, len(text) + 1)}
-    assert plan_of(ids, mask, scored, contexts, ["tree"]).input_ids.numel() == len(beginnings)

@@ -49,7 +49,7 @@ class Run:
             state=SimpleNamespace(global_step=first, max_steps=batches),
             accelerator=SimpleNamespace(num_processes=1, process_index=0, wait_for_everyone=lambda: None),
             train_dataset=dataset,
-            _train_sampler=self.sampler(),
+            _get_train_sampler=self.sampler,
             _step=0,
             use_vllm=False,
             _log_metric=lambda name, value: self.logged.setdefault(name, []).append(value),

@@ -1,7 +1,8 @@
-"""What ranks gather, and which rows share a micro-batch."""
+"""What a rollout function returned: checks, turns, states; and what ranks gather, and which rows train together."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,172 @@ import torch
 from torch import Tensor
 
 from sorl_trl.trainers.batch import gather_rows, micro_batches
+from sorl_trl.trainers.sampled import Sampled, check_rollout, checked_rollout, sampled_rows, state_keys
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a rollout function returns
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def output(**overrides: Any) -> dict[str, Any]:
+    return {
+        "prompt_ids": [[4], [4, 5]],
+        "completion_ids": [[4, 5, 6], [7]],
+        "logprobs": None,
+        "env_mask": [[1, 0, 1], [1]],
+        "turn_ids": [[0, -1, 1], [0]],
+        **overrides,
+    }
+
+
+def checked(**overrides: Any) -> dict[str, Any]:
+    return checked_rollout(lambda prompts, trainer: output(**overrides))(["a", "b"], None)
+
+
+CONTEXTS = {"turn_ids": None, "context_ids": [[0, -1, 1], [0]]}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"completion_ids": [[4, 5, 6]]}, "1 rows of `completion_ids` for 2 prompts"),
+        ({"prompt_ids": [[4]]}, "1 rows of `prompt_ids` for 2 prompts"),
+        ({"env_mask": [[1, 0, 1]]}, "1 rows of `env_mask` for 2 prompts"),
+        ({"seen": [3]}, "1 rows of `seen` for 2 prompts"),
+        ({"env_mask": [[1, 0], [1]]}, "2 entries of `env_mask` in row 0"),
+        ({"turn_ids": [[0, -1, 1], [0, 0]]}, "2 entries of `turn_ids` in row 1"),
+        ({"logprobs": [[0.0, 0.0, 0.0], []]}, "0 entries of `logprobs` in row 1"),
+        ({"completion_ids": [[4, 5, 6], []]}, "empty completion in row 1"),
+        ({"env_mask": [[1, 2, 1], [1]]}, r"`env_mask` holds \[2\] in row 0"),
+        ({"turn_ids": [[0, -1, 1], [1]]}, r"turn_ids\[1, 0\] is 1"),
+        ({**CONTEXTS, "context_ids": [[0, -1, 1]]}, "1 rows of `context_ids` for 2 prompts"),
+        ({**CONTEXTS, "context_ids": [[0, 1], [0]]}, "2 entries of `context_ids` in row 0"),
+        ({**CONTEXTS, "context_ids": [[0, 1, 2], [0]]}, "`context_ids` is 2 at token 2 of row 0"),  # its first
+        ({**CONTEXTS, "context_ids": [[0, 1, -1], [0]]}, "`context_ids` is -1 at token 2 of row 0"),  # a repetition
+        ({**CONTEXTS, "context_ids": [[0, 1, 1], [1]]}, "`context_ids` is 1 at token 0 of row 1"),
+        ({**CONTEXTS, "turn_ids": [[0, -1, 0], [0]]}, "`context_ids` are 0 and 1 within turn 0 of row 0"),
+    ],
+)
+def test_bad_rollouts_are_named(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checked(**overrides)
+
+
+@pytest.mark.parametrize("key", ["turn_ids", "env_mask", "context_ids"])
+@pytest.mark.parametrize("row", [["a", "b", "c"], "abc", ["0", "1", "0"], [0, None, 1], [0, 0.5, 1], 3, [[0], [1]]])
+def test_what_is_no_integer_is_refused_with_the_name_of_its_field(key: str, row: Any) -> None:
+    for odd in (row, [0, math.inf, 1]):
+        with pytest.raises(ValueError, match=f"`{key}` is .* in row 0"):
+            checked(**{key: [odd, [0]]})
+
+
+def test_what_a_rollout_may_leave_out_or_return_as_tensors() -> None:
+    """TRL wants the key `logprobs`, and takes `None` for it alone. Turn ids imply the mask."""
+    assert checked(env_mask=None) == output()
+    bare = {"logprobs": None, **{key: output()[key] for key in ("prompt_ids", "completion_ids")}}
+    assert checked(env_mask=None, turn_ids=None) == bare
+    rows = {**output(), "context_ids": [[0, -1, 1], [0]]}
+    names = ("env_mask", "turn_ids", "context_ids")
+    assert checked(**{name: [torch.tensor(row) for row in rows[name]] for name in names}) == rows
+    check_rollout(rows, 2)
+
+
+def turns(ids: Any, mask: Any, recorded: Any, contexts: Any = None, window: int | None = None) -> list[Any]:
+    rows = sampled_rows([[3]] * len(ids), ids, mask, recorded, contexts, window)
+    return [list(row.turn_ids) for row in rows]
+
+
+def test_turns_are_recorded_or_runs_of_the_mask() -> None:
+    """A run also ends where its context does: a sub-agent is asked, and the main context goes on at once."""
+    ids, recorded = [[4, 5, 6]], [[0, 1, 1]]
+    assert turns(ids, [[1, 1, 1]], recorded) == recorded
+    assert turns(ids, [[1, 0, 1]], None) == [[0, -1, 1]]
+    assert turns(ids, None, None) == [[0, 0, 0]]
+    assert turns([[4] * 6], [[1, 0, 1, 1, 0, 1]], None, [[0, -1, 1, 0, -2, 2]]) == [[0, -1, 1, 2, -1, 3]]
+    with pytest.raises(ValueError, match="turn_ids"):
+        turns(ids, [[1, 0, 1]], [[0, -1]])  # tools have lengthened it
+
+
+def test_a_context_longer_than_the_policy_reads_is_named() -> None:
+    ids, mask, contexts = [[4, 5, 6, 7]], [[1, 0, 0, 1]], [[0, -1, 1, 1]]
+    assert turns(ids, mask, None, contexts, window=3) == [[0, -1, -1, 1]]
+    with pytest.raises(ValueError, match="context 1 of row 0 has 3 tokens, but the policy reads at most 2"):
+        turns(ids, mask, None, contexts, window=2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# States
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def trajectory(
+    prompt: list[int], completion: list[int], turn_ids: list[int], contexts: list[int] | None = None
+) -> Sampled:
+    return Sampled(prompt, completion, turn_ids, contexts or [0] * len(completion))
+
+
+def keys(*rows: tuple[list[int], ...]) -> list[list[int]]:
+    """Of trajectories of prompt, completion, turn ids and, where there are several, context ids."""
+    made = [trajectory(*row) for row in rows]
+    return state_keys(made, max(len(row.turns) for row in made)).tolist()
+
+
+def test_where_turns_lie_and_what_the_policy_read_before_them() -> None:
+    """A turn may be interrupted by a token of the environment's, and contexts may alternate."""
+    assert trajectory([5], [7] * 7, [-1, 0, 0, -1, 1, 2, -1]).turns == [(1, 3), (4, 5), (5, 6)]
+    assert trajectory([5], [7] * 4, [0, -1, 0, 1]).turns == [(0, 3), (3, 4)]
+    assert trajectory([5], [7, 7], [-1, -1]).turns == []
+    row = trajectory([5, 6], [7, 30, 31, 8, 20, 9], [0, -1, -1, 1, -1, 2], [0, -1, 1, 1, 0, 0])
+    assert [row.read_before(start) for start, _ in row.turns] == [[5, 6], [30, 31], [5, 6, 7, 20]]
+
+
+def test_a_state_is_the_last_observation() -> None:
+    """Whatever the policy had said before, and however long ago the observation was the first."""
+    first = ([5], [7, 20, 21, 8], [0, -1, -1, 1])
+    later = ([5], [9, 9, 20, 22, 9, 20, 21, 8], [0, 0, -1, -1, 1, -1, -1, 2])
+    (_, of_first, _), (_, other, of_later) = keys(first, later)
+    assert of_first == of_later != other
+
+
+def test_the_first_turn_starts_in_the_prompt() -> None:
+    """With what the environment has said before it, and it is no observation of the same tokens."""
+    [[one], [same], [greeted], [other]] = keys(
+        ([5, 6], [7], [0]), ([5, 6], [8], [0]), ([5, 6], [20, 8], [-1, 0]), ([6, 5], [7], [0])
+    )
+    assert one == same
+    assert len({one, greeted, other}) == 3
+    [[prompt, observation]] = keys(([20], [7, 20, 8], [0, -1, 1]))
+    assert prompt != observation
+
+
+def test_a_turn_that_follows_another_at_once_has_read_nothing_new() -> None:
+    """Or all turns that tags split off would be in one state: that of no observation."""
+    [[_, one], [_, other], [_, same]] = keys(([5], [7, 8], [0, 1]), ([5], [9, 8], [0, 1]), ([5], [7, 9], [0, 1]))
+    assert one == same != other
+
+
+def test_what_a_context_repeats_is_no_observation() -> None:
+    """The same state, whether the history is read again, without a thought, or goes on."""
+    plain = ([5], [7, 20, 8], [0, -1, 1])
+    afresh = ([5], [7, 5, 20, 8], [0, -1, -1, 1], [0, -1, 1, 1])
+    (_, of_plain), (_, of_afresh) = keys(plain, afresh)
+    assert of_plain == of_afresh
+    again = ([5], [7, 5, 7, 8], [0, -1, -1, 1], [0, -1, -1, 1])  # nothing new: its state is all that it read
+    assert keys(again)[0][1] == keys(([5, 7], [8], [0]))[0][0]
+
+
+def test_keys_are_int64_and_the_same_in_every_process() -> None:
+    many = [row[0] for row in keys(*(([i], [7], [0]) for i in range(200)))]
+    assert len(set(many)) == 200
+    assert min(many) >= 0 and max(many) > 2**61
+    assert keys(([5], [7], [0])) == [[5850268771259085613]], "of another process"
+    assert state_keys([trajectory([5], [1] * 3, [-1] * 3)] * 2, 0).shape == (2, 0)
+    assert keys(([5], [20], [-1]), ([5], [7], [0]))[0] == [0], "without a turn"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Several processes, and micro-batches
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 class Rank:
@@ -41,45 +208,39 @@ def test_every_rank_sends_one_type(dtype: Any) -> None:
     assert padded.tolist() == [[*row, *[0, 0]] for row in values.tolist()]
 
 
-def batch_of(prompts: list[list[int]], lengths: list[int]) -> dict[str, Any]:
-    """Rows of these prompts, whose completions have so many tokens."""
-    completions = [[1] * length + [0] * (max(lengths) - length) for length in lengths]
-    return {
+LENGTHS = [9, 8, 7, 6, 1, 2, 3, 4]
+SHORT, LONG = [[5], [6]] * 4, [[5] * 9, [6] * 9] * 4
+IN_ORDER = [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def rows(prompts: list[list[int]], **options: Any) -> list[list[int]]:
+    """The rows of each micro-batch, of completions with so many tokens."""
+    batch = {
         "prompt_ids": torch.tensor(prompts),
         "prompt_mask": torch.ones(len(prompts), len(prompts[0]), dtype=torch.long),
-        "completion_mask": torch.tensor(completions),
-        "row": [*range(len(lengths))],
-        "num_items_in_batch": torch.tensor(sum(lengths)),
+        "completion_mask": torch.tensor([[1] * length + [0] * (max(LENGTHS) - length) for length in LENGTHS]),
+        "row": [*range(len(LENGTHS))],
+        "num_items_in_batch": torch.tensor(sum(LENGTHS)),
         "pixel_values": None,
     }
-
-
-def rows(batch: dict[str, Any], **options: Any) -> list[list[int]]:
-    given = {"count": 4, "of_step": 1, "shares": False, "processes": 1, **options}
-    split = micro_batches(batch, **given)
-    assert all(each["pixel_values"] is None and each["num_items_in_batch"] == sum(LENGTHS) for each in split)
+    split = micro_batches(batch, **{"count": 4, "per_step": 1, "shares": False, "processes": 1, **options})
     for each in split:
+        assert each["pixel_values"] is None and each["num_items_in_batch"] == sum(LENGTHS)
         assert each["completion_mask"].sum(1).tolist() == [LENGTHS[row] for row in each["row"]]
     return [each["row"] for each in split]
 
 
-LENGTHS = [9, 1, 8, 2, 7, 3, 6, 4]
-
-
-def test_rows_stay_in_their_order_in_one_process() -> None:
-    assert rows(batch_of([[5]] * 8, LENGTHS)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-def test_processes_deal_rows_by_length() -> None:
-    """The fullest micro-batches are as full as they can be, and in the same place on every process."""
-    split = rows(batch_of([[5]] * 8, LENGTHS), processes=2)
-    assert [[LENGTHS[row] for row in each] for each in split] == [[9, 1], [8, 2], [7, 3], [6, 4]]
-
-
-def test_rows_of_one_prompt_are_put_together_within_an_update_alone() -> None:
-    long = [[5] * 9, [6] * 9, [5] * 9, [6] * 9] * 2
-    assert rows(batch_of(long, LENGTHS), of_step=2, shares=True) == [[0, 2], [1, 3], [4, 6], [5, 7]]
-    assert rows(batch_of(long, LENGTHS), of_step=1, shares=True) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert rows(batch_of(long, LENGTHS), of_step=2, shares=False) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    short = [[5], [6]] * 4
-    assert rows(batch_of(short, LENGTHS), of_step=2, shares=True) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+@pytest.mark.parametrize(
+    ("prompts", "options", "expected"),
+    [
+        (SHORT, {}, IN_ORDER),
+        (SHORT, {"processes": 2}, [[0, 4], [1, 5], [2, 6], [3, 7]]),  # of 10 tokens each
+        (LONG, {"per_step": 2, "shares": True}, [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        (LONG, {"per_step": 1, "shares": True}, IN_ORDER),
+        (LONG, {"per_step": 2}, IN_ORDER),
+        (SHORT, {"per_step": 2, "shares": True}, IN_ORDER),
+    ],
+)
+def test_which_rows_share_a_micro_batch(prompts: Any, options: dict[str, Any], expected: list[list[int]]) -> None:
+    """In their order; with several processes, as full as they can be; those of one prompt if an update gains by it."""
+    assert rows(prompts, **options) == expected

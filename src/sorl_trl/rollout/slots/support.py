@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 from sorl_trl.rollout.slots.cache import Forward, SlotCache
 
 IN_SEGMENTS = "sorl_segments"
-"""The name of the attention that trainers set (`trainers/attention.py`); it is sdpa in a pass of the slots."""
+"""The name of the attention that trainers set (`trainers/layouts.py`); it is sdpa in a pass of the slots."""
 _ATTENTION = ("eager", "sdpa", IN_SEGMENTS)
 # Other kinds recompute frequencies from the longest row of a batch, which cached keys would not match.
 _ROTARY = ("default", "linear", "llama3", "yarn")

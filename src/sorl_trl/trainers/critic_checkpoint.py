@@ -25,7 +25,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 from sorl_trl.ops import last_token_before_turn, turn_mask
 from sorl_trl.rollout import assemble
 from sorl_trl.rollout.slots.support import IN_SEGMENTS
-from sorl_trl.trainers.critic.model import (
+from sorl_trl.trainers.config import SOPPOConfig
+from sorl_trl.trainers.critic import (
     CRITIC_ATTRIBUTE,
     AdapterCritic,
     Critic,
@@ -37,7 +38,6 @@ from sorl_trl.trainers.critic.model import (
     known_adapter,
     trained_dtype,
 )
-from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 from sorl_trl.types import Trajectory
 
 CRITIC_FOLDER = "critic"
@@ -174,13 +174,13 @@ def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapp
     if not state_dict:
         return
 
-    def of(part: str) -> dict[str, Tensor]:
+    def weights_of(part: str) -> dict[str, Tensor]:
         prefix = f"{CRITIC_ATTRIBUTE}.{part}."
         return {name.partition(prefix)[2]: t.contiguous() for name, t in state_dict.items() if prefix in name}
 
-    save_file(of("head"), folder / HEAD_FILE)
+    save_file(weights_of("head"), folder / HEAD_FILE)
     if isinstance(critic, ModelCritic):
-        critic.backbone.save_pretrained(folder / BACKBONE_FOLDER, state_dict=of("backbone"))
+        critic.backbone.save_pretrained(folder / BACKBONE_FOLDER, state_dict=weights_of("backbone"))
     elif isinstance(critic, AdapterCritic):
         with known_adapter(cast(PeftModel, model), critic.config):
             adapter = get_peft_model_state_dict(
@@ -238,8 +238,12 @@ class ValueModel(nn.Module):
         ids = [torch.tensor(row.turn_ids, dtype=torch.int64) for row in rows]
         turn_ids = pad_sequence(ids, batch_first=True, padding_value=-1)
         before = last_token_before_turn(turn_ids)  # -1: the prompt's last token
-        each = zip(trajectories, values, before, turn_mask(turn_ids), strict=True)
-        return [of_text[len(t.prompt_ids) + positions[has_turn]].tolist() for t, of_text, positions, has_turn in each]
+        found = []
+        for trajectory, row, positions, has_turn in zip(
+            trajectories, values, before, turn_mask(turn_ids), strict=True
+        ):
+            found.append(row[len(trajectory.prompt_ids) + positions[has_turn]].tolist())
+        return found
 
 
 def load_critic(path: str | Path, base_model: str | None = None, **kwargs: Any) -> ValueModel:

@@ -1,0 +1,203 @@
+"""What acts on an optimizer step besides the loss: normalizing and clipping the gradient, and the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
+from transformers import TrainerCallback
+
+from sorl_trl.methods import MicroBatch, Objective
+from sorl_trl.ops import clipping_bias, kl_controlled_factor
+from sorl_trl.trainers.critic import is_critic_name
+from sorl_trl.trainers.rollout import corrects_sampling
+
+KL_FACTOR = "policy_lr_factor"
+"""The scheduler's attribute that holds the factor of `KLControl`."""
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# The gradient
+# -------------------------------------------------------------------------------------------------------------------
+
+
+class ClippingBiasNormalizer:
+    """Accumulates C(θ), the gradient that clipping removed, and divides the step's gradient by max(1, ‖C(θ)‖₂).
+
+    C(θ) averages the tokens of each trajectory, as `loss_type="grpo"` does, whatever the loss type. It is the mean
+    over all micro-batches of the optimizer step and over all processes. The floor of 1 is our choice: if nothing is
+    clipped, C is 0 and nothing is divided.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._gradients: list[Tensor] | None = None
+
+    def observe(self, trainer: Any, batch: MicroBatch, objective: Objective) -> None:
+        """Add one micro-batch's share of C(θ), by a second backward pass if something is clipped."""
+        if not (batch.is_training and batch.log_ratio.requires_grad):
+            return
+        stopped = objective.stopped & batch.loss_mask
+        if stopped.any():
+            weights = batch.inputs["importance_sampling_ratio"] if corrects_sampling(trainer) else 1.0
+            bias = clipping_bias(batch.ratio, batch.advantages * weights, stopped, batch.loss_mask)
+            self.add(bias * batch.row_scale / trainer._micro_batches())
+
+    def add(self, bias: Tensor) -> None:
+        """Add the gradient of a scalar, already divided by the number of micro-batches in the step."""
+        # autograd.grad, unlike backward, neither touches .grad nor fires DDP's reduction hooks.
+        found = torch.autograd.grad(
+            bias, self._parameters, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        gradients = [gradient.float() for gradient in found]
+        if self._gradients is None:
+            self._gradients = gradients
+        else:
+            torch._foreach_add_(self._gradients, gradients)
+
+    def normalize(self, accelerator: Accelerator) -> float:
+        """Divide every `.grad` by max(1, ‖C(θ)‖₂), reset C(θ) and return the norm. All processes call it together."""
+        is_clipped = torch.tensor(float(self._gradients is not None), device=accelerator.device)
+        if accelerator.reduce(is_clipped, reduction="sum") == 0:
+            return 0.0
+        gradients = self._gradients or [torch.zeros_like(p, dtype=torch.float32) for p in self._parameters]
+        flat = accelerator.reduce(torch.cat([g.reshape(-1) for g in gradients]), reduction="mean")
+        norm = float(torch.linalg.vector_norm(flat))
+        self._gradients = None
+        if norm > 1.0:
+            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], 1.0 / norm)
+        return norm
+
+
+def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
+    """The normalizer of a trainer with `bias_norm`, or None.
+
+    Raises:
+        ValueError: DeepSpeed or FSDP is used, gradient checkpointing is reentrant, or TRL's options mask tokens out
+            of the loss.
+    """
+    args, reason = trainer.args, None
+    if not args.bias_norm:
+        return None
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        reason = "DeepSpeed and FSDP shard the gradient that it divides: set `bias_norm` to False, or use DDP"
+    elif (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        reason = (
+            "reentrant gradient checkpointing cannot give the second gradient that it computes: set "
+            "`gradient_checkpointing_kwargs={'use_reentrant': False}`"
+        )
+    elif args.top_entropy_quantile != 1.0 or args.off_policy_mask_threshold is not None:
+        reason = "it would count what `top_entropy_quantile` or `off_policy_mask_threshold` masks: use one of them"
+    if reason:
+        raise ValueError(f"`bias_norm` is True, but {reason}.")
+    named = trainer.model.named_parameters()
+    return ClippingBiasNormalizer(parameter for name, parameter in named if not is_critic_name(name))
+
+
+def clip_apart(accelerator: Accelerator, model: nn.Module, max_norm: float) -> tuple[Tensor, Tensor]:
+    """Clip the gradients of policy and critic to norms of at most `max_norm`, and return their norms before.
+
+    So the policy's step does not depend on the scale of the returns. Gradients are whole, or the shards of FSDP2.
+    """
+    accelerator.unscale_gradients()
+    named = [*model.named_parameters()]
+    policy, critic = ([p for name, p in named if is_critic_name(name) == of_critic] for of_critic in (False, True))
+    norms = [torch.nn.utils.clip_grad_norm_(parameters, max_norm) for parameters in (policy, critic)]
+    policy_norm, critic_norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms)
+    return policy_norm, critic_norm
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# The learning rate
+# -------------------------------------------------------------------------------------------------------------------
+
+
+class KLControl(TrainerCallback):
+    """Multiplies the policy's learning rate, but not the critic's, by a factor that follows the KL.
+
+    It acts before the backward pass of an update's last micro-batch, in which DeepSpeed steps the optimizer. The
+    factor is part of the scheduler's state and of its base rates. It therefore survives a resume, and if something
+    else lowers the learning rates, the lowered rates are scheduled from then on.
+
+    `target_kl` is in nats per token; 0 leaves the schedule alone, even when a run that had lowered the rate is
+    resumed. `record` is called with the factor of each update.
+
+    Raises:
+        ValueError: When training begins, if the learning rates of the schedule cannot be lowered.
+    """
+
+    def __init__(self, target_kl: float, record: Callable[[float], object]) -> None:
+        self.target_kl, self._record = target_kl, record
+        self._optimizer: Any = None
+        self._scheduler: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._optimizer, self._scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
+        factor = getattr(self._scheduler, KL_FACTOR, 1.0)  # part of its state, which every checkpoint has
+        if self.target_kl:
+            check_scheduler(self._scheduler)
+            setattr(self._scheduler, KL_FACTOR, factor)
+        elif factor != 1:
+            self._scale(factor, 1.0)
+
+    def observe(self, batch: MicroBatch, kl: float) -> None:
+        """Set the learning rate if the optimizer steps after a micro-batch. `kl` is what `MetricLog` returns."""
+        if batch.is_training and batch.ends_step and self.target_kl:
+            self._record(self.adjust(kl))
+
+    def adjust(self, kl: float) -> float:
+        """Set the policy's learning rate for an update that measures `kl`, and return the factor."""
+        if self._scheduler is None:  # the loss is computed outside of training
+            return 1.0
+        before: float = getattr(self._scheduler, KL_FACTOR)
+        factor = kl_controlled_factor(before, kl, self.target_kl)
+        if factor != before:
+            self._scale(before, factor)
+        return factor
+
+    def _scale(self, before: float, factor: float) -> None:
+        scale_policy_rate(self._optimizer, self._scheduler, factor / before)
+        setattr(self._scheduler, KL_FACTOR, factor)
+
+
+def check_optimizers(trainer: Any) -> None:
+    """Raise ValueError for a user's scheduler of another optimizer, or one whose rates cannot be lowered."""
+    optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
+    if scheduler is not None and trainer.args.target_kl:
+        check_scheduler(scheduler)
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            f"`optimizers` holds a {type(scheduler).__name__} of a {type(scheduler.optimizer).__name__}, but not that "
+            "optimizer beside it: give both."
+        )
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Raise ValueError unless the learning rates of `scheduler` can be lowered for good."""
+    lowerable = isinstance(scheduler, LRScheduler) and not isinstance(scheduler, OneCycleLR | CyclicLR)
+    if not lowerable:
+        raise ValueError(
+            f"`lr_scheduler` is a {type(scheduler).__name__}, whose learning rates cannot be lowered for good. Choose "
+            "one of torch's by `lr_scheduler_type`, such as 'linear', and none in the DeepSpeed configuration, or set "
+            "`target_kl=0`."
+        )
+
+
+def scale_policy_rate(optimizer: Any, scheduler: Any, factor: float) -> None:
+    """Multiply the learning rates of all parameter groups but the critic's by `factor`, for the rest of the run.
+
+    Optimizer and scheduler keep the new rates in their state, so they survive a resume.
+    """
+    factors = [1.0 if group.get("critic") else factor for group in optimizer.param_groups]
+    for group, each in zip(optimizer.param_groups, factors, strict=True):
+        group["lr"] *= each
+    for part in (scheduler, *getattr(scheduler, "_schedulers", [])):  # SequentialLR has several
+        for name in ("base_lrs", "_last_lr"):  # ReduceLROnPlateau has no base: it starts from the groups' rates
+            if hasattr(part, name):
+                rates = zip(getattr(part, name), factors, strict=True)
+                setattr(part, name, [rate * each for rate, each in rates])

@@ -1,0 +1,273 @@
+"""What acts on an optimizer step: what clipping removed, clipping apart, and a rate that follows the KL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DeepSpeedSchedulerWrapper
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+from sorl_trl.methods import ClipRange, MicroBatch, Objective
+from sorl_trl.ops import kl_controlled_factor, turn_layout
+from sorl_trl.trainers.metrics import mean_kl
+from sorl_trl.trainers.optimizer_step import ClippingBiasNormalizer, KLControl, clip_apart
+
+# ---------------------------------------------------------------------------------------------------------------------
+# C(θ)
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def one() -> Accelerator:
+    """Not at import: a test before this one may have reset accelerate's state."""
+    return Accelerator(cpu=True)
+
+
+def parameter(*values: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(values, dtype=torch.float64))
+
+
+def rank(others: ClippingBiasNormalizer) -> Any:
+    """An accelerator of two processes, of which the other one has `others`."""
+
+    def reduce(values: Tensor, reduction: str) -> Tensor:
+        is_clipped = others._gradients is not None
+        other = torch.tensor(float(is_clipped)) if reduction == "sum" else torch.zeros_like(values)
+        if is_clipped and reduction == "mean":
+            other = torch.cat([each.reshape(-1) for each in others._gradients])
+        return (values + other) / (1 if reduction == "sum" else 2)
+
+    return SimpleNamespace(device=torch.device("cpu"), reduce=reduce)
+
+
+def test_hand_worked_over_two_micro_batches() -> None:
+    """C is (1, 4) + (2, 0) = (3, 4), of norm 5; then it is forgotten."""
+    weights = parameter(1.0, 1.0)
+    normalizer = ClippingBiasNormalizer([weights])
+    normalizer.add(weights[0] + 4 * weights[1])
+    normalizer.add(2 * weights[0])
+    assert weights.grad is None  # the second backward stays out of the optimizer's gradient
+    weights.grad = torch.tensor([10.0, -5.0], dtype=torch.float64)
+    assert normalizer.normalize(one()) == pytest.approx(5.0)
+    assert weights.grad.tolist() == pytest.approx([2.0, -1.0])
+    assert normalizer.normalize(one()) == 0.0
+    normalizer.add(0.5 * weights[0])
+    assert normalizer.normalize(one()) == pytest.approx(0.5)
+    assert weights.grad.tolist() == pytest.approx([2.0, -1.0]), "a norm below 1 divides nothing"
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "norm"),
+    [((6.0, 0.0), (0.0, 8.0), 5.0), ((6.0, 0.0), None, 3.0), (None, (0.0, 8.0), 4.0)],
+    ids=["both", "own", "other"],
+)
+def test_ranks_divide_by_the_norm_of_their_mean(own: Any, other: Any, norm: float) -> None:
+    """Also a rank where nothing is clipped."""
+    weights = parameter(1.0, 1.0)
+    normalizers = ClippingBiasNormalizer([weights]), ClippingBiasNormalizer([weights])
+    for normalizer, gradient in zip(normalizers, (own, other), strict=True):
+        if gradient is not None:
+            normalizer.add(weights @ torch.tensor(gradient, dtype=torch.float64))
+    weights.grad = torch.tensor([norm, 2 * norm], dtype=torch.float64)
+    assert normalizers[0].normalize(rank(normalizers[1])) == pytest.approx(norm)
+    assert weights.grad.tolist() == pytest.approx([1.0, 2.0])
+
+
+def test_the_norm_is_that_of_all_parameters() -> None:
+    """Those that C does not depend on count as 0 and are divided too; frozen ones and those without .grad not."""
+    first, second, apart, unused = (parameter(1.0) for _ in range(4))
+    frozen = parameter(1.0).requires_grad_(False)
+    normalizer = ClippingBiasNormalizer([first, second, apart, unused, frozen])
+    normalizer.add((6 * first + 8 * second).sum() * frozen.sum())
+    for each in (first, second, apart):
+        each.grad = torch.ones_like(each)
+    assert normalizer.normalize(one()) == pytest.approx(10.0)
+    assert [each.grad.item() for each in (first, second, apart)] == pytest.approx([0.1] * 3)
+    assert unused.grad is None and frozen.grad is None
+
+
+def observed(weights: nn.Parameter, stopped: list[bool], is_training: bool = True) -> ClippingBiasNormalizer:
+    """One of two micro-batches: two trajectories of two tokens and of one, of advantages 3 and -1."""
+    turns, none = turn_layout(torch.tensor([[0, 0], [0, -1]])), ClipRange(0.2, 0.2)
+    log_ratio = torch.stack([weights[:2], weights[2:]])
+    batch = MicroBatch(
+        logps=log_ratio, old_logps=log_ratio, sampling_logps=log_ratio, log_ratio=log_ratio, turns=turns,
+        advantages=torch.tensor([[3.0], [-1.0]], dtype=torch.float64), level="token", turn_ratio="geometric",
+        token_range=none, turn_range=none, clip_range=none, is_training=is_training,
+    )  # fmt: skip
+    normalizer = ClippingBiasNormalizer([weights])
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(async_staleness=0), use_vllm=False, _micro_batches=lambda: 2.0)
+    normalizer.observe(trainer, batch, Objective(log_ratio, torch.tensor(stopped).view(2, 2)))
+    return normalizer
+
+
+def test_a_micro_batch_adds_what_clipping_removed() -> None:
+    """mean_i (1/|y_i|) Σ_{t clipped} w_t Â_t, halved by its two micro-batches; the last position is no token."""
+    weights = parameter(0.5, 0.1, -0.4, 9.0)
+    (found,) = observed(weights, [True, False, True, True])._gradients or []
+    w = weights.detach().exp()
+    expected = torch.stack([w[0] * 3 / 2, w[1] * 0, -w[2], w[3] * 0]) / 2 / 2
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["nothing is stopped", "evaluation", "no gradient"])
+def test_nothing_is_added(how: str) -> None:
+    """What evaluation leaves behind would enter the next training step."""
+    weights = parameter(0.5, 0.1, -0.4, 0.0)
+    with torch.set_grad_enabled(how != "no gradient"):
+        stopped = [how != "nothing is stopped", False, False, True]
+        assert observed(weights, stopped, is_training=how != "evaluation")._gradients is None
+
+
+@pytest.mark.parametrize(
+    ("max_norm", "policy", "critic"),
+    [(1.0, [0.6, 0.8], [0.0, 1.0]), (6.0, [3.0, 4.0], [0.0, 6.0]), (13.0, [3.0, 4.0], [0.0, 12.0])],
+)
+def test_policy_and_critic_are_clipped_apart(max_norm: float, policy: list[float], critic: list[float]) -> None:
+    """Norms of 5 and 12 by hand; of both together it would be 13."""
+    model = nn.Module()
+    model.critic, model.frozen = nn.Module(), nn.Parameter(torch.zeros(1), requires_grad=False)
+    parameters = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    model.weight, model.critic.weight = parameters
+    for each, gradient in zip(parameters, ([3.0, 4.0], [0.0, 12.0]), strict=True):
+        each.grad = torch.tensor(gradient)
+    assert [float(norm) for norm in clip_apart(one(), model, max_norm)] == [5.0, 12.0]
+    for each, expected in zip(parameters, (policy, critic), strict=True):
+        assert each.grad is not None and each.grad.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The learning rate
+# ---------------------------------------------------------------------------------------------------------------------
+
+TARGET = 0.1
+SCHEDULERS: dict[str, Any] = {
+    "closed form": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 10),
+    "none of its own": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
+    "recursive": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=12),
+    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.ConstantLR(optimizer, 0.5, 2), lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))],
+        milestones=[5],
+    ),
+}
+
+
+def policy_and_critic() -> torch.optim.Optimizer:
+    groups = [{"lr": 1.0}, {"lr": 0.3, "critic": True}, {"lr": 1.0, "weight_decay": 0.0}]
+    return torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], **group} for group in groups])
+
+
+class Run:
+    """Updates with given KLs, without a model."""
+
+    def __init__(self, scheduler: str = "closed form", target: float | None = TARGET) -> None:
+        self.optimizer = policy_and_critic()
+        self.scheduler = SCHEDULERS[scheduler](self.optimizer)
+        self.control: KLControl | None = None
+        if target is not None:
+            self.begin(target)
+
+    def begin(self, target: float = TARGET) -> None:
+        self.control = KLControl(target, lambda factor: None)
+        begin(self.control, self.optimizer, self.scheduler)
+
+    def update(self, *kl: float) -> tuple[float, list[float]]:
+        """With one KL per micro-batch: the factor, and the rates with which the optimizer steps."""
+        factor = 1.0
+        if self.control is not None and self.control.target_kl:
+            factor = self.control.adjust(mean_kl([({"kl_to_old": each}, True) for each in kl]))
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.optimizer.step()
+        self.scheduler.step(*[1.0] * isinstance(self.scheduler, lr_scheduler.ReduceLROnPlateau))
+        return factor, rates
+
+    def factors(self, kls: Iterable[float]) -> list[float]:
+        return [self.update(kl)[0] for kl in kls]
+
+
+def begin(control: KLControl, optimizer: Any, scheduler: Any) -> None:
+    nothing: Any = SimpleNamespace()
+    control.on_train_begin(nothing, nothing, nothing, optimizer=optimizer, lr_scheduler=scheduler)
+
+
+def test_factors_worked_by_hand() -> None:
+    """Target 0.1: down above 0.2, up below 0.05, and 0 says nothing; at a hundredth it stops."""
+    kls = [0.0, 0.3, 0.5, 0.1, 0.2, 0.05, 0.04, 0.0, 0.01, 0.01, 9.0]
+    expected = [1, 2 / 3, 4 / 9, 4 / 9, 4 / 9, 4 / 9, 2 / 3, 2 / 3, 1, 1, 2 / 3]
+    assert Run().factors(kls) == pytest.approx(expected)
+    factors = Run().factors([1.0] * 15)
+    assert factors[10] == pytest.approx(1.5**-11)
+    assert factors[11:] == [0.01] * 4
+
+
+@given(
+    factor=st.floats(0.01, 1.0),
+    kl=st.one_of(st.floats(0.0, allow_infinity=True), st.just(math.nan)),
+    target=st.floats(1e-6, 10.0),
+)
+def test_bounds_and_direction(factor: float, kl: float, target: float) -> None:
+    result = kl_controlled_factor(factor, kl, target)
+    assert 0.01 <= result <= 1.0
+    assert (result < factor) == (kl > 2 * target and factor > 0.01)
+    assert (result > factor) == (0 < kl < target / 2 and factor < 1.0)
+
+
+def test_the_mean_of_micro_batches_counts() -> None:
+    """Of those with a token, in which the policy had moved."""
+    run = Run()
+    assert run.update(0.1, 0.29)[0] == 1.0
+    assert run.update(0.1, 0.31)[0] == pytest.approx(2 / 3)
+    assert run.update(math.nan, 0.3)[0] == pytest.approx(4 / 9)
+    assert run.update(math.nan)[0] == run.update()[0] == pytest.approx(4 / 9)
+    assert math.isnan(mean_kl([({"kl_to_old": 9.0}, False)]))
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+class TestSchedules:
+    KLS = (0.0, 0.3, 0.3, 0.1, 0.01, 0.01, 0.01, 0.3)
+
+    def test_the_policys_rate_is_scaled_and_the_critics_is_not(self, name: str) -> None:
+        run, free = Run(name), Run(name, target=None)
+        for kl in self.KLS:
+            (factor, rates), (_, scheduled) = run.update(kl), free.update(kl)
+            assert rates == pytest.approx([scheduled[0] * factor, scheduled[1], scheduled[2] * factor])
+        assert factor < 1
+
+    def test_another_process_goes_on_where_it_stopped(self, name: str) -> None:
+        """Or, without a target, as scheduled."""
+        run, resumed = Run(name), Run(name)
+        for kl in self.KLS[:3]:
+            run.update(kl)
+        resumed.optimizer.load_state_dict(run.optimizer.state_dict())
+        resumed.scheduler.load_state_dict(run.scheduler.state_dict())
+        resumed.begin()
+        assert [resumed.update(kl) for kl in self.KLS[3:]] == [run.update(kl) for kl in self.KLS[3:]]
+        plain = Run(name, target=None)
+        for _ in self.KLS:
+            plain.update()
+        if name != "none of its own":  # it goes on from the rates that it finds
+            run.begin(target=0.0)
+            assert run.update()[1] == pytest.approx(plain.update()[1])
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        lr_scheduler.OneCycleLR(policy_and_critic(), max_lr=1.0, total_steps=10),
+        lr_scheduler.CyclicLR(policy_and_critic(), base_lr=0.1, max_lr=1.0),
+        DeepSpeedSchedulerWrapper(None, None),
+    ],
+    ids=lambda scheduler: type(scheduler).__name__,
+)
+def test_a_schedule_that_cannot_be_scaled_is_refused(scheduler: Any) -> None:
+    with pytest.raises(ValueError, match="`lr_scheduler`"):
+        begin(KLControl(TARGET, lambda factor: None), policy_and_critic(), scheduler)
