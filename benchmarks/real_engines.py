@@ -30,6 +30,7 @@ from typing import Any
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
 
 import torch
+from sorl_trl.ops.mismatch import within
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 from transformers import GenerationConfig
@@ -37,7 +38,6 @@ from transformers import GenerationConfig
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.methods import EngineTurnMask
 from sorl_trl.ops import turn_layout, turn_mismatch
-from sorl_trl.ops.mismatch import within
 from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_trainer
 from sorl_trl.rollout import Collector, Engine, SlotEngine, TurnEnd, assemble, generate_turns, model_engine

@@ -11,6 +11,19 @@ from torch import Tensor
 
 from .masking import check_groups, keep, masked_mean, turn_broadcast, turn_ends
 
+__all__ = [
+    "explained_variance",
+    "gae",
+    "group_turn_advantages",
+    "leave_one_out_advantages",
+    "outcome_advantages",
+    "summed_advantages",
+    "turn_returns",
+    "turn_rewards_to_tokens",
+    "turn_std",
+    "whiten",
+]
+
 STD_FLOOR = 1e-4
 """The constant that TRL's GRPO adds to the standard deviation of a group."""
 _VARIANCE_FLOOR = 1e-8
@@ -19,7 +32,7 @@ _VARIANCE_FLOOR = 1e-8
 
 def turn_returns(turn_rewards: Tensor, turn_mask: Tensor, gamma: float) -> Tensor:
     """Discount the rewards from each turn on: R_k = Σ_{j≥k} γ^{j−k} r_j, (B, K)."""
-    _, returns = turn_gae(turn_rewards, torch.zeros_like(turn_rewards), turn_mask, gamma, lam=1.0)
+    _, returns = gae(turn_rewards, torch.zeros_like(turn_rewards), turn_mask, gamma, lam=1.0)
     return returns
 
 
@@ -115,36 +128,20 @@ def turn_std(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor
     return std.repeat_interleave(num_generations).unsqueeze(1)
 
 
-def turn_gae(
-    turn_rewards: Tensor, turn_values: Tensor, turn_mask: Tensor, gamma: float, lam: float
-) -> tuple[Tensor, Tensor]:
-    """Estimate advantages by GAE (arXiv 1506.02438) with a turn as the time step: advantages and returns, each (B, K).
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Estimate advantages by GAE (arXiv 1506.02438), with a turn or a token as the time step: advantages and returns.
 
-    δ_k = r_k + γ V(s_{k+1}) − V(s_k), Â_k = Σ_l (γλ)^l δ_{k+l}, returns = Â + V, and V after the last turn is 0.
-
-    Args:
-        turn_rewards: (B, K), the reward of each turn, with the outcome reward on the last one.
-        turn_values: (B, K), V(s_k), the critic at the last token before turn k.
-        turn_mask: (B, K), 1 where a trajectory has a turn.
-        gamma, lam: Discount γ per turn, and λ. With both 1, Â_k = R_k − V(s_k).
-    """
-    return token_gae(turn_rewards, turn_values, turn_mask, gamma, lam)
-
-
-def token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Estimate advantages by GAE (arXiv 1506.02438) over the model tokens: advantages and returns, each (B, T).
-
-    δ_t = r_t + γ V_{t'} − V_t and Â_t = δ_t + γλ Â_{t'}, where t' is the trajectory's next model token, with V and Â
-    0 after the last one; returns = Â + V. Observations are skipped: their rewards and values are ignored, and they
-    are not discounted for.
+    δ_t = r_t + γ V_{t'} − V_t and Â_t = δ_t + γλ Â_{t'}, where t' is the trajectory's next step, with V and Â 0 after
+    the last one; returns = Â + V. Positions that the mask leaves out, such as observations, are skipped: their rewards
+    and values are ignored, and they are not discounted for. With γ = λ = 1, Â_t = R_t − V_t.
 
     Args:
-        rewards: (B, T), the reward of each model token, with the outcome reward on the last one.
-        values: (B, T), the critic's V_t.
-        loss_mask: (B, T), 1 on model tokens.
-        gamma, lam: Discount γ per token, and λ.
+        rewards: (B, K) of turns or (B, T) of model tokens, with the outcome reward on the last one. So are all others.
+        values: V_t. That of a turn is the critic's at the last token before it.
+        mask: 1 where a trajectory has a turn, or on its model tokens.
+        gamma, lam: Discount γ per step, and λ.
     """
-    kept = loss_mask.bool()
+    kept = mask.bool()
     rewards, values = keep(rewards, kept), keep(values, kept)
     advantages = torch.zeros_like(rewards + values)
     next_value = next_advantage = advantages.new_zeros(len(advantages))
@@ -157,7 +154,7 @@ def token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, 
 
 
 def turn_rewards_to_tokens(turn_rewards: Tensor, turn_ids: Tensor) -> Tensor:
-    """Put each turn's reward on the turn's last token, and 0 on all others: (B, K) to (B, T), for `token_gae`.
+    """Put each turn's reward on the turn's last token, and 0 on all others: (B, K) to (B, T), for `gae`.
 
     Args:
         turn_rewards: (B, K) or more columns; those of turns that a trajectory does not have are ignored.

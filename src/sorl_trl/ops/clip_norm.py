@@ -11,6 +11,18 @@ from sorl_trl.checks import check_choice
 from .importance import bounded_log_ratio, importance_ratio, is_outside
 from .masking import TurnLayout, keep, masked_mean, turn_layout, turn_reduce
 
+__all__ = [
+    "KL_ESTIMATORS",
+    "PENALTY_ESTIMATORS",
+    "PENALTY_GATES",
+    "clip_fraction",
+    "clipping_bias",
+    "gated_kl",
+    "kl_controlled_factor",
+    "kl_to_old",
+    "turn_clip_fraction",
+]
+
 # Each maps ℓ = log π_θ − log π_old of samples of π_old to an estimate of KL(π_θ ‖ π_old). The unbiased one is
 # w ln w − w + 1, arranged so that it keeps its precision near ℓ = 0.
 _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -85,24 +97,13 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
     """Multiply each trajectory's KL by a detached gate: gate_i · KL_i, (B,). Value and gradient are 0 at gate 0.
 
     Args:
-        gate: (B,), at least 0.
+        gate: (B,), at least 0. With `clip_fraction`, this is SORL's clipping-triggered penalty as specified
+            (docs/paper_to_code.md).
         log_ratio, loss_mask, estimator: As in `kl_to_old`, with its errors.
     """
     # Leave out rows with a closed gate before any arithmetic, because 0 times NaN is NaN.
     triggered = keep(log_ratio, loss_mask.bool() & (gate > 0).unsqueeze(1))
     return gate.detach() * kl_to_old(triggered, loss_mask, estimator)
-
-
-def clip_penalty(
-    log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor, estimator: str
-) -> Tensor:
-    """Compute SORL's clipping-triggered penalty as specified (docs/paper_to_code.md): f_i · KL_i, (B,), f_i detached.
-
-    Arguments and errors are those of `clip_fraction` and `kl_to_old`. Value and gradient are exactly 0 for a
-    trajectory in which nothing is clipped.
-    """
-    fraction = clip_fraction(log_ratio, loss_mask, epsilon_low, epsilon_high)
-    return gated_kl(fraction, log_ratio, loss_mask, estimator)
 
 
 def clipping_bias(ratio: Tensor, advantages: Tensor, stopped: Tensor, loss_mask: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sorl_trl.ops import (
     explained_variance,
-    token_gae,
+    gae,
     turn_broadcast,
     turn_mask,
     turn_reduce,
@@ -73,8 +73,8 @@ def _experience(
 ) -> Experience:
     mask = unit_turns >= 0
     values = torch.where(mask, values, 0.0)
-    advantages, returns = token_gae(rewards, values, mask, gamma, gae_lambda)
-    _, rewards_to_go = token_gae(rewards, torch.zeros_like(values), mask, gamma, 1.0)
+    advantages, returns = gae(rewards, values, mask, gamma, gae_lambda)
+    _, rewards_to_go = gae(rewards, torch.zeros_like(values), mask, gamma, 1.0)
     return Experience(values, advantages, returns, rewards_to_go, unit_turns, per_turn)
 
 
