@@ -24,8 +24,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.bfcl_solutions import solved_examples
-from benchmarks.real_model import by_itself, sorl
-from benchmarks.rows import claim, locked, read_rows, write_rows
+from benchmarks.common import alone, claim, locked, read_rows, write_rows
+from benchmarks.real_model import sorl
 from sorl_trl.files import write_whole
 from sorl_trl.qa import write_questions
 from sorl_trl.records.evaluated import read_evaluated
@@ -218,7 +218,7 @@ def main(words: Sequence[str] | None = None) -> None:
         return replay()
     RUNS.mkdir(parents=True, exist_ok=True)
     with locked(RUNS / "start.lock"):  # the others wait for the warm start
-        by_itself(prepare, arguments.model)
+        alone({}, prepare, arguments.model)
         if arguments.split:
             return
         if not (RUNS / "train.jsonl").is_file():
