@@ -141,35 +141,6 @@ class TestClippingBias:
 class TestRangeOfEachToken:
     """Everything that takes a clip range takes one per token in the place of a float."""
 
-    # A turn of four tokens and one of one, then one of nine, all with a ratio of 1.1; "length" makes of 0.2 a range of
-    # 0.05, 0.2 and 0.022.
-    TURNS = torch.tensor([[0, 0, 0, 0, -1, 1, -1, -1, -1], [0] * 9, [-1] * 9])
-    LOG_RATIO = torch.full((3, 9), math.log(1.1))
-    NARROW = scaled_clip_range(0.2, TURNS, "turn", "length")
-
-    def test_the_share_of_turns_by_hand(self):
-        def share(log_ratio, low, high):
-            return turn_clip_fraction(log_ratio, self.TURNS, low, high, "geometric").tolist()
-
-        assert share(self.LOG_RATIO, self.NARROW, self.NARROW) == [0.5, 1.0, 0.0]
-        assert share(self.LOG_RATIO, self.NARROW, 0.2) == [0.0, 0.0, 0.0]
-        assert share(-self.LOG_RATIO, 0.2, self.NARROW) == [0.0, 0.0, 0.0]
-
-    def test_the_share_of_tokens_by_hand(self):
-        share = clip_fraction(self.LOG_RATIO, self.TURNS >= 0, self.NARROW, self.NARROW)
-        torch.testing.assert_close(share, torch.tensor([0.8, 1.0, 0.0]))
-
-    @pytest.mark.parametrize("delta", [None, 1.4])
-    def test_the_surrogate_and_its_clipped_set_by_hand(self, delta):
-        """With a positive advantage the surrogate ends at the turn's own bound."""
-        bound = delta and scaled_bound(delta, self.TURNS, "turn", "length")
-        ratio = self.LOG_RATIO.exp()
-        surrogate = clipped_surrogate(ratio, torch.full((3, 1), 2.0), self.NARROW, self.NARROW, bound)[:2]
-        expected = 2 * float64([[1.05] * 4 + [1.1] * 5, [1 + 0.2 / 9] * 9])
-        torch.testing.assert_close(surrogate, expected.float())
-        clipped = is_clipped(ratio, torch.ones(3, 1), self.NARROW, self.NARROW, bound)
-        assert clipped.tolist() == [[True] * 4 + [False] * 5, [True] * 9, [False] * 9]
-
     @quick
     @given(turn_ids=turn_id_batches(), seed=st.integers(0, 99), delta=st.sampled_from([None, 1.1, 1.4]))
     def test_equals_the_reference_and_is_clipped_where_it_has_no_gradient(self, turn_ids, seed, delta):

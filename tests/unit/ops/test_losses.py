@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from sorl_trl.ops import (
     aggregate_turns,
-    cispo_surrogate,
     clipped_surrogate,
     double_sided_surrogate,
     good_trajectories,
-    importance_ratio,
     is_clipped,
     is_value_clipped,
     likelihood_falls,
@@ -22,11 +20,10 @@ from sorl_trl.ops import (
     sapo_surrogate,
     turn_weights,
     value_loss,
-    vespo_surrogate,
 )
 
 from . import reference
-from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, float64, normal, quick, turn_id_batches
+from .batches import TURN_IDS, float64, normal, quick, turn_id_batches
 
 
 class TestClippedSurrogate:
@@ -55,12 +52,6 @@ class TestIsClipped:
         clipped = is_clipped(ratio, torch.tensor([[1.0], [-1.0], [0.0]]), 0.2, 0.2)
         assert clipped.tolist() == [[False, False, True], [True, False, False], [False] * 3]
 
-    def test_delta_clips_negative_advantages_above(self):
-        ratio = torch.tensor([[1.1, 1.5, 4.0], [1.1, 1.5, 4.0]])
-        advantages = torch.tensor([[1.0], [-1.0]])
-        assert is_clipped(ratio, advantages, 0.2, 0.2, 3.0).tolist() == [[False, True, True], [False, False, True]]
-        assert is_clipped(ratio, advantages, 0.2, 0.2).tolist() == [[False, True, True], [False] * 3]
-
     @quick
     @given(
         ratio=st.floats(0.01, 9),
@@ -82,16 +73,6 @@ class TestDoubleSidedSurrogate:
         torch.testing.assert_close(surrogate, torch.tensor([1.6, 2.0, 2.6, -1.6, -2.0, -2.6]))
         surrogate.sum().backward()
         assert ratio.grad.tolist() == [0.0, 2.0, 0.0, 0.0, -2.0, 0.0]
-
-    @quick
-    @given(st.floats(0, 3), st.floats(-3, 3), st.floats(0, 0.9), st.floats(0, 1))
-    def test_value_and_gradient_equal_the_reference(self, ratio, advantage, low, high):
-        assume(min(abs(ratio - 1 + low), abs(ratio - 1 - high)) > 1e-6)
-        w = float64(ratio).requires_grad_()
-        surrogate = double_sided_surrogate(w, float64(advantage), low, high)
-        surrogate.backward()
-        value, slope = reference.double_sided_surrogate(ratio, advantage, low, high)
-        assert (surrogate.item(), w.grad.item()) == (pytest.approx(value), slope)
 
     @pytest.mark.parametrize("as_tensor", [False, True])
     def test_the_bounds_themselves_are_inside(self, as_tensor):
@@ -116,72 +97,19 @@ class TestMinirlSurrogate:
         torch.testing.assert_close(value, expected)
         torch.testing.assert_close(torch.autograd.grad(value.sum(), log_ratio)[0], expected)
 
-    @quick
-    @given(st.floats(0.01, 9), st.floats(0.01, 9), st.floats(-3, 3), st.floats(0.5, 9))
-    def test_value_and_gradient_equal_the_reference(self, ratio, mismatch, advantage, cap):
-        assume(min(abs(ratio - 0.8), abs(ratio - 1.27)) > 1e-6)
-        log_ratio = float64([ratio]).log().requires_grad_()
-        value = minirl(log_ratio, float64([advantage]), mismatch, cap)
-        expected = reference.minirl(ratio, mismatch, advantage, (0.2, 0.27), cap)
-        (gradient,) = torch.autograd.grad(value.sum(), log_ratio)
-        assert (value.item(), gradient.item()) == (pytest.approx(expected), pytest.approx(expected))
-
     def test_the_mismatch_multiplies_in_before_the_cap(self):
         log_ratio = torch.zeros(1, requires_grad=True)
         assert minirl(log_ratio, torch.ones(1), mismatch=4.0).item() == 4.0
         assert minirl(log_ratio, torch.ones(1), mismatch=40.0).item() == 5.0
 
 
-class TestSoftSurrogates:
-    """CISPO, SAPO and VESPO, which stop no gradient."""
-
-    def test_cispo_by_hand(self) -> None:
-        """A ratio above the cap weighs as the cap, and the gradient is that of log π."""
-        logps = torch.tensor([[-1.0, -2.0]], requires_grad=True)
-        ratio = torch.tensor([[3.0, 0.5]], requires_grad=True)
-        value = cispo_surrogate(ratio, torch.tensor([[2.0]]), logps, cap=1.5)
-        assert value.tolist() == [[-3.0, -2.0]]
-        value.sum().backward()
-        assert logps.grad is not None and logps.grad.tolist() == [[3.0, 1.0]]
-        assert ratio.grad is None
-
-    def test_sapo_is_the_ratio_to_first_order(self) -> None:
+class TestSapo:
+    def test_is_the_ratio_to_first_order(self) -> None:
         ratio = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
         value = sapo_surrogate(ratio, torch.tensor([[2.0, -3.0]]), 1.0, 1.05)
         assert value.tolist() == [[4.0, pytest.approx(-6 / 1.05)]]  # 2 Â / τ
         value.sum().backward()
         assert ratio.grad is not None and ratio.grad.tolist() == [[pytest.approx(2.0), pytest.approx(-3.0)]]
-
-    def test_sapo_has_a_temperature_for_each_sign(self) -> None:
-        far = torch.full((1, 2), 2.0, dtype=torch.float64)
-        good, bad = sapo_surrogate(far, torch.tensor([[1.0, -1.0]]), 1.0, 2.0)[0].tolist()
-        assert good == pytest.approx(4 / (1 + math.exp(-1)))
-        assert bad == pytest.approx(-2 / (1 + math.exp(-2)))
-
-    def test_vespo_weighs_the_likelihood(self) -> None:
-        logps, weight = torch.tensor([[-1.0, -2.0]], requires_grad=True), torch.tensor([[0.5]], requires_grad=True)
-        value = vespo_surrogate(weight, torch.tensor([[4.0]]), logps)
-        assert value.tolist() == [[-2.0, -4.0]]
-        value.sum().backward()
-        assert logps.grad is not None and logps.grad.tolist() == [[2.0, 2.0]]
-        assert weight.grad is None
-
-
-class TestWholeLoss:
-    @pytest.mark.parametrize("level", ["token", "turn", "sequence"])
-    @pytest.mark.parametrize("surrogate", [clipped_surrogate, double_sided_surrogate])
-    def test_blind_to_masked_log_ratios_and_advantages(self, level, surrogate):
-        kept, clean = TURN_IDS >= 0, normal(TURN_IDS, 1)
-
-        def loss(log_ratio, advantages):
-            ratio = importance_ratio(log_ratio, TURN_IDS, level)
-            return aggregate_turns(surrogate(ratio, advantages, 0.2, 0.2), TURN_IDS)
-
-        for garbage in GARBAGE:
-            advantages = torch.where(kept, clean, garbage)
-            assert_blind_to_masked(lambda x, a=advantages: loss(x, a), normal(TURN_IDS, scale=0.1), kept)
-            log_ratio = torch.where(kept, 0.1, garbage)
-            torch.testing.assert_close(loss(log_ratio, advantages), loss(torch.full_like(clean, 0.1), clean))
 
 
 class TestAggregateTurns:
@@ -222,16 +150,6 @@ class TestValueLoss:
         torch.testing.assert_close(value_loss(values, old, returns, 0.2), torch.tensor([1.62, 0.5, 0.5]))
         torch.testing.assert_close(value_loss(values, old, returns, None), torch.tensor([0.5, 0.5, 0.5]))
 
-    @quick
-    @given(st.floats(-3, 3), st.floats(-3, 3), st.floats(-3, 3), st.floats(0, 2))
-    def test_clipping_never_lowers_the_loss(self, value, old, target, clip_range):
-        v, o, r = (float64([x]) for x in (value, old, target))
-        clipped = min(max(value, old - clip_range), old + clip_range)
-        expected = max((value - target) ** 2, (clipped - target) ** 2) / 2
-        assert value_loss(v, o, r, clip_range).item() == pytest.approx(expected, abs=1e-12)
-        assert value_loss(v, o, r, clip_range) >= value_loss(v, o, r, None)
-        torch.testing.assert_close(value_loss(v, o, r, math.inf), value_loss(v, o, r, None))
-
 
 class TestIsValueClipped:
     def test_by_hand(self):
@@ -258,12 +176,6 @@ class TestIsValueClipped:
 ALL = torch.tensor([True, True, True])
 
 
-def loss(log_ratio, turn_ids, good):
-    """Of a generation batch that is one micro-batch."""
-    falls, _ = likelihood_falls(log_ratio, turn_ids, good)
-    return falls.sum() / ((turn_ids >= 0) & good.unsqueeze(1)).sum().clamp(min=1)
-
-
 class TestLikelihoodFalls:
     def test_by_hand(self):
         log_ratio = torch.tensor([[-0.5, 0.2, 9.0, 0.4, 9.0], [-0.1, 0.3, -0.1, -0.1, 9.0], [9.0] * 5])
@@ -272,17 +184,6 @@ class TestLikelihoodFalls:
         # its turn has lost that too, and two have, but their turn has gained 0.1.
         torch.testing.assert_close(falls, torch.tensor([[0.5, 0.0], [0.1, 0.0], [0.0, 0.0]]))
         assert has_fallen.tolist() == [[True, False], [True, False], [False, False]]
-
-    @quick
-    @given(turn_id_batches(), st.integers(0, 99), st.lists(st.booleans(), min_size=4, max_size=4))
-    def test_loss_and_gradient_equal_the_reference(self, turn_ids, seed, good):
-        log_ratio, good = normal(turn_ids, seed).requires_grad_(), good[: len(turn_ids)]
-        value = loss(log_ratio, turn_ids, torch.tensor(good))
-        expected, slopes = reference.llds(log_ratio.detach(), turn_ids, good)
-        assert value.item() == pytest.approx(expected, abs=1e-12)
-        (gradient,) = torch.autograd.grad(value, log_ratio)
-        for at, slope in ((tuple(at), gradient[tuple(at)].item()) for at in torch.ones_like(gradient).nonzero()):
-            assert slope == pytest.approx(slopes.get(tuple(int(n) for n in at), 0.0), abs=1e-12)
 
     def test_a_bad_trajectory_is_not_guarded(self):
         falls, has_fallen = likelihood_falls(normal(TURN_IDS), TURN_IDS, torch.tensor([False, True, True]))
