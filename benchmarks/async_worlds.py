@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.common import RESULTS, Row, claim, locked, read_rows, table, write_rows
 from benchmarks.stability_plan import REGIMES, BenchmarkMethod
-from benchmarks.stability_report import LAST
+from benchmarks.stability_report import Run
 from benchmarks.stability_run import evaluations_of, prepare, trainer_of
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.methods import METHODS as PUBLISHED
@@ -74,19 +74,17 @@ def run(key: Key) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as output:
         trainer = build_trainer(key, world, output)
         trainer.train()
-    log = trainer.state.log_history
-    curve = [(each["rollout"], each["sampled_em"]) for each in evaluations_of(trainer)]
-    scores = [score for _, score in curve]
-    last = statistics.fmean(scores[-LAST:])
+    log, curve = trainer.state.log_history, evaluations_of(trainer)
+    found = Run({"evaluations": curve, "error": None})
 
     def logged(name: str) -> list[float]:
         return [entry[name] for entry in log if entry.get(name) is not None]
 
     return {
         **{"method": method, "staleness": staleness, "old_policy": old_policy, "seed": seed},
-        **{"start_em": scores[0], "final_em": last, "best_em": max(scores)},
-        "curve": curve,
-        "collapsed": last < scores[0] or last < max(scores) / 2,
+        **{"start_em": found.start, "final_em": found.final("sampled_em"), "best_em": found.best},
+        "curve": [(each["rollout"], each["sampled_em"]) for each in curve],
+        "collapsed": found.collapsed,
         "age_mean": statistics.fmean(logged("async/age_mean") or [0.0]),
         "age_max": max(logged("async/age_max"), default=0.0),
         "clip_fraction": statistics.fmean(logged("clip_ratio/region_mean")),

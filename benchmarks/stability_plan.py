@@ -161,12 +161,7 @@ _CRITIC: tuple[Row, ...] = (
     ("turn_ppo", "Turn-PPO", "turn ratios, token GAE", SYMMETRIC | TURN | TOKEN_PPO),
     ("s_ppo", "S-PPO", "token ratios, token GAE, bias norm", SYMMETRIC | TOKEN | TOKEN_PPO | BIAS_NORM),
     ("st_ppo", "ST-PPO", "turn ratios, token GAE, bias norm", ST | TOKEN_PPO),
-    (
-        "sequence_ppo",
-        "SO-PPO, sequence",
-        "turn advantages, sequence ratios, range .2 / tokens, target KL",
-        BY_SEQUENCE,
-    ),
+    ("sequence_ppo", "SO-PPO, sequence", "turn advantages, sequence ratios, .2 / tokens, target KL", BY_SEQUENCE),
     ("so_ppo_turn", "SO-PPO, turns", "the second defaults: turn advantages and ratios, range .2 / √tokens", BY_TURN),
 )
 _PENALIZED_CRITIC: tuple[Row, ...] = (
@@ -183,80 +178,46 @@ _GATES = (
 )
 
 _UNSCALED = {"scale_rewards": "none"}
+_TWICE = {"refill_rounds": 2}
+_LOOP = PLAIN | _UNSCALED | {"epsilon": 0.0909, "epsilon_high": 0.1}
+_MINIRL = TOKEN | _UNSCALED | {"epsilon": 0.2, "epsilon_high": 0.27, "loss_type": "dr_grpo"}
+_DAPO = TOKEN | HIGHER | {"loss_type": "dapo"} | _TWICE
+_REINFORCE = PLAIN | {"scale_rewards": "batch", "loss_type": "dapo"}
+_STARPO = TOKEN | HIGHER | TOKEN_PPO | {"loss_type": "dapo", "num_generations": 8}
 _F1: dict[str, Any] = {"reward": "f1", "gain": True}
+_REFILL: dict[str, Any] = {"trainer": "group_refill"}
+_SEEUPO: dict[str, Any] = {"trainer": "seeupo", "passes": "turns"}
 _Source = tuple[str, str, str, str, dict[str, Any], dict[str, Any]]
 """Name, title, description, whose `Method` it has, settings, and other fields."""
 _SOURCES: tuple[_Source, ...] = (
     ("plain", "GRPO, in our trainer", "what the others here add to; their control", "grpo", PLAIN, {}),
-    (
-        "loop",
-        "LOOP",
-        "leave-one-out baseline, range .0909 and .1",
-        "loop",
-        PLAIN | _UNSCALED | {"epsilon": 0.0909, "epsilon_high": 0.1},
-        {},
-    ),
-    (
-        "minirl",
-        "MiniRL",
-        "weighted policy gradient without a length in its mean",
-        "minirl",
-        TOKEN | _UNSCALED | {"epsilon": 0.2, "epsilon_high": 0.27, "loss_type": "dr_grpo"},
-        {},
-    ),
+    ("loop", "LOOP", "leave-one-out baseline, range .0909 and .1", "loop", _LOOP, {}),
+    ("minirl", "MiniRL", "weighted policy gradient without a length in its mean", "minirl", _MINIRL, {}),
     ("top_k", "GRPO, top 25 % of groups", "StarPO-S's filter without its critic", "starpo_s", PLAIN, {}),
     ("top_p", "GRPO, top-p groups", "RAGEN-2's filter, 90 % of the variance", "ragen2", PLAIN, {}),
     (
         "refill",
         "DAPO, bounded refill",
-        "range .2 and .28, mean over tokens, groups that agree asked again at most twice",
+        "range .2 and .28, mean over tokens, two refills at most",
         "dapo",
-        TOKEN | HIGHER | {"loss_type": "dapo", "refill_rounds": 2},
-        {"trainer": "group_refill"},
+        _DAPO,
+        _REFILL,
     ),
     ("gigpo", "GiGPO", "turns of one state compared too", "gigpo", PLAIN | {"gamma": 0.95}, {}),
     ("llds", "GRPO + LLDS", "the likelihood of good trajectories is held up", "llds", PLAIN, {}),
     ("double_sided", "GRPO, double-sided clip", "SAO's clip", "double_sided", PLAIN, {}),
     ("void", "GRPO, void trajectories masked", "SimpleTIR's mask", "void", PLAIN, {}),
     ("igpo", "IGPO", "information gain as turn rewards, outcome F1", "igpo", PLAIN, _F1),
-    (
-        "reinforce",
-        "REINFORCE",
-        "Search-R1++'s: one update per rollout, advantages scaled over the batch",
-        "reinforce",
-        PLAIN | {"scale_rewards": "batch", "loss_type": "dapo"},
-        {"passes": "one"},
-    ),
-    (
-        "seeupo",
-        "SeeUPO",
-        "turn by turn, the last one first; turn ratios",
-        "",
-        SYMMETRIC,
-        {"trainer": "seeupo", "passes": "turns"},
-    ),
-    (
-        "starpo_s",
-        "StarPO-S",
-        "PPO, range .2 and .28, top 25 % of groups",
-        "starpo_s",
-        TOKEN | HIGHER | TOKEN_PPO | {"loss_type": "dapo", "num_generations": 8},
-        {"trainer": "so_ppo"},
-    ),
+    ("reinforce", "REINFORCE", "Search-R1++'s: one update per rollout", "reinforce", _REINFORCE, {"passes": "one"}),
+    ("seeupo", "SeeUPO", "turn by turn, the last one first; turn ratios", "", SYMMETRIC, _SEEUPO),
+    ("starpo_s", "StarPO-S", "PPO, range .2 and .28, top 25 % of groups", "starpo_s", _STARPO, {"trainer": "so_ppo"}),
 )
 _ON_SEQUENCE: tuple[_Source, ...] = (
     ("so_loop", "sequence, leave one out", "no scale: LOOP's advantages", "loop", BY_SEQUENCE | _UNSCALED, {}),
     ("so_llds", "sequence + LLDS", "the likelihood of good trajectories is held up", "llds", BY_SEQUENCE, {}),
     ("so_double", "sequence, double-sided clip", "SAO's clip", "double_sided", BY_SEQUENCE, {}),
     ("so_top_p", "sequence, top-p groups", "90 % of the variance", "ragen2", BY_SEQUENCE, {}),
-    (
-        "so_refill",
-        "sequence, bounded refill",
-        "groups that agree asked again at most twice",
-        "dapo",
-        BY_SEQUENCE | {"refill_rounds": 2},
-        {"trainer": "group_refill"},
-    ),
+    ("so_refill", "sequence, bounded refill", "two refills at most", "dapo", BY_SEQUENCE | _TWICE, _REFILL),
     ("so_gigpo", "sequence, GiGPO's turns", "turns of one state too", "gigpo", BY_SEQUENCE | {"gamma": 0.95}, {}),
     ("so_steps", "sequence, GiGPO's turns, γ = 1", "the same without a discount", "gigpo", BY_SEQUENCE, {}),
     ("so_gamma", "sequence, γ = .95", "the control of GiGPO's turns", "sequence", BY_SEQUENCE | {"gamma": 0.95}, {}),
