@@ -104,7 +104,6 @@ docs-links: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
-	$(BIN)/python -m benchmarks.critic_cost
 
 # Hours; `--go-on` keeps what an interrupted run has measured.
 bench-rollout: $(VENV)/.installed

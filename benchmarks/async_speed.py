@@ -3,18 +3,16 @@
     make .venv-vllm/.installed model
     .venv-vllm/bin/python -m benchmarks.async_speed
     .venv-vllm/bin/python -m benchmarks.async_speed --sync models/smollm2-135m
-    .venv/bin/python -m benchmarks.async_speed --draw
 
 A tiny policy has learnt to search twice and then to answer. A search takes 0.5 to 1 s; with stragglers, three of a
 hundred take ten. An optimizer step takes a second more than it would: a GPU that trains, and takes no core. Each case
 trains on 24 rollouts of 16 trajectories, two updates each, after one run that warms everything up. Cases are
-interleaved. `--sync` measures how long a model's weights take. Writes `async.json`, `async.md` and the picture of
-docs/async.md (who samples, who trains, who waits), in `benchmarks/results`.
+interleaved. `--sync` measures how long a model's weights take. Writes `async.json` and `async.md` in
+`benchmarks/results`; docs/plots.py draws who samples, who trains and who waits.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import statistics
@@ -26,13 +24,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
-
 import torch
 from datasets import Dataset
 from tests.agents import LIMITS, NAMES, agent_tokenizer, teach
 from transformers import LlamaForCausalLM
 
+from benchmarks.common import RESULTS, Row, read_rows, table, write_rows
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.agents.vllm_server import VLLMServer
 from sorl_trl.command_line import Parser, at_least, run_command
@@ -40,8 +37,7 @@ from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.types import Passage
 
-FILE = Path(__file__).parent / "results" / "async.json"
-PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "async.png"
+FILE = RESULTS / "async.json"
 SEARCH_S, STRAGGLER_S, STRAGGLERS, TRAINING_S = (0.5, 1.0), 10.0, 0.03, 1.0
 ROLLOUTS, WINDOW, SYNCS, SYNC_WINDOW = 24, 64, 5, 512
 CASES: list[dict[str, Any]] = [
@@ -177,93 +173,45 @@ def sync(model: Path, folder: Path) -> dict[str, Any]:
     return {**facts, "idle_seconds": idle, "busy_seconds": busy, "load": os.getloadavg()[0]}
 
 
-def write(found: list[dict[str, Any]]) -> None:
+def write(found: list[Row]) -> None:
     """Put rows into the file, in the place of those of the same modes."""
-    from benchmarks import async_scale
-
     modes = {row["mode"] for row in found}
-    rows = [row for row in json.loads(FILE.read_text()) if row["mode"] not in modes] + found
-    FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    rows = [row for row in read_rows(FILE) if row["mode"] not in modes] + found
+    write_rows(rows, FILE)
+    FILE.with_suffix(".md").write_text(report(rows))
+
+
+HEADER = f"""# What sampling ahead saves
+
+{ROLLOUTS} rollouts of 16 trajectories from a vLLM server on the CPU, searches of 0.5 to 1 s, two updates of a second
+each: medians over repeats. *Faster* is against synchronous training with the same searches."""
+COLUMNS = (
+    *("searches", "staleness", "order", "runs", "seconds", "faster", "waited", "mean age", "largest age", "dropped"),
+)
+
+
+def report(rows: list[Row]) -> str:
+    lines = []
+    runs = [row for row in rows if "rollouts" in row]
+    for case in CASES:
+        of = [row for row in runs if all(row[name] == value for name, value in case.items())]
+        alike = [row for row in runs if row["mode"] == "synchronous" and row["stragglers"] == case["stragglers"]]
+        if of and alike:
+            wall, base = (statistics.median(row["wall_seconds"] for row in each) for each in (of, alike))
+            searches = "3 % of ten seconds" if case["stragglers"] else "even"
+            cells = [searches, case["staleness"], case["order"], len(of), f"{wall:.1f}", f"{base / wall:.2f}"]
+            cells += [f"{statistics.median(row['waited_seconds'] for row in of):.1f}"]
+            cells += [f"{statistics.median(row['age_mean'] for row in of):.2f}"]
+            cells += [f"{max(row['age_max'] for row in of):.0f}", sum(row["dropped"] for row in of)]
+            lines.append([*map(str, cells)])
     sent = "".join(sync_line(row) for row in rows if row["mode"] == "weights")
-    FILE.with_suffix(".md").write_text("\n".join([table(rows), sent, async_scale.table(rows)]))
+    return f"{HEADER}\n\n{table(COLUMNS, lines)}\n{sent}"
 
 
-def sync_line(row: dict[str, Any]) -> str:
+def sync_line(row: Row) -> str:
     seconds = (statistics.median(row[f"{name}_seconds"]) for name in ("idle", "busy"))
     medians = "{:.1f} s, {:.1f} s with a turn under way".format(*seconds)
     return f"- Sending the weights of {row['model']}: {medians} (medians of {SYNCS}, load {row['load']:.0f}).\n"
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "# What sampling ahead saves",
-        "",
-        f"{ROLLOUTS} rollouts of 16 trajectories from a vLLM server on the CPU, searches of 0.5 to 1 s, two updates "
-        "of a second each: medians over repeats. *Faster* is against synchronous training with the same searches.",
-        "",
-        "| searches | staleness | order | runs | seconds | faster | waited | mean age | largest age | dropped |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    rows = [row for row in rows if "rollouts" in row]
-    for case in CASES:
-        of = [row for row in rows if all(row[name] == value for name, value in case.items())]
-        alike = [row for row in rows if row["mode"] == "synchronous" and row["stragglers"] == case["stragglers"]]
-        if not of or not alike:
-            continue
-        wall, base = (statistics.median(row["wall_seconds"] for row in each) for each in (of, alike))
-        searches = "3 % of ten seconds" if case["stragglers"] else "even"
-        lines.append(
-            f"| {searches} | {case['staleness']} | {case['order']} | {len(of)} "
-            f"| {wall:.1f} | {base / wall:.2f} | {statistics.median(row['waited_seconds'] for row in of):.1f} "
-            f"| {statistics.median(row['age_mean'] for row in of):.2f} | {max(row['age_max'] for row in of):.0f} "
-            f"| {sum(row['dropped'] for row in of)} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def draw(rows: list[dict[str, Any]]) -> None:
-    """Timelines of the last run of three cases."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    chosen = [CASES[0], CASES[2], CASES[5]]
-    runs = [row for row in rows if "spans" in row]
-    last = [[row for row in runs if all(row[k] == v for k, v in case.items())][-1:] for case in chosen]
-    found = [each[0] for each in last if each]
-    placed = [lanes_of(row["spans"]["samples"]) for row in found]
-    heights = [3 + max(lane for lane, _ in each) for each in placed]
-    size = {"figsize": (9, 0.25 * sum(heights) + 2), "gridspec_kw": {"height_ratios": heights}}
-    figure, axes = pyplot.subplots(len(found), 1, sharex=True, squeeze=False, **size)
-    colours = {"samples": "#1f77b4", "trains": "#2ca02c", "waits": "#d62728"}
-    for axis, row, lanes in zip(axes[:, 0], found, placed, strict=True):
-        for lane, (start, end) in lanes:
-            axis.broken_barh([(start, end - start)], (2 + lane, 0.8), color=colours["samples"], linewidth=0)
-        spans = row["spans"]
-        stood = spans["waits"] if row["staleness"] else spans["samples"]
-        # A training step begins with its rollout, or by waiting for it.
-        trains = [(max([start, *(e for s, e in stood if start <= s <= end)]), end) for start, end in spans["trains"]]
-        for place, kind, bars in ((1, "trains", trains), (0, "waits", spans["waits"])):
-            widths = [(start, end - start) for start, end in bars]
-            axis.broken_barh(widths, (place, 0.8), color=colours[kind], linewidth=0)
-        axis.set_yticks([0.4, 1.4, 2.4], ["waits", "trains", "samples"])
-        name = f"staleness {row['staleness']}, order {row['order']}" if row["staleness"] else "synchronous"
-        axis.set_title(name + (", stragglers" if row["stragglers"] else ""), loc="left", fontsize=9)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[-1, 0].set_xlabel("seconds")
-    figure.tight_layout()
-    figure.savefig(PICTURE, dpi=110)
-
-
-def lanes_of(spans: list[tuple[float, float]]) -> list[tuple[int, tuple[float, float]]]:
-    """Each span with a lane in which it overlaps no other."""
-    free, placed = list[float](), []
-    for start, end in sorted(spans):
-        lane = next((i for i, until in enumerate(free) if until <= start), len(free))
-        free[lane : lane + 1] = [end]
-        placed.append((lane, (start, end)))
-    return placed
 
 
 def main(words: Sequence[str]) -> None:
@@ -271,11 +219,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=at_least(1), default=2, help="runs of each case")
     parser.add_argument("--rollouts", type=at_least(2), default=ROLLOUTS, help="rollouts of each run")
     parser.add_argument("--sync", type=Path, metavar="MODEL", help="only send a model's weights; its folder")
-    parser.add_argument("--draw", action="store_true", help="draw the last runs again; needs matplotlib")
     arguments = parser.parse_args(words)
-    if arguments.draw:
-        draw(json.loads(FILE.read_text()))
-        return
     from tests.vllm import shims
     from tests.vllm.servers import serving
 

@@ -10,7 +10,6 @@ commands may run side by side.
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import tempfile
@@ -19,16 +18,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import claim, locked, read_rows, write_rows
-from benchmarks.stability_grid import REGIMES
-from benchmarks.stability_methods import BenchmarkMethod
+from benchmarks.common import RESULTS, Row, claim, locked, read_rows, table, write_rows
+from benchmarks.stability_plan import REGIMES, BenchmarkMethod
+from benchmarks.stability_report import Run
 from benchmarks.stability_run import evaluations_of, prepare, trainer_of
-from benchmarks.stability_statistics import LAST
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.methods import METHODS as PUBLISHED
 from sorl_trl.methods import SETTINGS, Method
 
-FILE = Path(__file__).parent / "results" / "async_worlds.json"
+FILE = RESULTS / "async_worlds.json"
 FOLDER = Path("runs/async_worlds")
 SEEDS = (201, 202, 203, 204, 205)
 STALENESS = (0, 1, 2, 4, 8)
@@ -76,19 +74,17 @@ def run(key: Key) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as output:
         trainer = build_trainer(key, world, output)
         trainer.train()
-    log = trainer.state.log_history
-    curve = [(each["rollout"], each["sampled_em"]) for each in evaluations_of(trainer)]
-    scores = [score for _, score in curve]
-    last = statistics.fmean(scores[-LAST:])
+    log, curve = trainer.state.log_history, evaluations_of(trainer)
+    found = Run({"evaluations": curve, "error": None})
 
     def logged(name: str) -> list[float]:
         return [entry[name] for entry in log if entry.get(name) is not None]
 
     return {
         **{"method": method, "staleness": staleness, "old_policy": old_policy, "seed": seed},
-        **{"start_em": scores[0], "final_em": last, "best_em": max(scores)},
-        "curve": curve,
-        "collapsed": last < scores[0] or last < max(scores) / 2,
+        **{"start_em": found.start, "final_em": found.final("sampled_em"), "best_em": found.best},
+        "curve": [(each["rollout"], each["sampled_em"]) for each in curve],
+        "collapsed": found.collapsed,
         "age_mean": statistics.fmean(logged("async/age_mean") or [0.0]),
         "age_max": max(logged("async/age_max"), default=0.0),
         "clip_fraction": statistics.fmean(logged("clip_ratio/region_mean")),
@@ -98,16 +94,14 @@ def run(key: Key) -> dict[str, Any]:
     }
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "# Rollouts ahead of training, on questions of one hop or two",
-        "",
-        "Final sampled exact match, mean over seeds, and how many runs ended below their start or half of their best.",
-        "The runs of `so_ppo` are older than the scaling of its critic's head.",
-        "",
-        f"| method | old policy | seeds | {' | '.join(f'{each} ahead' for each in STALENESS)} |",
-        f"|---|---|---|{'---|' * len(STALENESS)}",
-    ]
+HEADER = """# Rollouts ahead of training, on questions of one hop or two
+
+Final sampled exact match, mean over seeds, and how many runs ended below their start or half of their best.
+The runs of `so_ppo` are older than the scaling of its critic's head."""
+
+
+def report(rows: Sequence[Row]) -> str:
+    lines = []
     for method in (*METHODS, *PARTS):
         for old_policy in ("behaviour", "proximal") if method in METHODS else ("behaviour",):
             cells, seeds = [], set()
@@ -120,14 +114,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
                 mean = f"{statistics.fmean(row['final_em'] for row in of):.2f}" if of else "–"
                 cells.append(f"{mean}, {fallen} of {len(of)}" if fallen else mean)
             several = "–".join(map(str, sorted({min(seeds), max(seeds)})))
-            lines.append(f"| `{method}` | {old_policy} | {several} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            lines.append([f"`{method}`", old_policy, several, *cells])
+    columns = ["method", "old policy", "seeds", *(f"{each} ahead" for each in STALENESS)]
+    return f"{HEADER}\n\n{table(columns, lines)}"
 
 
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.parse_args(words)
-    os.environ["HF_HUB_OFFLINE"] = "1"
     FOLDER.mkdir(parents=True, exist_ok=True)
     lock = FOLDER / "lock"
     for key in jobs():
@@ -140,7 +134,7 @@ def main(words: Sequence[str]) -> None:
             rows = [*read_rows(FILE), row]
             rows.sort(key=lambda row: [str(row[name]) for name in ("method", "staleness")])
             write_rows(rows, FILE)
-            FILE.with_suffix(".md").write_text(table(rows))
+            FILE.with_suffix(".md").write_text(report(rows))
         print(*key, f"{row['final_em']:.3f}", flush=True)
 
 

@@ -10,28 +10,22 @@ freed goes back to the system at once (`MALLOC_MMAP_THRESHOLD_`), or the peak wo
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import psutil
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.critic_cycles import Cycles, Sizes, Variant
+from benchmarks.common import RESULTS, alone, table
+from benchmarks.cycles import Cycles, Sizes, Variant
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.recipe.memory import estimate
 
-RESULTS = Path(__file__).parent / "results" / "memory.md"
 SIZES = Sizes(hidden_size=576, layers=30, batch=4, prompt=120, turns=2, turn=8, observation=8, vocabulary=49152)
 SMOLLM2 = LlamaConfig(
     hidden_size=576,
@@ -71,18 +65,14 @@ def peak(name: str) -> tuple[float, float]:
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("cases", nargs="*", metavar="case", help=f"some of: {', '.join(CASES)}")
-    lines = ["| case | measured, GiB | estimated, GiB | estimated / measured |", "|---|---|---|---|"]
-    cases = parser.parse_args(words).cases
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**20)
+    cases, rows = parser.parse_args(words).cases, []
     for name in cases or CASES:
-        with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-            measured, estimated = alone.submit(peak, name).result()
-        lines.append(
-            f"| {name} | {measured / 2**30:.2f} | {estimated / 2**30:.2f} | {estimated / measured:.2f} |",
-        )
-        print(lines[-1], flush=True)
+        measured, estimated = alone({"MALLOC_MMAP_THRESHOLD_": str(2**20)}, peak, name)
+        rows.append([name, f"{measured / 2**30:.2f}", f"{estimated / 2**30:.2f}", f"{estimated / measured:.2f}"])
+        print(*rows[-1], flush=True)
     if not cases:
-        RESULTS.write_text("# Memory: estimated and measured\n\n" + "\n".join(lines) + "\n")
+        columns = ["case", "measured, GiB", "estimated, GiB", "estimated / measured"]
+        (RESULTS / "memory.md").write_text("# Memory: estimated and measured\n\n" + table(columns, rows))
 
 
 if __name__ == "__main__":

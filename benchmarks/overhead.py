@@ -19,9 +19,7 @@ loss is larger, time passes until the GPU is done, and memory is what the GPU ha
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,43 +28,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.small_model import build_model, build_tokenizer
+from benchmarks.common import RESULTS, alone, build_model, build_tokenizer, table
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.methods import SETTINGS
 from sorl_trl.trainers.batch import OLD_POLICY_STEP
 
-RESULTS = Path(__file__).parent / "results"
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """A policy, and the trajectories it is trained on: lengths in tokens."""
-
-    hidden_size: int = 256
-    layers: int = 4
-    batch: int = 8
-    prompt: int = 64
-    turns: int = 4
-    turn: int = 64
-    observation: int = 32
-    vocabulary: int = 4096
-
-    @property
-    def completion(self) -> int:
-        return self.turns * (self.turn + self.observation)
-
-
-SIZES = {
-    "cpu": Sizes(),
-    "cuda": Sizes(hidden_size=1024, layers=16, prompt=256, turn=128, observation=256, vocabulary=32_000),
-}
 VARIANTS: dict[str, tuple[Any, Any, str | None, dict[str, Any]]] = {
     "GRPO": (GRPOTrainer, GRPOConfig, None, {"loss_type": "grpo"}),
     "SO-GRPO": (SOGRPOTrainer, SOGRPOConfig, "so_grpo", SETTINGS["so_grpo"]),
@@ -92,6 +63,9 @@ class Case:
     plain: list[Parts] | None = None
     """What TRL trains instead."""
     same_prompt: bool = False
+    width: int = 0
+    """Of the batch, where that is more than the longest trajectory."""
+    off_policy: bool = False
 
 
 SMALL = {"hidden_size": 256, "layers": 8, "vocabulary": 8192, "num_key_value_heads": 2, "intermediate_size": 688}
@@ -103,8 +77,7 @@ LENGTHS = [512, 120, 61, 232, 98, 215, 140, 77]
 
 def alternating(length: int, unit: int = 32) -> Parts:
     """Turns and observations of `unit` tokens, in turn."""
-    parts = [(0, min(unit, length - at), at // unit % 2 == 0) for at in range(0, length, unit)]
-    return parts
+    return [(0, min(unit, length - at), at // unit % 2 == 0) for at in range(0, length, unit)]
 
 
 TURNS, THOUGHT, ACTION, SEEN, PROMPT = 8, 96, 16, 48, 128
@@ -122,6 +95,12 @@ def kept() -> Parts:
     return [part for _ in range(TURNS) for part in ((0, THOUGHT + ACTION, True), (0, SEEN, False))][:-1]
 
 
+def of_loss(policy: dict[str, Any], prompt: int, turn: int, seen: int, filled: float = 1.0, rows: int = 8) -> Case:
+    """Four turns with an observation after each, in trajectories that fill a part of the batch's width."""
+    parts = [(0, turn, True), (0, seen, False)] * round(4 * filled)
+    return Case(policy, [prompt] * rows, [parts] * rows, width=4 * (turn + seen), off_policy=True)
+
+
 CASES: dict[str, Case] = {
     "lognormal lengths": Case(SMALL, [64, 40, 51, 33, 60, 47, 38, 55], [alternating(each) for each in LENGTHS]),
     "equal lengths": Case(SMALL, [64] * 4, [alternating(384)] * 4),
@@ -132,27 +111,34 @@ CASES: dict[str, Case] = {
 }
 
 
-def build(variant: str, folder: str, sizes: Sizes = SIZES["cpu"], filled: float = 1.0, **options: Any) -> Any:
-    """A trainer on a batch that is always the same; `options` are further fields of its config.
-
-    `filled` is which part of the batch's width its trajectories fill.
-    """
-    model = build_model(sizes.hidden_size, sizes.layers, sizes.vocabulary)
-    trainer = trainer_of(variant, folder, model, sizes.batch, sizes.completion, **options)
-    batch = fixed_batch(trainer, sizes, filled)
-    trainer._prepare_inputs = lambda _: batch
-    return trainer
+LOSS = {
+    "cpu": ({"hidden_size": 256, "layers": 4, "vocabulary": 4096}, 64, 64, 32),
+    "cuda": ({"hidden_size": 1024, "layers": 16, "vocabulary": 32_000}, 256, 128, 256),
+}
+"""Device to the policy and the lengths that the loss is measured with."""
 
 
-def build_case(variant: str, folder: str, case: Case, **options: Any) -> Any:
-    """A trainer on the trajectories of a case, or on those that TRL trains instead."""
+def build(variant: str, folder: str, case: Case, **options: Any) -> Any:
+    """A trainer on the trajectories of a case, or on those that TRL trains instead; `options` go to its config."""
     rows = case.plain if case.plain is not None and variant == "GRPO" else case.rows
     batch = batch_of(case, rows)
     model = build_model(**case.policy)
     trainer = trainer_of(variant, folder, model, len(rows), batch["completion_ids"].size(1), **options)
-    device = trainer.accelerator.device
-    trainer._prepare_inputs = lambda _: {name: tensor.to(device) for name, tensor in batch.items()}
+    batch = {name: tensor.to(trainer.accelerator.device) for name, tensor in batch.items()}
+    if case.off_policy:
+        batch["old_per_token_logps"] = moved(trainer, batch)
+    trainer._prepare_inputs = lambda _: batch
     return trainer
+
+
+def moved(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """(B, T) log-probabilities so far off that a good part of tokens and turns is clipped."""
+    ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+    shape, generator = batch["turn_ids"].shape, torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, shape[1])
+    of_turns = torch.randn(shape, generator=generator).gather(1, batch["turn_ids"].cpu().clamp(min=0))
+    return logps + 0.3 * (of_turns + torch.randn(shape, generator=generator)).to(logps.device)
 
 
 def batch_of(case: Case, rows: list[Parts]) -> dict[str, Any]:
@@ -162,7 +148,8 @@ def batch_of(case: Case, rows: list[Parts]) -> dict[str, Any]:
     def words(count: int) -> torch.Tensor:
         return torch.randint(3, case.policy["vocabulary"], (count,), generator=generator)
 
-    width, length = max(case.prompts), max(sum(count for _, count, _ in parts) for parts in rows)
+    width = max(case.prompts)
+    length = max(case.width, *(sum(count for _, count, _ in parts) for parts in rows))
     shapes = {"prompt_ids": width, "prompt_mask": width} | dict.fromkeys(FIELDS, length)
     batch: dict[str, Any] = {
         name: torch.zeros(len(rows), columns, dtype=torch.long) for name, columns in shapes.items()
@@ -220,34 +207,6 @@ def trainer_of(variant: str, folder: str, model: Any, rows: int, length: int, **
     return trainer
 
 
-def fixed_batch(trainer: Any, sizes: Sizes, filled: float) -> dict[str, Any]:
-    """Trajectories with observations between their turns, off-policy; on the trainer's device."""
-    generator = torch.Generator().manual_seed(0)
-    rows, length, unit = sizes.batch, sizes.completion, sizes.turn + sizes.observation
-    completions = (torch.arange(length) < filled * length).long().expand(rows, length).contiguous()
-    mask = torch.tensor(([1] * sizes.turn + [0] * sizes.observation) * sizes.turns) * completions
-    turns = torch.arange(sizes.turns).repeat_interleave(unit).expand(rows, length)
-    batch: dict[str, Any] = {
-        "prompt_ids": torch.randint(3, sizes.vocabulary, (rows, sizes.prompt), generator=generator),
-        "prompt_mask": torch.ones(rows, sizes.prompt, dtype=torch.long),
-        "completion_ids": torch.randint(3, sizes.vocabulary, (rows, length), generator=generator),
-        "completion_mask": completions,
-        "tool_mask": mask,
-        "turn_ids": torch.where(mask.bool(), turns, -1),
-        "advantages": torch.randn(rows, generator=generator),
-        "num_items_in_batch": mask.sum(),
-        OLD_POLICY_STEP: torch.tensor(-1),  # off-policy
-    }
-    device = trainer.accelerator.device
-    batch = {name: tensor.to(device) for name, tensor in batch.items()}
-    with torch.no_grad():
-        ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
-        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, length)
-    per_turn = 0.3 * torch.randn(rows, sizes.turns, generator=generator).repeat_interleave(unit, dim=1)
-    batch["old_per_token_logps"] = logps + (per_turn + 0.3 * torch.randn(logps.shape, generator=generator)).to(device)
-    return batch
-
-
 def step(trainer: Any) -> tuple[float, int]:
     """Seconds of one optimizer step, and on a GPU the bytes that it needed on top of what was there before."""
     on_gpu = trainer.accelerator.device.type == "cuda"
@@ -269,6 +228,8 @@ def step(trainer: Any) -> tuple[float, int]:
 
 Steps = dict[str, list[tuple[float, int]]]
 PAIR = ("GRPO", "SO-GRPO")
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""What is freed is given back at once."""
 
 
 def options_of(device: str) -> dict[str, Any]:
@@ -287,8 +248,8 @@ def interleaved(trainers: dict[str, Any], rounds: int) -> Steps:
 
 def steps_of_loss(device: str, rounds: int, filled: float) -> Steps:
     with tempfile.TemporaryDirectory() as folder:
-        options = options_of(device)
-        trainers = {variant: build(variant, folder, SIZES[device], filled, **options) for variant in VARIANTS}
+        case = of_loss(*LOSS[device], filled)
+        trainers = {variant: build(variant, folder, case, **options_of(device)) for variant in VARIANTS}
         return interleaved(trainers, rounds)
 
 
@@ -296,13 +257,13 @@ def row_of_case(name: str, device: str, rounds: int) -> dict[str, Any]:
     """Ratios of a step of SO-GRPO to one of TRL's: time, memory, and the part of TRL's width that is no padding."""
     case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
-        trainers = {variant: build_case(variant, folder, case, **options_of(device)) for variant in PAIR}
+        trainers = {variant: build(variant, folder, case, **options_of(device)) for variant in PAIR}
         batch = trainers["GRPO"]._prepare_inputs(None)
         masks = [batch[f"{part}_mask"].float() for part in ("prompt", "completion")]
         steps = interleaved(trainers, rounds)
         del trainers
     ours, theirs = (
-        max(needed for _, needed in steps[variant]) if device == "cuda" else resident(name, variant)
+        max(needed for _, needed in steps[variant]) if device == "cuda" else alone(RETURNED, peak, name, variant)
         for variant in reversed(PAIR)
     )
     return {
@@ -314,22 +275,16 @@ def row_of_case(name: str, device: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def resident(name: str, variant: str) -> int:
-    """The bytes that a step adds to the resident memory of a process, which this function starts."""
-    words = [sys.executable, "-m", "benchmarks.overhead", "--peak", name, variant]
-    own = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is given back at once
-    return int(subprocess.run(words, env=own, capture_output=True, text=True, check=True).stdout.split()[-1])
-
-
 def peak(name: str, variant: str) -> int:
-    """What `resident` asks for, of this process. The optimizer's state is already there; gradients are not."""
+    """The bytes that a step adds to the resident memory of this process: the optimizer's state is already there."""
 
     def status(key: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(key))
 
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = build_case(variant, folder, CASES[name], **options_of("cpu"))
+        trainer = build(variant, folder, CASES[name], **options_of("cpu"))
         step(trainer)
         before = status("VmRSS:")
         Path("/proc/self/clear_refs").write_text("5")  # the highest mark begins anew
@@ -347,18 +302,14 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def main(words: Sequence[str]) -> None:
-    parser = Parser(description=__doc__.split("\n")[0])
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=at_least(2), default=30, help="interleaved steps of each trainer")
     parser.add_argument(
         "--case-rounds", type=at_least(2), default=3, help="the same for each case of the forward pass"
     )
-    parser.add_argument("--device", choices=SIZES, default="cpu", help="where to train (default: %(default)s)")
-    parser.add_argument("--peak", nargs=2, metavar=("CASE", "TRAINER"), help="print the memory of one step instead")
+    parser.add_argument("--device", choices=LOSS, default="cpu", help="where to train (default: %(default)s)")
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
-    if arguments.peak:
-        print(peak(*arguments.peak))
-        return
     on_gpu = arguments.device == "cuda"
     steps, halves = (steps_of_loss(arguments.device, arguments.rounds, filled) for filled in (1.0, 0.5))
     rows = {
@@ -380,7 +331,6 @@ def main(words: Sequence[str]) -> None:
         "variants": rows,
         "cases": {name: row_of_case(name, arguments.device, arguments.case_rounds) for name in CASES},
     }
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / ("overhead_cuda.json" if on_gpu else "overhead.json")
     path.write_text(json.dumps(result, indent=2) + "\n")
     text = report(result, on_gpu)
@@ -388,43 +338,41 @@ def main(words: Sequence[str]) -> None:
     print(text)
 
 
+REPORT = """# What training costs{on_gpu}
+
+## The loss
+
+Median over {rounds} interleaved steps, ratios step by step (quartiles); {where}.
+
+{losses}
+## The forward pass
+
+SO-GRPO over GRPO, median over {case_rounds} interleaved steps; memory is the peak of a step.
+
+{cases}"""
+
+
 def report(result: dict[str, Any], on_gpu: bool) -> str:
-    where = result["device"] if on_gpu else "one thread"
-    lines = [
-        "# What training costs" + (" on a GPU" if on_gpu else ""),
-        "",
-        "## The loss",
-        "",
-        f"Median over {result['rounds']} interleaved steps, ratios step by step (quartiles); {where}.",
-        "",
-        "| trainer | step time over GRPO | in half of the width |" + (" memory of a step, GiB |" if on_gpu else ""),
-        "|---|---|---|" + ("---|" if on_gpu else ""),
+    losses = [
+        [variant, shown(row["time_ratio"]), shown(row["time_ratio_half"])]
+        + ([f"{row['memory_gib']:.2f}"] if on_gpu else [])
+        for variant, row in result["variants"].items()
     ]
-    for variant, row in result["variants"].items():
-        shown = [_shown(row[name]) for name in ("time_ratio", "time_ratio_half")]
-        shown += [f"{row['memory_gib']:.2f}"] if on_gpu else []
-        lines.append(f"| {variant} | {' | '.join(shown)} |")
-    lines += [
-        "",
-        "## The forward pass",
-        "",
-        f"SO-GRPO over GRPO, median over {result['case_rounds']} interleaved steps; memory is the peak of a step.",
-        "",
-        "| trajectories | part of TRL's width that is no padding | TRL's step, s | step time | memory |",
-        "|---|---|---|---|---|",
+    cases = [
+        [name, f"{row['fill']:.2f}", f"{row['seconds']:.2f}", shown(row["time_ratio"]), f"{row['memory_ratio']:.2f}"]
+        for name, row in result["cases"].items()
     ]
-    for name, row in result["cases"].items():
-        shown = [
-            f"{row['fill']:.2f}",
-            f"{row['seconds']:.2f}",
-            _shown(row["time_ratio"]),
-            f"{row['memory_ratio']:.2f}",
-        ]
-        lines.append(f"| {name} | {' | '.join(shown)} |")
-    return "\n".join(lines) + "\n"
+    columns = ["trainer", "step time over GRPO", "in half of the width", "memory of a step, GiB"]
+    fill = "part of TRL's width that is no padding"
+    return REPORT.format(
+        **{**result, "cases": table(["trajectories", fill, "TRL's step, s", "step time", "memory"], cases)},
+        on_gpu=" on a GPU" if on_gpu else "",
+        where=result["device"] if on_gpu else "one thread",
+        losses=table(columns if on_gpu else columns[:-1], losses),
+    )
 
 
-def _shown(ratio: dict[str, float]) -> str:
+def shown(ratio: dict[str, float]) -> str:
     return f"{ratio['median']:.3f} ({ratio['q25']:.3f} to {ratio['q75']:.3f})"
 
 

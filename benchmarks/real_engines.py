@@ -27,17 +27,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 from transformers import GenerationConfig
 
+from benchmarks.common import RESULTS, table
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.methods import EngineTurnMask
-from sorl_trl.ops import turn_layout, turn_mismatch
-from sorl_trl.ops.mismatch import within
+from sorl_trl.ops import turn_layout, turn_mismatch, within
 from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_trainer
 from sorl_trl.rollout import Collector, Engine, SlotEngine, TurnEnd, assemble, generate_turns, model_engine
@@ -45,7 +43,7 @@ from sorl_trl.sandbox import CORPUS_FILE, EVALUATION_FILE
 from sorl_trl.trainers.vllm_policy import TOLERANCE, PolicyGeneration, ServerPolicy
 from sorl_trl.types import Trajectory, Turn
 
-FILE = Path(__file__).parent / "results" / "real_engines.json"
+FILE = RESULTS / "real_engines.json"
 ENGINES = {
     "lockstep": "`model.generate` in lock-step",
     "slots": "slots",
@@ -252,59 +250,50 @@ def spread(difference: Tensor, turn_ids: Tensor) -> dict[str, Any]:
     }
 
 
-def table(measured: dict[str, Any]) -> str:
-    lines = ["# Engines on SmolLM2-135M-Instruct", ""]
-    lines += [
-        "## The same tokens",
-        "",
-        "| engine | turns | equal to lock-step | margins where not |",
-        "|---|---|---|---|",
+def report(measured: dict[str, Any]) -> str:
+    percentiles = ["largest" if q == 100 else f"{q} %" for q in PERCENTILES]
+    agreed = [
+        [ENGINES[name], str(row["turns"]), str(row["equal"]), ", ".join(f"{x:.4f}" for x in row["margins"]) or "–"]
+        for name, row in measured["agreement"].items()
     ]
-    for name, row in measured["agreement"].items():
-        margins = ", ".join(f"{each:.4f}" for each in row["margins"]) or "–"
-        lines.append(f"| {ENGINES[name]} | {row['turns']} | {row['equal']} | {margins} |")
-    heads = " | ".join("largest" if q == 100 else f"{q} %" for q in PERCENTILES)
-    lines += [
-        "",
-        "## How far engine and trainer are apart",
-        "",
-        "Percentiles of the difference of a token's log-probabilities, and of how far the ratio of a turn is off 1.",
-        "",
-        f"| engine | trainer | token: {heads} | turn: {heads} |",
-        f"|---|---|{'---|' * 2 * len(PERCENTILES)}",
-    ]
+    apart, kept, probed = [], [], []
     for key, row in measured["differences"].items():
         name, scoring = key.split("/")
-        cells = " | ".join(f"{each:.1e}" for each in (*row["of_token"], *row["of_turn"]))
-        lines.append(f"| {ENGINES[name]} | {scoring} | {cells} |")
-    lines += [
-        "",
-        "## What corrections keep",
-        "",
-        "| engine | trainer | `turn_truncate` at 2 cuts | `turn_mask` .8 to 1.2 keeps | `sequence_mask` at 3 keeps | "
-        "ratios of trajectories |",
-        "|---|---|---|---|---|---|",
-    ]
-    for key, row in measured["differences"].items():
-        name, scoring = key.split("/")
-        shares = " | ".join(
-            f"{row[each]:.1%}" for each in ("turn_truncate_cuts", "turn_mask_keeps", "sequence_mask_keeps")
-        )
-        low, high = row["sequence_ratios"]
-        lines.append(f"| {ENGINES[name]} | {scoring} | {shares} | {low:.2f} to {high:.2f} |")
-    lines += [
-        "",
-        "## A probe of the server",
-        "",
-        f"Nats that its log-probabilities are off the trainer's. A run ends at more than {TOLERANCE}.",
-        "",
-        "| server | weights of the trainer | probes | least | median | largest |",
-        "|---|---|---|---|---|---|",
-    ]
+        apart.append([ENGINES[name], scoring, *(f"{x:.1e}" for x in (*row["of_token"], *row["of_turn"]))])
+        shares = (f"{row[x]:.1%}" for x in ("turn_truncate_cuts", "turn_mask_keeps", "sequence_mask_keeps"))
+        kept.append([ENGINES[name], scoring, *shares, "{:.2f} to {:.2f}".format(*row["sequence_ratios"])])
     for key, row in measured["probes"].items():
-        dtype, whose = key.split("/")
-        lines.append(f"| {dtype} | {whose} | {len(row)} | {row[0]:.1e} | {row[len(row) // 2]:.1e} | {row[-1]:.1e} |")
-    return "\n".join(lines) + "\n"
+        figures = (f"{x:.1e}" for x in (row[0], row[len(row) // 2], row[-1]))
+        probed.append([*key.split("/"), str(len(row)), *figures])
+    columns = ["engine", "trainer", *(f"{of}: {each}" for of in ("token", "turn") for each in percentiles)]
+    keep = ["`turn_truncate` at 2 cuts", "`turn_mask` .8 to 1.2 keeps", "`sequence_mask` at 3 keeps"]
+    return REPORT.format(
+        agreed=table(["engine", "turns", "equal to lock-step", "margins where not"], agreed),
+        apart=table(columns, apart),
+        kept=table(["engine", "trainer", *keep, "ratios of trajectories"], kept),
+        tolerance=TOLERANCE,
+        probed=table(["server", "weights of the trainer", "probes", "least", "median", "largest"], probed),
+    )
+
+
+REPORT = """# Engines on SmolLM2-135M-Instruct
+
+## The same tokens
+
+{agreed}
+## How far engine and trainer are apart
+
+Percentiles of the difference of a token's log-probabilities, and of how far the ratio of a turn is off 1.
+
+{apart}
+## What corrections keep
+
+{kept}
+## A probe of the server
+
+Nats that its log-probabilities are off the trainer's. A run ends at more than {tolerance}.
+
+{probed}"""
 
 
 def main(words: Sequence[str]) -> None:
@@ -320,7 +309,7 @@ def main(words: Sequence[str]) -> None:
         for name in arguments.parts or parts:
             measured[name] = parts[name](bench)
             FILE.write_text(json.dumps(measured) + "\n")
-    FILE.with_suffix(".md").write_text(table(measured))
+    FILE.with_suffix(".md").write_text(report(measured))
 
 
 if __name__ == "__main__":

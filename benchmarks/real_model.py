@@ -23,10 +23,10 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,103 @@ import torch
 import yaml
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from benchmarks.real_model_report import draw, table
-from benchmarks.rows import claim, locked, read_rows, write_rows
+from benchmarks.common import RESULTS, Row, alone, claim, locked, read_rows, table, write_rows
 from sorl_trl.cli.quickstart import PRETRAINED, prepare
 from sorl_trl.command_line import RECIPES
 from sorl_trl.records.evaluated import read_evaluated
 
-ROWS = Path(__file__).parent / "results" / "real_model.json"
-PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "real_model.svg"
+TITLES = {
+    "gentle": "Gentle: 10 rollouts of 64, 8 updates each",
+    "many_updates": "Many updates: 5 rollouts of 64, 24 updates each",
+    "high_rate": "The same at three times the rate",
+    "late": "Late: 10 rollouts of 64, 8 updates each, sampled up to four rollouts ahead",
+    "ahead_0": "20 rollouts of 32, 4 updates each",
+    "ahead_2": "The same, sampled up to two rollouts ahead",
+    "ahead_8": "The same, sampled up to eight rollouts ahead",
+}
+HEADER = """# A pretrained language model learns to search
+
+`python -m benchmarks.real_model`: SmolLM2-135M-Instruct, {parameters:,} parameters, and exact match on 200 questions
+that nobody trained on: sampled before training, and sampled and greedy after it. Rows say by a digest from which warm
+start they began, for where it is made anew it need not be the same. A cell of several seeds has their mean and each in
+brackets. The columns of hops tell sampled answers apart by the searches that a question needs, with how many it got.
+Runs on a GPU are in float32 too. Groups agree where all eight rewards are the same, so that nothing is learnt from
+them. The learning rate is the mean factor by which the target KL multiplied it. A run has collapsed if it ends below
+its start, or below half of its best three rollouts in a row. The clip fraction is its mean over updates, KL and
+gradient are the largest of any run. The runs of `ppo` and `so_ppo` are older than the scaling of the critic's head and
+than its own bound on the gradient."""
+CHOOSING_HEADER = """## Learning rates
+
+On seed 1 with many updates, the final sampled exact match of each rate; the best one is what judges a method."""
+COLUMNS = (
+    *("runs", "rate", "before", "sampled", "one hop", "searches", "two hops", "searches", "greedy"),
+    *("collapsed", "groups that agree", "learning rate", "clipped", "KL", "gradient", "CPU-minutes a run"),
+)
+
+
+def report(rows: Sequence[Row]) -> str:
+    blocks = [HEADER.format(parameters=rows[0]["policy_parameters"])]
+    for regime, title in TITLES.items():
+        methods = _by_method([row for row in rows if row["regime"] == regime and row["judging"]])
+        if methods:
+            blocks += [f"## {title}", table(["", *COLUMNS], [_cells(name, of) for name, of in methods.items()])]
+    tried = _by_method([row for row in rows if not row["judging"]])
+    if tried:
+        rates = sorted({row["learning_rate"] for of in tried.values() for row in of})
+        lines = []
+        for name, of in tried.items():
+            ends = {row["learning_rate"]: f"{row['final_em']:.3f}{_fallen([row])}" for row in of}
+            lines.append([f"`{name}`", *(ends.get(rate, "–") for rate in rates)])
+        blocks += [CHOOSING_HEADER, table(["", *(f"{rate:g}" for rate in rates)], lines)]
+    return "\n\n".join(block.strip() for block in blocks) + "\n"
+
+
+def _by_method(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    return {name: [row for row in rows if row["method"] == name] for name in dict.fromkeys(r["method"] for r in rows)}
+
+
+def _fallen(rows: Sequence[Row]) -> str:
+    return ", collapsed" if any(row["collapsed"] for row in rows) else ""
+
+
+def _several(each: Sequence[float]) -> str:
+    """The mean, and each in brackets."""
+    if not each:
+        return "–"
+    return f"{statistics.fmean(each):.3f}" + (f" ({', '.join(f'{one:.2f}' for one in each)})" if each[1:] else "")
+
+
+def _cells(method: str, rows: Sequence[Row]) -> list[str]:
+    def ends(name: str) -> str:
+        return _several([row[name] for row in rows])
+
+    def of_hops(hops: str, name: str) -> str:
+        return _several([row["by_hops"][hops][name] for row in rows if "by_hops" in row])
+
+    def largest(name: str) -> float:
+        return max(row[name] for row in rows)
+
+    # Of a run that was ended by hand it is not known.
+    known = [row["cpu_seconds"] for row in rows if row["cpu_seconds"] and row["device"] == "cpu"]
+    devices = Counter(row["device"] for row in rows)
+    return [
+        f"`{method}`",
+        ", ".join(f"{number} on {'a CPU' if device == 'cpu' else device}" for device, number in devices.items()),
+        f"{rows[0]['learning_rate']:g}",
+        f"{statistics.fmean(row['start_em'] for row in rows):.3f}",
+        ends("final_em"),
+        *(of_hops(hops, name) for hops in ("1", "2") for name in ("exact_match", "searches")),
+        ends("final_greedy_em"),
+        f"{sum(row['collapsed'] for row in rows)} of {len(rows)}",
+        *(_several([row[name] for row in rows if name in row]) for name in ("agreeing_groups", "lr_factor")),
+        f"{statistics.fmean(row['clip_fraction'] for row in rows):.1%}",
+        f"{largest('kl_max'):.2f}",
+        f"{largest('grad_norm_max'):.0f}",
+        f"{statistics.fmean(known) / 60:.0f}" if known else "–",
+    ]
+
+
+ROWS = RESULTS / "real_model.json"
 RUNS = Path("runs/real_model")
 CHOOSING, JUDGING = 1, (11, 12, 13)
 """Seeds of training: of the order of questions and of sampling. World and warm start are the same in all runs."""
@@ -113,8 +202,7 @@ def add_row(row: dict[str, Any]) -> None:
         rows = [*read_rows(ROWS), row]
         rows.sort(key=lambda row: (row["regime"], row["method"], row["judging"], row["learning_rate"], row["seed"]))
         write_rows(rows, ROWS)
-        ROWS.with_suffix(".md").write_text(table(rows))
-        draw(rows, PICTURE)
+        ROWS.with_suffix(".md").write_text(report(rows))
 
 
 def jobs() -> Iterator[Job]:
@@ -241,15 +329,6 @@ def run(job: Job, started: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def by_itself(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function in a process of its own: gigabytes that it leaves to the allocator are given back."""
-    process = get_context("spawn").Process(target=function, args=arguments)
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise RuntimeError(f"{function.__name__} failed: its error stands above")
-
-
 def start(model: str) -> dict[str, Any]:
     """Prepare world, warm start and recipe, where they are missing; what rows say of the warm start.
 
@@ -257,7 +336,7 @@ def start(model: str) -> dict[str, Any]:
     """
     (RUNS / "one_gpu.yaml").write_text(yaml.safe_dump(ONE_GPU))
     if not (RUNS / "recipe.yaml").is_file():
-        by_itself(prepare, 0, PRETRAINED, RUNS, model)
+        alone({}, prepare, 0, PRETRAINED, RUNS, model)  # its gigabytes go back with its process
         recipe = RECIPES.find(PRETRAINED.recipe).read_text()
         (RUNS / "recipe.yaml").write_text(recipe.replace(str(PRETRAINED.run), str(RUNS)))
     weights = hashlib.sha256((RUNS / "warm-start" / SAFE_WEIGHTS_NAME).read_bytes()).hexdigest()

@@ -15,31 +15,27 @@ DIR is a policy that knows the protocol, such as `runs/train-lm/warm-start`. Wri
 from __future__ import annotations
 
 import json
-import os
 import resource
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-
-os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
+from benchmarks.common import RESULTS, alone, table
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_trainer
 from sorl_trl.sandbox import CORPUS_FILE, TRAIN_FILE, build_atlas
 
-FILE = Path(__file__).parent / "results" / "real_model_cost.json"
+FILE = RESULTS / "real_model_cost.json"
 FASTER = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}  # what is freed is kept
 EXACT = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}  # it goes back at once, so that the peak is of what was needed
 FIELDS = ("prompt_mask", "completion_mask", "turn_ids")
@@ -173,40 +169,29 @@ def peak(case: str, model: str, bare: bool) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def alone(environment: dict[str, str], function: Callable[..., Any], *args: Any) -> Any:
-    """The result, from a process that starts with this environment."""
-    for name in FASTER:
-        os.environ.pop(name, None)
-    os.environ.update(environment)
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(function, *args).result()
+HEADER = """# What training a pretrained model on a CPU costs
+
+Processor seconds of one thread: a rollout of 16 trajectories, the scoring of them under the old policy, and an update
+on 8. After each its ratio to what the model alone takes for the same tokens, with the same adapters and precision;
+memory is the peak of a process. The model alone reads the prompt of each trajectory, ours that of a group once; a
+critic's share is in the ratios."""
+COLUMNS = (
+    *("case", "rollouts", "rollout", "ratio", "scoring", "ratio", "update", "ratio", "GiB", "ratio"),
+    "one and updates",
+)
 
 
-def table(rows: dict[str, Any]) -> str:
-    lines = [
-        "# What training a pretrained model on a CPU costs",
-        "",
-        "Processor seconds of one thread: a rollout of 16 trajectories, the scoring of them under the old policy, and "
-        "an update on 8. After each its ratio to what the model alone takes for the same tokens, with the same "
-        "adapters and precision; memory is the peak of a process. The model alone reads the prompt of each "
-        "trajectory, ours that of a group once; a critic's share is in the ratios.",
-        "",
-        "| case | rollouts | rollout | ratio | scoring | ratio | update | ratio | GiB | ratio | one and updates |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for case, row in rows.items():
-        spent, memory, whole = row["seconds"], row["peak_bytes"], 0.0
-        cells = [str(len(spent["rollout"]))]
-        for name, times in (("rollout", 1), ("scoring", 1), ("step", 2)):
-            ours, bare = spent[name], spent[f"bare_{name}"]
-            if name == "scoring":
-                bare = [a + b for a, b in zip(bare[::2], bare[1::2], strict=True)]
-            whole += times * statistics.median(ours)
-            over = [a / b for a, b in zip(ours, bare, strict=True)]
-            cells += [f"{statistics.median(ours):.1f}", f"{statistics.median(over):.2f}"]
-        cells += [f"{memory['ours'] / 2**30:.2f}", f"{memory['ours'] / memory['bare']:.2f}", f"{whole:.1f}"]
-        lines.append(f"| {CASES[case][0]} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def cells(case: str, row: dict[str, Any]) -> list[str]:
+    spent, memory, whole = row["seconds"], row["peak_bytes"], 0.0
+    found = [CASES[case][0], str(len(spent["rollout"]))]
+    for name, times in (("rollout", 1), ("scoring", 1), ("step", 2)):
+        ours, bare = spent[name], spent[f"bare_{name}"]
+        if name == "scoring":
+            bare = [a + b for a, b in zip(bare[::2], bare[1::2], strict=True)]
+        whole += times * statistics.median(ours)
+        over = [a / b for a, b in zip(ours, bare, strict=True)]
+        found += [f"{statistics.median(ours):.1f}", f"{statistics.median(over):.2f}"]
+    return [*found, f"{memory['ours'] / 2**30:.2f}", f"{memory['ours'] / memory['bare']:.2f}", f"{whole:.1f}"]
 
 
 def main(words: Sequence[str]) -> None:
@@ -221,8 +206,9 @@ def main(words: Sequence[str]) -> None:
         rows = {**(json.loads(FILE.read_text()) if FILE.is_file() else {}), case: row}
         rows = {name: rows[name] for name in CASES if name in rows}
         FILE.write_text(json.dumps(rows) + "\n")
-        FILE.with_suffix(".md").write_text(table(rows))
-        print(table({case: rows[case]}).splitlines()[6], flush=True)
+        lines = [cells(*each) for each in rows.items()]
+        FILE.with_suffix(".md").write_text(f"{HEADER}\n\n{table(COLUMNS, lines)}")
+        print(*cells(case, row), flush=True)
 
 
 if __name__ == "__main__":

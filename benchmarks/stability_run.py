@@ -15,18 +15,14 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks import stability_grid
 from benchmarks.late_rollouts import LateRollouts
-from benchmarks.stability_grid import LENGTH_REGIMES, Regime
-from benchmarks.stability_methods import GROUP, METHODS, PPO_SETTINGS, BenchmarkMethod
-from benchmarks.stability_statistics import LAST
-from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
+from benchmarks.stability_plan import ALL_REGIMES, GROUP, METHODS, PPO_SETTINGS, BenchmarkMethod, Regime
+from benchmarks.stability_report import LAST
+from benchmarks.worlds.questions import POLICY, BenchmarkWorld, Examination
 from sorl_trl import InformationGain, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.ops import importance_ratio, is_outside, kl_to_old, turn_ids_from_mask
 from sorl_trl.qa import REWARDS
 
-REGIMES = stability_grid.REGIMES | LENGTH_REGIMES
-"""All that can be run, whichever report it is for."""
 HARNESS = 3
 """Of this code: runs of another one sampled other answers in their evaluations."""
 EVERY = 5
@@ -53,7 +49,7 @@ class Job:
 
 def regime_of(job: Job) -> Regime:
     """Its regime, as its method is trained in it."""
-    regime, passes = REGIMES[job.regime], METHODS[job.method].passes
+    regime, passes = ALL_REGIMES[job.regime], METHODS[job.method].passes
     if passes == "one":
         return replace(regime, minibatch=regime.trajectories, epochs=1)
     return replace(regime, epochs=regime.world.most_turns) if passes == "turns" else regime

@@ -3,7 +3,7 @@
     python -m benchmarks.turn_length            # everything: hours, and it goes on where it was interrupted
     python -m benchmarks.turn_length --report   # only writes the report again
 
-Runs `LENGTH_REGIMES` of `stability_grid.py` with the judging seeds, as `benchmarks.stability` runs its own: the same
+Runs `LENGTH_REGIMES` of `stability_plan.py` with the judging seeds, as `benchmarks.stability` runs its own: the same
 questions with the same decisions, written in turns of 4 to 80 tokens. In each, three ratios, which differ in what
 belongs to their level, the clip range among it: alone, and with a target KL. In the longest turns, the methods of
 other sources too. Writes `benchmarks/results/turn_length.json` and `.md`, in which the rows of new runs replace those
@@ -18,13 +18,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from benchmarks.rows import read_rows
-from benchmarks.stability import RESULTS, load, run_all
-from benchmarks.stability_grid import COMPARED, JUDGING_SEEDS, LENGTH_REGIMES, SEEDS_PER_POLICY
-from benchmarks.stability_methods import METHODS
-from benchmarks.stability_report import write_compact_rows
+from benchmarks.common import RESULTS, Row, read_rows, table, write_rows
+from benchmarks.stability import load, run_all
+from benchmarks.stability_plan import COMPARED, JUDGING_SEEDS, LENGTH_REGIMES, METHODS, SEEDS_PER_POLICY
+from benchmarks.stability_report import Record, Run, paired, summarize
 from benchmarks.stability_run import Job
-from benchmarks.stability_statistics import Record, Row, Run, paired, summarize
 from sorl_trl.command_line import Parser, at_least, run_command
 
 CONTRASTS = {"turn-token": "token", "turn-sequence": "sequence"}
@@ -99,12 +97,6 @@ def _mean(figures: Sequence[float | None]) -> float | None:
     return statistics.fmean(kept) if kept else None
 
 
-def markdown(names: Sequence[str], body: Iterable[Sequence[str]], left: int) -> str:
-    """A table whose first columns are to the left."""
-    lines = [names, ["---"] * left + ["---:"] * (len(names) - left), *body]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def difference(row: Row) -> str:
     interval = "" if row["interval"] is None else " [{:+.3f}, {:+.3f}]".format(*row["interval"])
     return f"{row['mean']:+.3f}{interval}"
@@ -127,8 +119,8 @@ def report(rows: Sequence[Row]) -> str:
         for row in rows
     ]
     names = ["setting", "contrast", "tokens a turn", "turns", "difference", "p", "seeds"]
-    blocks = [HEADER, markdown(names, compared, 2), "## Where they end", ENDS]
-    blocks += [markdown(["world", "method", "start", "sampled EM", "greedy EM", "collapsed"], ends, 2)]
+    blocks = [HEADER, table(names, compared, 2), "## Where they end", ENDS]
+    blocks += [table(["world", "method", "start", "sampled EM", "greedy EM", "collapsed"], ends, 2)]
     return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 
@@ -142,7 +134,7 @@ def main(words: Sequence[str]) -> None:
     planned = {*jobs()}
     records = [record for job, record in load().items() if job in planned]
     rows = make_rows(records, read_rows(RESULTS / "turn_length.json"))
-    write_compact_rows(rows, RESULTS / "turn_length.json")
+    write_rows(rows, RESULTS / "turn_length.json")
     (RESULTS / "turn_length.md").write_text(report(rows))
     print(f"The report is in {RESULTS / 'turn_length.md'}.")
 

@@ -1,24 +1,30 @@
-"""A batch some way off the policy, in float64, and what any loss is compared by: log-probabilities and gradients.
+"""The policy's loss as docs/paper_to_code.md has it, as loops in float64, and batches some way off the policy.
 
 In float64 no comparison of a ratio with the edge of a clip range hangs on rounding.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sorl_trl import SOGRPOTrainer
-from sorl_trl.methods import Method
+from sorl_trl.methods import ClipPenalty, DoubleSided, Method, MiniRL
 from sorl_trl.trainers.batch import OLD_POLICY_STEP
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 EPSILON = 0.2
+POWER = {"none": 0.0, "sqrt_length": 0.5, "length": 1.0}
+OVER_TOKENS = ("dapo", "bnpo", "cispo", "vespo")
+"""Loss types that average over the tokens of all trajectories."""
 
 
 def build(folder: Path, tokenizer: Any, method: Any = None, trainer_class: Any = SOGRPOTrainer, **fields: Any) -> Any:
@@ -93,3 +99,105 @@ def assert_same_loss(trainer: Any, ours: torch.Tensor, expected: torch.Tensor) -
     of_expected = gradient(expected, trainer)
     assert of_expected.abs().max() > 1e-4, "nothing is learnt: a weak test"
     torch.testing.assert_close(gradient(ours, trainer), of_expected, rtol=0, atol=1e-6)
+
+
+def positions(turn_ids: Tensor) -> list[list[int]]:
+    """The positions of each turn of a trajectory."""
+    return [torch.nonzero(turn_ids == k).flatten().tolist() for k in range(int(turn_ids.max()) + 1)]
+
+
+def unit_of(t: int, turn_ids: Tensor, level: str) -> list[int]:
+    turns = positions(turn_ids)
+    return {"token": [t], "turn": turns[int(turn_ids[t])], "sequence": [*chain(*turns)]}[level]
+
+
+def unit_ratio(args: Any, log_ratio: Tensor, t: int, unit: list[int], own: bool) -> Tensor:
+    """The ratio of a token's unit, with its gradient or, where tokens differ in their advantages, the token's own."""
+    logs, arithmetic = log_ratio[unit], args.turn_ratio == "arithmetic" and args.importance_sampling_level == "turn"
+    if not own:
+        return logs.exp().mean() if arithmetic else logs.mean().exp()
+    if arithmetic:
+        return logs.exp().mean().detach() + log_ratio[t].exp() - log_ratio[t].exp().detach()
+    return (logs.mean().detach() + log_ratio[t] - log_ratio[t].detach()).exp()
+
+
+def token_objective(
+    trainer: Any, logps: Tensor, log_ratio: Tensor, t: int, turn_ids: Tensor, advantages: Tensor
+) -> Tensor:
+    """What is maximised for one token; `advantages` (T,), or (1,) if all tokens share one."""
+    args, kind = trainer.args, trainer.method.surrogate
+    unit = unit_of(t, turn_ids, args.importance_sampling_level)
+    ratio = unit_ratio(args, log_ratio, t, unit, own=len(advantages) > 1)
+    advantage = advantages.expand_as(logps)[t].item()
+    if args.loss_type == "cispo":
+        return ratio.detach().clamp(max=args.epsilon_high) * advantage * logps[t]
+    if args.loss_type == "sapo":
+        temperature = args.sapo_temperature_pos if advantage > 0 else args.sapo_temperature_neg
+        return 4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantage
+    if args.loss_type == "vespo":
+        good = advantage >= 0
+        power, decay = (args.vespo_k_pos, args.vespo_lambda_pos) if good else (args.vespo_k_neg, args.vespo_lambda_neg)
+        of_sequence = log_ratio[turn_ids >= 0].detach().sum().exp()
+        return math.exp(decay) * of_sequence**power * (-decay * of_sequence).exp() * advantage * logps[t]
+    shrink = len(unit) ** POWER[args.clip_range_scaling]
+    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    clipped = ratio.clamp(1 - args.epsilon / shrink, 1 + high / shrink)
+    if isinstance(kind, DoubleSided):
+        return clipped * advantage
+    if isinstance(kind, MiniRL):
+        stopped = (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - args.epsilon)
+        own = (log_ratio[t] - log_ratio[t].detach()).exp()
+        return own * advantage * min(ratio.item(), kind.cap) * (0.0 if stopped else 1.0)
+    bounded = ratio if args.delta is None else ratio.clamp(max=1 + (args.delta - 1) / shrink)
+    return torch.min(bounded * advantage, clipped * advantage)
+
+
+def reference_loss(trainer: Any, batch: dict[str, Any], rows: list[int] | None = None) -> Tensor:
+    """The loss without terms, of these rows alone where they are given."""
+    args, logps = trainer.args, token_logps(trainer, batch)
+    log_ratio = logps - batch["old_per_token_logps"]
+    rows = list(range(len(logps))) if rows is None else rows
+    advantages = batch["advantages"].double().reshape(len(logps), -1)
+    weights = batch.get("importance_sampling_ratio", torch.ones(1)).expand_as(logps)
+    total = torch.zeros((), dtype=torch.float64)
+    for i in rows:
+        turn_ids = batch["turn_ids"][i]
+        turns, tokens = positions(turn_ids), int((turn_ids >= 0).sum())
+        for t in chain(*turns):
+            loss = -weights[i, t] * token_objective(trainer, logps[i], log_ratio[i], t, turn_ids, advantages[i])
+            total = total + _share(args, turns, t, turn_ids) * loss
+            if args.beta and not getattr(args, "kl_in_reward", False):
+                difference = batch["ref_per_token_logps"][i, t] - logps[i, t]
+                kl = difference.exp() - difference - 1
+                of_unit = log_ratio[i, unit_of(t, turn_ids, args.importance_sampling_level)].mean().exp()
+                share = 1 / tokens if args.loss_type == "turn" else _share(args, turns, t, turn_ids)
+                total = total + share * args.beta * kl * (of_unit if args.use_bias_correction_kl else 1)
+    if args.loss_type in OVER_TOKENS:
+        return total / sum(int((batch["turn_ids"][i] >= 0).sum()) for i in rows)
+    return total / len(rows) / (args.max_completion_length if args.loss_type == "dr_grpo" else 1)
+
+
+def _share(args: Any, turns: list[list[int]], t: int, turn_ids: Tensor) -> float:
+    """What a token has of its trajectory's loss."""
+    if args.loss_type == "turn":
+        return 1 / (len(turns) * len(turns[int(turn_ids[t])]))
+    return 1 / len([*chain(*turns)]) if args.loss_type in ("grpo", "sapo") else 1.0
+
+
+def reference_penalty(trainer: Any, batch: dict[str, Any], piece: ClipPenalty) -> Tensor:
+    log_ratio = token_logps(trainer, batch) - batch["old_per_token_logps"]
+    low = trainer.args.epsilon if piece.epsilon is None else piece.epsilon
+    high = low if piece.epsilon_high is None else piece.epsilon_high
+    total = torch.zeros((), dtype=torch.float64)
+    for i, turn_ids in enumerate(batch["turn_ids"]):
+        turns = positions(turn_ids)
+        if not turns:
+            continue
+        logs = log_ratio[i, [*chain(*turns)]]
+        ratios = {"token": logs.exp(), "turn": torch.stack([log_ratio[i, turn].mean().exp() for turn in turns])}
+        gate = 1.0
+        if piece.gate != "none":
+            of_gate = ratios[piece.gate].detach()
+            gate = float(((of_gate < 1 - low) | (of_gate > 1 + high)).double().mean())
+        total = total + gate * (logs.exp() * logs - logs.exp() + 1).mean()
+    return piece.coef * total / len(log_ratio)

@@ -1,4 +1,4 @@
-"""PPO's loss as docs/paper_to_code.md has it, written out as loops in float64."""
+"""The critic's loss as docs/paper_to_code.md has it, as loops in float64; `losses.py` has the policy's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sorl_trl import SOPPOTrainer
 from tests.critics import BATCH_SIZE, build_ppo, set_head
-from tests.losses import EPSILON, gradient, read_apart, token_logps
+from tests.losses import EPSILON, gradient, positions, read_apart, reference_loss, reference_penalty
 from tests.trajectories import parity_reward
 
 DISCOUNTED = {"gamma": 0.9, "gae_lambda": 0.8}
@@ -35,15 +35,9 @@ def build(tmp_path: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:
     return trainer
 
 
-def spans_of(turn_ids: Tensor) -> list[list[int]]:
-    """The tokens of each turn of one trajectory."""
-    ids = turn_ids.tolist()
-    return [[t for t, turn in enumerate(ids) if turn == k] for k in range(max(ids) + 1)]
-
-
 def units_of(turn_ids: Tensor, level: str) -> list[list[int]]:
     """The tokens of each time step of one trajectory."""
-    spans = spans_of(turn_ids)
+    spans = positions(turn_ids)
     return spans if level == "turn" else [[t] for span in spans for t in span]
 
 
@@ -72,40 +66,13 @@ def aggregate(x: list[list[Tensor]], loss_type: str) -> Tensor:
     return sum(means, torch.zeros(())) / len(x)
 
 
-def policy_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
-    args, logps = trainer.args, token_logps(trainer, batch)
-    losses: list[list[Tensor]] = []
-    penalty = torch.zeros((), dtype=torch.float64)
-    for i, turn_ids in enumerate(batch["turn_ids"]):
-        spans = spans_of(turn_ids)
-        losses.append([])
-        log_ratio = logps[i] - batch["old_per_token_logps"][i]
-        for span in spans:
-            ratio = slope = log_ratio[span].exp()
-            if args.importance_sampling_level == "turn":
-                geometric = args.turn_ratio == "geometric"
-                ratio = log_ratio[span].mean().exp() if geometric else ratio.mean()
-                if args.advantage_level == "token":  # each token keeps the gradient that is its own
-                    slope = (ratio if geometric else slope).detach()
-                    ratio = ratio.detach() + slope * (log_ratio[span] - log_ratio[span].detach())
-            advantage = batch["advantages"][i, span].double()
-            losses[i].append(-torch.min(ratio * advantage, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantage))
-        if spans and trainer.method.terms:
-            tokens = [t for span in spans for t in span]
-            w = log_ratio[tokens].exp()
-            (term,) = trainer.method.terms
-            outside = ((w < 1 - term.epsilon) | (w > 1 + term.epsilon)).double().mean().detach()
-            penalty = penalty + term.coef * outside * (w * w.log() - w + 1).mean()
-    return aggregate(losses, args.loss_type) + penalty / len(logps)
-
-
 def value_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
     """½ max((v − R)², (clip(v, v_old ± c) − R)²) where a turn starts, or at each token of the policy."""
     args, values = trainer.args, state_values(trainer, batch)
     losses: list[list[Tensor]] = []
     for i, turn_ids in enumerate(batch["turn_ids"]):
         losses.append([])
-        for span in spans_of(turn_ids):
+        for span in positions(turn_ids):
             read = span[:1] if args.advantage_level == "turn" else span
             loss = []
             for t in read:
@@ -121,6 +88,8 @@ def value_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
 
 def assert_follows_the_formula(trainer: SOPPOTrainer, batch: dict[str, Any]) -> None:
     ours = trainer._compute_loss(trainer.model, batch)
-    reference = policy_reference(trainer, batch) + trainer.args.vf_coef * value_reference(trainer, batch)
+    reference = reference_loss(trainer, batch) + trainer.args.vf_coef * value_reference(trainer, batch)
+    for term in trainer.method.terms:
+        reference = reference + reference_penalty(trainer, batch, term)
     assert ours.item() == pytest.approx(reference.item(), abs=1e-6)
     torch.testing.assert_close(gradient(ours, trainer), gradient(reference, trainer), rtol=0, atol=2e-6)

@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_check.records import Check, Context, Skipped
+from benchmarks.gpu_check import checks
+from benchmarks.gpu_check.checks import Check, Context, Skipped
+from sorl_trl.files import write_whole
 
 RESULT = Path(__file__).parents[1] / "results/gpu_check.json"
 TRAINED = tuple(
@@ -33,21 +35,12 @@ REASON_LENGTH = 4000
 
 def load_check(name: str) -> Check:
     """Loads TRL, which takes seconds."""
+    from benchmarks.gpu_check import engines
+
     if name in TRAINED:
-        from benchmarks.gpu_check.training import trains
-
-        return trains(name.removeprefix("train/").removeprefix("so_ppo_"))
-    if name == "losses_as_on_cpu":
-        from benchmarks.gpu_check.losses import losses_as_on_cpu
-
-        return losses_as_on_cpu
-    if name == "vllm_ahead":
-        from benchmarks.gpu_check.ahead import vllm_ahead
-
-        return vllm_ahead
-    from benchmarks.gpu_check.engines import under, vllm_colocate
-
-    return vllm_colocate if name == "vllm_colocate" else under(name)
+        return checks.trains(name.removeprefix("train/").removeprefix("so_ppo_"))
+    single = (checks.losses_as_on_cpu, engines.vllm_colocate, engines.vllm_ahead)
+    return next((check for check in single if check.__name__ == name), engines.under(name))
 
 
 def run_check(name: str, context: Context) -> dict[str, Any]:
@@ -72,13 +65,10 @@ def status_of(records: Sequence[dict[str, Any]]) -> str:
 
 
 def write(records: Sequence[dict[str, Any]], device: str, path: Path) -> None:
-    """All at once: a file that is there is whole."""
     versions = {name: version(name) for name in PACKAGES if find_spec(name)}
     result = {"status": status_of(records), "device": device, "versions": versions, "checks": list(records)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(result, indent=2) + "\n")
-    partial.replace(path)
+    write_whole(path, (json.dumps(result, indent=2) + "\n").encode())
 
 
 def run_all(names: Iterable[str], device: str, output: Path, other_gpu: str | None) -> list[dict[str, Any]]:
@@ -96,26 +86,16 @@ def run_all(names: Iterable[str], device: str, output: Path, other_gpu: str | No
     return records
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_check", description="Every check that needs a GPU; docs/gpu.md explains them."
-    )
-    parser.add_argument("--output", type=Path, default=RESULT, help="JSON file to write (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes, to work on the checks themselves"
-    )
-    return parser
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Exit code: 1 if a check failed, else 0, also where all were skipped."""
-    arguments = _parser().parse_args(words)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=(__doc__ or "").split(": ")[1])
+    parser.add_argument("--output", type=Path, default=RESULT, help="JSON file to write (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes, to try the checks")
+    arguments = parser.parse_args(words)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     gpu, *others = gpus.split(",")
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # transformers would spread one process over all
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     names = [name for name in NAMES if name in arguments.only]
     if arguments.device == "cuda" and not torch.cuda.is_available():
         print("gpu_check skipped: there is no CUDA GPU here.")

@@ -7,7 +7,7 @@
   turn, and when all have ended their turn, they search one after the other.
 - `lockstep`: our collector with any `Generator`, here `HFGenerator`. Rows generate likewise, and search in one batch.
 - `slots_event`: our collector with `SlotEngine`. Only what is new goes through the model. No row waits for another:
-  each searches when it has ended its turn, and what is found rejoins after `rejoin_after` polls.
+  each searches when it has ended its turn.
 
 `benchmarks.rollout.script` says how turns, observations and searches are drawn: the same ones for all engines. Each
 cell runs in a process of its own on one thread. Of the rollout alone it measures
@@ -17,8 +17,7 @@ cell runs in a process of its own on one thread. Of the rollout alone it measure
   trajectory is computed once (prompt, observations, and the last token of every turn that one follows);
 - `waiting_seconds`: in which something was being searched for and nothing generated.
 
-Writes `benchmarks/results/rollout.json` and `rollout.md`, after each cell anew. The table leaves out rows of other
-engines and of 16 trajectories, which are of an earlier version.
+Writes `benchmarks/results/rollout.json` and `rollout.md`, after each cell anew.
 """
 
 from __future__ import annotations
@@ -26,28 +25,22 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import product
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
+from benchmarks.common import RESULTS, alone, table
 from benchmarks.rollout.engines import ENGINES, measure
 from benchmarks.rollout.script import Cell
-from benchmarks.rollout.table import format_result
 from sorl_trl.command_line import Parser, run_command
 
-FILE = Path(__file__).parents[1] / "results/rollout.json"
+FILE = RESULTS / "rollout.json"
 ROWS = (64, 128)
 TURN_TOKENS = ((10, 150), (100, 500))
 SEARCH_MS = (0.0, 50.0, 500.0)
-REJOIN = (0, 4, 16, 32, 64)
-"""Tried with `slots_event` in the cells of 64 rows and the shorter turns."""
 LARGER = (
     Cell(64, (10, 150), 500.0, 128, 4),
     Cell(64, (10, 150), 200.0, 256, 8),
@@ -55,65 +48,87 @@ LARGER = (
 )
 """What larger models make of it."""
 CELLS = (*(Cell(rows, tokens, ms) for tokens, rows, ms in product(TURN_TOKENS, ROWS, SEARCH_MS)), *LARGER)
+MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("Seconds of processor time", "cpu_seconds", lambda value: f"{value:.1f}"),
+    ("Seconds", "wall_seconds", lambda value: f"{value:.1f}"),
+    ("Tokens prefilled over needed", "prefilled_over_needed", lambda value: f"{value:.2f}"),
+)
+INTRODUCTION = """`python -m benchmarks.rollout` ([what it does](../rollout/__main__.py)), a cell after the other, each
+on one thread; {cpus} processors, torch {torch}, transformers {transformers}, TRL {trl}. Model: hidden size × layers.
+Search: its mean, log-normal with sigma 0.75 for each query."""
+
+
+REJOIN = [
+    replace(cell, rejoin_after=steps)
+    for cell in CELLS
+    if (cell.rows, cell.turn_tokens) == (64, TURN_TOKENS[0])
+    for steps in (0, 4, 16, 32, 64)
+]
+"""What `rejoin_after` does to `slots_event`."""
+
+
+def key(cell: Cell) -> dict[str, Any]:
+    """What rows of a cell have in common."""
+    return {**asdict(cell), "turn_tokens": "{}-{}".format(*cell.turn_tokens)}
 
 
 def run(result: dict[str, Any]) -> None:
     """Measure what `result` has not got, and write it after each cell."""
-    for cell, engine in product(CELLS, ENGINES):
-        if is_measured(result["rows"], engine, cell):
-            continue
-        print(f"{engine:>15} {asdict(cell)}", flush=True)
-        result["rows"].append(in_a_process(engine, cell))
-        write(result)
-    tried = [cell for cell in CELLS if (cell.rows, cell.turn_tokens) == (64, TURN_TOKENS[0])]
-    for cell, rejoin_after in product(tried, REJOIN):
-        others = [row for row in result["rejoin_after"] if row["rejoin_after"] == rejoin_after]
-        if not is_measured(others, "slots_event", cell):
-            print(f"rejoin_after={rejoin_after} {asdict(cell)}", flush=True)
-            result["rejoin_after"].append(in_a_process("slots_event", cell, rejoin_after))
+    for cell, engine in (*product(CELLS, ENGINES), *((cell, "slots_event") for cell in REJOIN)):
+        wanted = {"engine": engine, **key(cell)}
+        if not any(wanted.items() <= row.items() for row in result["rows"]):
+            print(wanted, flush=True)
+            result["rows"].append(wanted | alone({}, quietly, engine, cell))
             write(result)
 
 
-def is_measured(rows: Sequence[dict[str, Any]], engine: str, cell: Cell) -> bool:
-    low, high = cell.turn_tokens
-    wanted = {"engine": engine, **asdict(cell), "turn_tokens": f"{low}-{high}"}
-    return any(wanted.items() <= row.items() for row in rows)
-
-
-def in_a_process(engine: str, cell: Cell, *options: Any) -> dict[str, Any]:
-    """Measured where nothing has run before."""
-    with ProcessPoolExecutor(1, get_context("spawn"), logging.disable, (logging.WARNING,)) as pool:
-        return pool.submit(measure, engine, cell, *options).result()
+def quietly(engine: str, cell: Cell) -> dict[str, Any]:
+    logging.disable(logging.WARNING)
+    return measure(engine, cell)
 
 
 def write(result: dict[str, Any]) -> None:
     FILE.write_text(json.dumps(result, indent=2) + "\n")
-    FILE.with_suffix(".md").write_text(format_result(result | {"rows": compared(result["rows"])}))
+    FILE.with_suffix(".md").write_text(report(result))
 
 
-def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if any(is_measured([row], *case) for case in product(ENGINES, CELLS))]
+def report(result: dict[str, Any]) -> str:
+    blocks = ["# What a rollout costs", INTRODUCTION.format(**result["environment"])]
+    names = ["turns, tokens", "rows", "search", "model", *(f"`{engine}`" for engine in ENGINES)]
+    for title, name, shown in MEASURES:
+        lines = []
+        for cell in CELLS:
+            found = rows_of(result, cell)
+            cells = [shown(found[engine][name]) if engine in found else "" for engine in ENGINES]
+            low, high = cell.turn_tokens
+            lines += [[f"{low}-{high}", str(cell.rows), *where(cell), *cells]] if found else []
+        blocks += [f"## {title}", table(names, lines)]
+    names = ["search", "model", "`rejoin_after`", "processor time, s", "time, s", "waiting, s"]
+    figures = ("cpu_seconds", "wall_seconds", "waiting_seconds")
+    lines = [
+        [*where(cell), str(cell.rejoin_after), *(f"{row[name]:.1f}" for name in figures)]
+        for cell in REJOIN
+        if (row := rows_of(result, cell).get("slots_event"))
+    ]
+    blocks += ["## What `rejoin_after` does to `slots_event`", table(names, lines)]
+    return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 
-def empty_result() -> dict[str, Any]:
-    return {
-        "rows": [],
-        "rejoin_after": [],
-        "environment": {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "cpus": os.cpu_count(),
-            **{name: version(name) for name in ("torch", "transformers", "trl")},
-        },
-    }
+def rows_of(result: dict[str, Any], cell: Cell) -> dict[str, dict[str, Any]]:
+    """By engine."""
+    return {row["engine"]: row for row in result["rows"] if key(cell).items() <= row.items()}
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def where(cell: Cell) -> list[str]:
+    return [f"{cell.search_ms:g} ms", f"{cell.hidden_size} × {cell.layers}"]
+
+
+def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--go-on", action="store_true", help="keep what the files of an earlier run hold")
-    arguments = parser.parse_args(words)
-    result = empty_result()
-    if arguments.go_on and FILE.is_file():
+    parser.add_argument("--go-on", action="store_true", help="keep what the file of an earlier run holds")
+    result = {"rows": [], "environment": {name: version(name) for name in ("torch", "transformers", "trl")}}
+    result["environment"] |= {"cpus": os.cpu_count()}
+    if parser.parse_args(words).go_on and FILE.is_file():
         result = json.loads(FILE.read_text()) | {"environment": result["environment"]}
     run(result)
     write(result)

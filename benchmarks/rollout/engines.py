@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.resources import files
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
 
-from benchmarks.rollout.script import PROTOCOL, Cell, Interval, Script, ScriptedSearch, build_model
-from benchmarks.rollout.trl_loop import trl_loop
+from benchmarks.rollout.script import (
+    PROTOCOL,
+    Cell,
+    Interval,
+    Script,
+    ScriptedSearch,
+    build_model,
+    query,
+    row_and_turn,
+    tool_call,
+)
 from sorl_trl.rollout import (
     Collector,
     Engine,
-    EngineOptions,
     Generation,
     HFGenerator,
     LockStepEngine,
@@ -28,7 +35,6 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.types import Trajectory
 
-REJOIN_AFTER = EngineOptions().rejoin_after
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
@@ -74,16 +80,6 @@ class Scripted(Engine):
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What an engine is built of."""
-
-    cell: Cell
-    script: Script
-    search: ScriptedSearch
-    rejoin_after: int = REJOIN_AFTER
-
-
-@dataclass(frozen=True)
 class Work:
     """What a rollout has computed, and when."""
 
@@ -97,13 +93,15 @@ Rollout = Callable[[], Work]
 class Collected:
     """The rollout by our collector, with the engine that a function builds of model, script and sampling."""
 
-    def __init__(self, setting: Setting, build: Callable[[Any, Script, GenerationConfig], Engine]) -> None:
-        self._script = script = setting.script
-        model = build_model(setting.cell, script.tokenizer)
+    def __init__(
+        self, script: Script, search: ScriptedSearch, build: Callable[[Any, Script, GenerationConfig], Engine]
+    ) -> None:
+        self._script = script
+        model = build_model(script.cell, script.tokenizer)
         config = GenerationConfig(**SAMPLED)  # type: ignore[no-untyped-call]
         self._engine = Scripted(build(model, script, config), script)
         self.collector = Collector(
-            script.tokenizer, setting.search, PROTOCOL, script.limits, rejoin_after=setting.rejoin_after
+            script.tokenizer, search, PROTOCOL, script.limits, rejoin_after=script.cell.rejoin_after
         )
 
     def __call__(self) -> Work:
@@ -123,12 +121,6 @@ def slots_event(model: Any, script: Script, config: GenerationConfig) -> Engine:
     return SlotEngine(model, TurnEnd(script.tokenizer, (), [script.tokenizer.eos_token_id]), config)
 
 
-ENGINES: dict[str, Callable[[Setting], Rollout]] = {
-    "trl_loop": trl_loop,
-    **{build.__name__: partial(Collected, build=build) for build in (lockstep, slots_event)},
-}
-
-
 def check_script(script: Script, trajectories: Sequence[Trajectory]) -> None:
     """Raise RuntimeError unless the trajectories are those of the script."""
     for row, trajectory in enumerate(trajectories):
@@ -138,13 +130,131 @@ def check_script(script: Script, trajectories: Sequence[Trajectory]) -> None:
             raise RuntimeError(f"row {row} has turns of {turns} tokens instead of {script.turns[row]}")
 
 
-def measure(engine: str, cell: Cell, rejoin_after: int = REJOIN_AFTER) -> dict[str, Any]:
+class ScriptedLlama(LlamaForCausalLM):
+    """A Llama whose `generate` ends the turn of each row where the script says so, with a call of the tool."""
+
+    script: Script
+    prefilled_tokens = 0
+
+    def follow(self, script: Script) -> None:
+        self.script = script
+        self.calls = 0
+        self.intervals: list[Interval] = []
+
+    def generate(self, input_ids: Any, attention_mask: Any, generation_config: Any) -> Any:
+        began = time.perf_counter()
+        turn, context = self.calls, input_ids.shape[1]
+        self.calls += 1
+        # TRL generates for the rows that have called a tool, in their order.
+        rows = [row for row, turns in enumerate(self.script.turns) if len(turns) > turn]
+        limits = [self.script.turns[row][turn] for row in rows]
+        output: Any = super().generate(  # type: ignore[misc]
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            generation_config=generation_config,
+            stopping_criteria=StoppingCriteriaList([_Limits(limits, context)]),
+        )
+        for place, (row, limit) in enumerate(zip(rows, limits, strict=True)):
+            output[place, context + limit - 2 : context + limit] = torch.tensor(self._ending(row, turn))
+        self.prefilled_tokens += int(attention_mask.sum())
+        self.intervals.append((began, time.perf_counter()))
+        return output
+
+    def _ending(self, row: int, turn: int) -> list[int]:
+        is_last = turn == len(self.script.turns[row]) - 1
+        word = "w0" if is_last else tool_call(query(row, turn))
+        return list(self.script.tokenizer.convert_tokens_to_ids([word, self.script.tokenizer.eos_token]))
+
+
+class _Limits(StoppingCriteria):
+    def __init__(self, limits: list[int], context: int) -> None:
+        self._limits = torch.tensor(limits)
+        self._context = context
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        return input_ids.shape[1] - self._context >= self._limits
+
+
+def trl_loop(script: Script, searches: ScriptedSearch) -> Rollout:
+    """TRL's way: all rows generate from their whole context, then their tools are called one after the other."""
+    model = build_model(script.cell, script.tokenizer, ScriptedLlama)
+    model.follow(script)
+
+    def search(query: str) -> str:
+        """
+        Search.
+
+        Args:
+            query: what to look for
+
+        Returns:
+            what was found
+        """
+        searches.wait_for([query])
+        return query
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build_trainer(folder, script, model, search)
+
+    def observe(messages: list[dict[str, Any]]) -> list[int]:
+        row, turn = row_and_turn(messages[0]["content"])
+        return script.observations[row][turn]
+
+    trainer._tokenize_prompts = lambda prompts: (script.prompts, None, {})
+    trainer._get_tool_suffix_ids = observe
+    trainer._sync_tool_dicts = [{"search": search} for _ in script.prompts]
+    trainer._async_tool_dicts = [{} for _ in script.prompts]
+
+    def roll_out() -> Work:
+        prompts = [[{"role": "user", "content": ""}] for _ in script.prompts]
+        _, _, mask, *_ = trainer._generate(prompts)
+        for row, sampled in enumerate(mask):
+            if sum(sampled) != sum(script.turns[row]):
+                raise RuntimeError(f"row {row} has sampled {sum(sampled)} tokens instead of {sum(script.turns[row])}")
+        return Work(model.prefilled_tokens, model.intervals)
+
+    return roll_out
+
+
+def build_trainer(folder: str, script: Script, model: ScriptedLlama, search: Callable[[str], str]) -> Any:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    script.tokenizer.chat_template = files("trl").joinpath("chat_templates/qwen2_5.jinja").read_text()
+    rows = len(script.prompts)
+    config = GRPOConfig(
+        folder,
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=rows,
+        num_generations=rows,
+        max_completion_length=script.limits.max_trajectory_tokens,
+        report_to="none",
+    )
+    data = Dataset.from_list([{"prompt": [{"role": "user", "content": ""}]}] * rows)
+    return GRPOTrainer(
+        model,
+        lambda completions, **_: [0.0] * len(completions),
+        config,
+        data,
+        processing_class=script.tokenizer,
+        tools=[search],
+    )
+
+
+ENGINES: dict[str, Callable[[Script, ScriptedSearch], Rollout]] = {
+    "trl_loop": trl_loop,
+    **{build.__name__: partial(Collected, build=build) for build in (lockstep, slots_event)},
+}
+
+
+def measure(engine: str, cell: Cell) -> dict[str, Any]:
     """One row of the result. Only the rollout is measured: the model is there, and has been run once."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     script = Script(cell)
     search = ScriptedSearch(script)
-    roll_out = ENGINES[engine](Setting(cell, script, search, rejoin_after))
+    roll_out = ENGINES[engine](script, search)
     began, cpu_began = time.perf_counter(), time.process_time()
     work = roll_out()
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu_began
@@ -157,7 +267,6 @@ def measure(engine: str, cell: Cell, rejoin_after: int = REJOIN_AFTER) -> dict[s
         "wall_seconds": wall,
         "prefilled_over_needed": work.prefilled_tokens / script.needed_tokens,
         "waiting_seconds": outside(search.intervals, work.generating),
-        "rejoin_after": rejoin_after,
         "sampled_tokens": sum(map(sum, script.turns)),
     }
 

@@ -25,8 +25,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks import small_model
-from sorl_trl.rollout import Frame, RolloutLimits, TagProtocol
+from benchmarks import common
+from sorl_trl.rollout import EngineOptions, Frame, RolloutLimits, TagProtocol
 from sorl_trl.types import Passage
 
 SEED = 0
@@ -60,12 +60,14 @@ class Cell:
     search_ms: float
     hidden_size: int = SMALL[0]
     layers: int = SMALL[1]
+    rejoin_after: int = EngineOptions().rejoin_after
 
 
 class Script:
     """What happens in the rollout of a cell."""
 
     def __init__(self, cell: Cell) -> None:
+        self.cell = cell
         draw = np.random.default_rng([SEED, cell.rows, *cell.turn_tokens])
         self.tokenizer = build_tokenizer(cell.rows)
         begin, reply = self.tokenizer.convert_tokens_to_ids(["<information>", REPLY])
@@ -180,7 +182,7 @@ def build_model(
     """
     heads = {"num_attention_heads": cell.hidden_size // 32, "num_key_value_heads": cell.hidden_size // 64}
     tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    model = small_model.build_model(
+    model = common.build_model(
         *(cell.hidden_size, cell.layers, len(tokenizer), kind), max_position_embeddings=8192, **heads, **tokens
     )
     with torch.no_grad():

@@ -18,25 +18,103 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sqlite3
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.search.engines import EMBEDDED, STOCK, Ask, K, build_engines
-from benchmarks.search.server import THREADS, ask_at_once, cpu_seconds, served
+import bm25s
+import psutil
+
+from benchmarks.common import RESULTS, table
 from benchmarks.search.world import World
 from sorl_trl.command_line import Parser, at_least, run_command
-from sorl_trl.search import HTTPSearch, write_corpus
+from sorl_trl.search import BM25Index, HTTPSearch, SearchBackend, TantivyIndex, write_corpus
+from sorl_trl.search.corpus import Corpus
+from sorl_trl.search.lexical import tokenize
 
-RESULTS = Path(__file__).parents[1] / "results"
+Ask = Callable[[Sequence[str]], list[list[int]]]
+"""The numbers of the best passages of each query, best first."""
+K = 3
+EMBEDDED, STOCK = "bm25", "bm25s.retrieve"
+
+
+def build_engines(corpus: Path, folder: Path) -> dict[str, Ask]:
+    """Every engine that is installed, each with its own files in `folder`.
+
+    The first two also read the passages that they find; the others do not.
+    """
+    engines = {EMBEDDED: _backend(BM25Index.build(corpus, folder / "bm25", show_progress=False))}
+    if find_spec("tantivy"):
+        engines["tantivy"] = _backend(TantivyIndex.build(corpus, folder / "tantivy", show_progress=False))
+    engines[STOCK] = _stock(folder / "bm25")
+    engines["SQLite FTS5"] = _sqlite(Corpus(corpus), folder / "fts5.sqlite")
+    return engines
+
+
+def _backend(backend: SearchBackend) -> Ask:
+    return lambda queries: [[int(hit.id) for hit in hits] for hits in backend.search_batch(queries, K)]
+
+
+def _stock(index_dir: Path) -> Ask:
+    """bm25s as it comes, over the files that the embedded engine wrote with it, read into memory."""
+    scorer = bm25s.BM25.load(index_dir)
+
+    def ask(queries: Sequence[str]) -> list[list[int]]:
+        tokens = [tokenize(query) for query in queries]
+        found, _ = scorer.retrieve(tokens, k=K, show_progress=False, backend_selection="numpy")
+        return [hits.tolist() for hits in found]
+
+    return ask
+
+
+def _sqlite(corpus: Corpus, path: Path) -> Ask:
+    """A full-text table of the tokens; a hit holds any of the query's, the best by BM25 first."""
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE VIRTUAL TABLE passages USING fts5(tokens)")
+    rows = ((i, " ".join(tokenize(f"{passage.title}\n{passage.text}"))) for i, passage in enumerate(corpus))
+    with connection:
+        connection.executemany("INSERT INTO passages(rowid, tokens) VALUES (?, ?)", rows)
+        connection.execute("INSERT INTO passages(passages) VALUES ('optimize')")
+
+    def search(query: str) -> list[int]:
+        tokens = sorted(set(tokenize(query)))
+        if not tokens:
+            return []
+        match = " OR ".join(f'"{token}"' for token in tokens)
+        statement = "SELECT rowid FROM passages WHERE passages MATCH ? ORDER BY bm25(passages) LIMIT ?"
+        return [row[0] for row in connection.execute(statement, (match, K))]
+
+    return lambda queries: [search(query) for query in queries]
+
+
+THREADS = 32
+
+
+@contextmanager
+def served(index_dir: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """The address and the process of a server, which ends with the block."""
+    command = [sys.executable, "-m", "sorl_trl.search.serve", "--index", str(index_dir), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            greeting = server.stdout.readline()
+            if not greeting:
+                raise RuntimeError(f"the server did not start: exit code {server.wait()}")
+            yield greeting.split()[-1], psutil.Process(server.pid)
+        finally:
+            server.terminate()
+
+
 PER_ROUND = 255
 """Queries in a batch, of each round: their postings are more than the nearer caches hold."""
 LEAST_CPU_S = 0.2
@@ -68,15 +146,20 @@ def _queries_per_cpu_second(ask: Ask, queries: Sequence[str]) -> float:
 
 
 def compare_clients(index_dir: Path, queries: Sequence[str]) -> list[float]:
-    """The same of a server."""
+    """The same of a server that `THREADS` ask for one query each; client and server together."""
+
+    def spent() -> float:
+        times = process.cpu_times()
+        return time.process_time() + float(times.user + times.system)
+
     rates = []
-    with served(index_dir) as server:
-        client = HTTPSearch(server.url)
+    with served(index_dir) as (url, process), ThreadPoolExecutor(THREADS) as pool:
+        client = HTTPSearch(url)
         for start in range(0, len(queries), SERVED_PER_ROUND):
             block = queries[start : start + SERVED_PER_ROUND]
-            before = cpu_seconds(server.process)
-            ask_at_once(client, block, K)
-            rates.append(len(block) / (cpu_seconds(server.process) - before))
+            before = spent()
+            list(pool.map(lambda query: client.search_batch([query], K), block))
+            rates.append(len(block) / (spent() - before))
     return rates
 
 
@@ -99,7 +182,7 @@ def measure(passages: int, rounds: int) -> dict[str, Any]:
         "passages": passages,
         "k": K,
         "rounds": rounds,
-        "environment": _environment() | {"load_average": [load_before, os.getloadavg()[0]]},
+        "environment": {"cpus": os.cpu_count(), "load_average": [load_before, os.getloadavg()[0]]},
     }
 
 
@@ -110,65 +193,44 @@ def _row(rates: list[float]) -> dict[str, Any]:
     }
 
 
-def _environment() -> dict[str, Any]:
-    return {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "sqlite": sqlite3.sqlite_version,
-        **{name: _version(name) for name in ("numpy", "bm25s", "tantivy", "httpx2", "fastapi", "uvicorn")},
-    }
+REPORT = """# How fast search is
+
+{passages:,} passages of about 100 words, k = {k}: medians over {rounds} rounds (lowest to highest). {cpus} processors;
+load average {before:.1f} before, {after:.1f} after.
+
+The embedded engine answers **{ratio:.1f} times** ({low:.1f} to {high:.1f}) the queries of `{stock}` per second of
+processor time.
+
+{rates}
+Server: {threads} threads ask for one query each at the same time; processor time of client and server.
+"""
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-def format_table(result: dict[str, Any]) -> str:
-    """The result as markdown."""
+def report(result: dict[str, Any]) -> str:
     before, after = result["environment"]["load_average"]
     low, high = result["embedded_over_stock_range"]
-    lines = [
-        "# How fast search is",
-        "",
-        f"{result['passages']:,} passages of about 100 words, k = {result['k']}: medians over {result['rounds']} "
-        f"rounds (lowest to highest). {result['environment']['cpus']} processors; load average {before:.1f} before, "
-        f"{after:.1f} after.",
-        "",
-        f"The embedded engine answers **{result['embedded_over_stock']:.1f} times** ({low:.1f} to {high:.1f}) the "
-        f"queries of `{STOCK}` per second of processor time.",
-        "",
-        "| engine | queries per CPU-second |",
-        "|---|---|",
-        *(_table_row(name, row) for name, row in result["backends"].items()),
-        "",
-        f"Server: {THREADS} threads ask for one query each at the same time; processor time of client and server.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _table_row(name: str, row: dict[str, Any]) -> str:
-    slowest, fastest = row["queries_per_cpu_second_range"]
-    return f"| {name} | {row['queries_per_cpu_second']:,.0f} ({slowest:,.0f} to {fastest:,.0f}) |"
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    parser = Parser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--passages", type=at_least(100), default=100_000, help="how many to search (default: %(default)s)"
+    rates = []
+    for name, row in result["backends"].items():
+        slowest, fastest = row["queries_per_cpu_second_range"]
+        rates.append([name, f"{row['queries_per_cpu_second']:,.0f} ({slowest:,.0f} to {fastest:,.0f})"])
+    return REPORT.format(
+        **{**result, "cpus": result["environment"]["cpus"], "before": before, "after": after, "stock": STOCK},
+        **{"ratio": result["embedded_over_stock"], "low": low, "high": high, "threads": THREADS},
+        rates=table(["engine", "queries per CPU-second"], rates),
     )
+
+
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--passages", type=at_least(100), default=100_000, help="to search (default: %(default)s)")
     parser.add_argument("--rounds", type=at_least(1), default=10, help="of each engine (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the two files (default: %(default)s)")
     arguments = parser.parse_args(words)
     result = measure(arguments.passages, arguments.rounds)
     arguments.output.mkdir(parents=True, exist_ok=True)
     (arguments.output / "search.json").write_text(json.dumps(result, indent=2) + "\n")
-    table = format_table(result)
-    (arguments.output / "search.md").write_text(table)
-    print(table)
+    (arguments.output / "search.md").write_text(report(result))
+    print(report(result))
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.real_model import by_itself, sorl
-from benchmarks.rows import claim, locked, read_rows
-from benchmarks.rows import write_rows as write_results
+from benchmarks.common import alone, claim, locked, read_rows
+from benchmarks.common import write_rows as write_results
+from benchmarks.real_model import sorl
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.bfcl.environment import BFCLEnvironment
@@ -212,7 +212,7 @@ def main(words: Sequence[str] | None = None) -> None:
         return replay()
     RUNS.mkdir(parents=True, exist_ok=True)
     with locked(RUNS / "start.lock"):  # the others wait for the warm start
-        by_itself(prepare, arguments.model)
+        alone({}, prepare, arguments.model)
         if arguments.split:
             return
         if not (RUNS / "train.jsonl").is_file():

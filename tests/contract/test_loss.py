@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,95 +12,35 @@ from torch import Tensor
 
 from sorl_trl.methods import LLDS, METHODS, ClipPenalty, DoubleSided, Method, MiniRL, Unweighted
 from sorl_trl.trainers.batch import OLD_POLICY_STEP, drop
-from tests.losses import assert_same_loss, gradient, off_policy_batch, token_logps
+from tests.losses import (
+    assert_same_loss,
+    gradient,
+    off_policy_batch,
+    positions,
+    reference_loss,
+    reference_penalty,
+    token_logps,
+)
 from tests.trajectories import SeveralContexts
 
 pytestmark = pytest.mark.trains
-POWER = {"none": 0.0, "sqrt_length": 0.5, "length": 1.0}
 OFF: dict[str, Any] = {"target_kl": 0.0}
+LOSS_TYPES = ("turn", "grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "vespo", "luspo")
 
 
-def positions(turn_ids: Tensor) -> list[list[int]]:
-    """The positions of each turn of a trajectory."""
-    return [torch.nonzero(turn_ids == k).flatten().tolist() for k in range(int(turn_ids.max()) + 1)]
+def assert_follows_the_loops(trainer: Any, batch: dict[str, Any], terms: float | Tensor = 0.0) -> None:
+    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch) + terms)
 
 
-def unit_of(t: int, turn_ids: Tensor, level: str) -> list[int]:
-    turns = positions(turn_ids)
-    return {"token": [t], "turn": turns[int(turn_ids[t])], "sequence": [*chain(*turns)]}[level]
-
-
-def token_objective(trainer: Any, log_ratio: Tensor, t: int, turn_ids: Tensor, advantage: float) -> Tensor:
-    """What is maximised for one token."""
-    args, kind = trainer.args, trainer.method.surrogate
-    unit = unit_of(t, turn_ids, args.importance_sampling_level)
-    logs = log_ratio[unit]
-    arithmetic = args.turn_ratio == "arithmetic" and args.importance_sampling_level == "turn"
-    ratio = logs.exp().mean() if arithmetic else logs.mean().exp()
-    shrink = len(unit) ** POWER[args.clip_range_scaling]
-    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    clipped = ratio.clamp(1 - args.epsilon / shrink, 1 + high / shrink)
-    if isinstance(kind, DoubleSided):
-        return clipped * advantage
-    if isinstance(kind, MiniRL):
-        stopped = (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - args.epsilon)
-        own = (log_ratio[t] - log_ratio[t].detach()).exp()
-        return own * advantage * min(ratio.item(), kind.cap) * (0.0 if stopped else 1.0)
-    bounded = ratio if args.delta is None else ratio.clamp(max=1 + (args.delta - 1) / shrink)
-    return torch.min(bounded * advantage, clipped * advantage)
-
-
-def reference_loss(trainer: Any, batch: dict[str, Any], rows: list[int] | None = None) -> Tensor:
-    """The loss without terms, of these rows alone where they are given."""
-    args, logps = trainer.args, token_logps(trainer, batch)
-    log_ratio = logps - batch["old_per_token_logps"]
-    total, rows = torch.zeros((), dtype=torch.float64), rows or list(range(len(logps)))
-    weights = batch.get("importance_sampling_ratio", torch.ones(1)).expand_as(logps)
-    for i in rows:
-        turn_ids = batch["turn_ids"][i]
-        turns, tokens = positions(turn_ids), int((turn_ids >= 0).sum())
-        of_row = torch.zeros((), dtype=torch.float64)
-        for turn in turns:
-            for t in turn:
-                advantage = batch["advantages"].reshape(len(logps), -1).expand_as(logps)[i, t].item()
-                loss = -weights[i, t] * token_objective(trainer, log_ratio[i], t, turn_ids, advantage)
-                share = 1 / (len(turns) * len(turn)) if args.loss_type == "turn" else 1 / tokens
-                of_row = of_row + share * loss
-                if args.beta:
-                    difference = batch["ref_per_token_logps"][i, t] - logps[i, t]
-                    kl = difference.exp() - difference - 1
-                    of_unit = log_ratio[i, unit_of(t, turn_ids, args.importance_sampling_level)].mean().exp()
-                    of_row = of_row + args.beta * kl * (of_unit if args.use_bias_correction_kl else 1) / tokens
-        total = total + (of_row * tokens if args.loss_type in ("dapo", "dr_grpo", "bnpo") else of_row)
-    if args.loss_type in ("dapo", "bnpo"):
-        return total / sum(int((batch["turn_ids"][i] >= 0).sum()) for i in rows)
-    return total / len(rows) / (args.max_completion_length if args.loss_type == "dr_grpo" else 1)
-
-
-@pytest.mark.parametrize("loss_type", ["turn", "grpo", "dapo", "dr_grpo", "bnpo"])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize("level", ["turn", "sequence", "token"])
-def test_every_mean_at_every_level(tmp_path: Path, tokenizer: Any, loss_type: str, level: str) -> None:
-    fields = {"loss_type": loss_type, "importance_sampling_level": level, **OFF}
+def test_every_loss_type_at_every_level(tmp_path: Path, tokenizer: Any, loss_type: str, level: str) -> None:
+    cap = {"epsilon_high": 1.05} if loss_type == "cispo" else {}
+    fields = {"loss_type": loss_type, "importance_sampling_level": level, **cap, **OFF}
     trainer, batch = off_policy_batch(tmp_path, tokenizer, **fields)
-    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
-    assert 0 < trainer._metrics["train"]["clip_ratio/region_mean"][-1] < 1
-
-
-def own_objective(
-    trainer: Any, logps: Tensor, log_ratio: Tensor, t: int, turn_ids: Tensor, advantage: float
-) -> Tensor:
-    """What the surrogate of a loss type maximises for one token."""
-    args = trainer.args
-    ratio = log_ratio[unit_of(t, turn_ids, args.importance_sampling_level)].mean().exp()
-    if args.loss_type == "cispo":
-        return ratio.detach().clamp(max=args.epsilon_high) * advantage * logps[t]
-    if args.loss_type == "sapo":
-        temperature = args.sapo_temperature_pos if advantage > 0 else args.sapo_temperature_neg
-        return 4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantage
-    good = advantage >= 0
-    power, decay = (args.vespo_k_pos, args.vespo_lambda_pos) if good else (args.vespo_k_neg, args.vespo_lambda_neg)
-    of_sequence = log_ratio[turn_ids >= 0].detach().sum().exp()
-    return math.exp(decay) * of_sequence**power * (-decay * of_sequence).exp() * advantage * logps[t]
+    assert_follows_the_loops(trainer, batch)
+    if loss_type not in ("cispo", "sapo", "vespo"):
+        assert 0 < trainer._metrics["train"]["clip_ratio/region_mean"][-1] < 1
 
 
 @pytest.mark.parametrize("loss_type", ["turn", "dapo"])
@@ -110,29 +49,7 @@ def test_each_context_is_read_alone(tmp_path: Path, tokenizer: Any, loss_type: s
     fields = {"loss_type": loss_type, "rollout_func": SeveralContexts(), "beta": 0.1, **OFF}
     trainer, batch = off_policy_batch(tmp_path, tokenizer, **fields)
     assert batch["context_ids"].min() < 0 < batch["context_ids"].max()
-    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
-
-
-@pytest.mark.parametrize("loss_type", ["cispo", "sapo", "vespo", "luspo"])
-@pytest.mark.parametrize("level", ["turn", "sequence", "token"])
-def test_trls_other_losses_at_every_level(tmp_path: Path, tokenizer: Any, loss_type: str, level: str) -> None:
-    cap = {"epsilon_high": 1.05} if loss_type == "cispo" else {}
-    fields = {"loss_type": loss_type, "importance_sampling_level": level, **cap, **OFF}
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, **fields)
-    logps = token_logps(trainer, batch)
-    log_ratio = logps - batch["old_per_token_logps"]
-    total = torch.zeros((), dtype=torch.float64)
-    for i, turn_ids in enumerate(batch["turn_ids"]):
-        advantage, tokens = batch["advantages"][i].item(), torch.nonzero(turn_ids >= 0).flatten().tolist()
-        for t in tokens:
-            if loss_type == "luspo":
-                objective = token_objective(trainer, log_ratio[i], t, turn_ids, advantage)
-            else:
-                objective = own_objective(trainer, logps[i], log_ratio[i], t, turn_ids, advantage)
-            total = total - objective / (len(tokens) if loss_type == "sapo" else 1)
-    over_tokens = loss_type in ("cispo", "vespo")
-    expected = total / (int((batch["turn_ids"] >= 0).sum()) if over_tokens else len(logps))
-    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), expected)
+    assert_follows_the_loops(trainer, batch)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +66,8 @@ def test_trls_other_losses_at_every_level(tmp_path: Path, tokenizer: Any, loss_t
     ids=str,
 )
 def test_ranges_ratios_and_the_reference(tmp_path: Path, tokenizer: Any, fields: dict[str, Any]) -> None:
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, **{**OFF, **fields})
-    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **OFF, **fields)
+    assert_follows_the_loops(trainer, batch)
 
 
 def test_the_reference_is_not_asked_about_observations(tmp_path: Path, tokenizer: Any) -> None:
@@ -166,7 +83,7 @@ def test_the_reference_is_not_asked_about_observations(tmp_path: Path, tokenizer
 def test_every_surrogate(tmp_path: Path, tokenizer: Any, surrogate: Any, level: str) -> None:
     fields = {"importance_sampling_level": level, "loss_type": "dr_grpo", **OFF}
     trainer, batch = off_policy_batch(tmp_path, tokenizer, Method(surrogate=surrogate), **fields)
-    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
+    assert_follows_the_loops(trainer, batch)
 
 
 def test_minirl_weighs_by_the_policy_that_sampled(tmp_path: Path, tokenizer: Any) -> None:
@@ -187,24 +104,7 @@ def test_the_engines_weights_multiply_the_surrogate(tmp_path: Path, tokenizer: A
     shape = (8, width or batch["completion_ids"].shape[1])
     batch["importance_sampling_ratio"] = torch.rand(shape, generator=torch.Generator().manual_seed(3)) + 0.5
     trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
-    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
-
-
-def reference_penalty(trainer: Any, batch: dict[str, Any], piece: ClipPenalty) -> Tensor:
-    log_ratio = token_logps(trainer, batch) - batch["old_per_token_logps"]
-    low = trainer.args.epsilon if piece.epsilon is None else piece.epsilon
-    high = low if piece.epsilon_high is None else piece.epsilon_high
-    total = torch.zeros((), dtype=torch.float64)
-    for i, turn_ids in enumerate(batch["turn_ids"]):
-        turns = positions(turn_ids)
-        logs = log_ratio[i, [*chain(*turns)]]
-        ratios = {"token": logs.exp(), "turn": torch.stack([log_ratio[i, turn].mean().exp() for turn in turns])}
-        gate = 1.0
-        if piece.gate != "none":
-            of_gate = ratios[piece.gate].detach()
-            gate = float(((of_gate < 1 - low) | (of_gate > 1 + high)).double().mean())
-        total = total + gate * (logs.exp() * logs - logs.exp() + 1).mean()
-    return piece.coef * total / len(log_ratio)
+    assert_follows_the_loops(trainer, batch)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +120,7 @@ def reference_penalty(trainer: Any, batch: dict[str, Any], piece: ClipPenalty) -
 )
 def test_the_penalty(tmp_path: Path, tokenizer: Any, piece: ClipPenalty) -> None:
     trainer, batch = off_policy_batch(tmp_path, tokenizer, Method(terms=(piece,)), **OFF)
-    expected = reference_loss(trainer, batch) + reference_penalty(trainer, batch, piece)
-    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), expected)
+    assert_follows_the_loops(trainer, batch, reference_penalty(trainer, batch, piece))
     assert trainer._metrics["train"]["clip_penalty"][-1] > 0
 
 
@@ -235,10 +134,9 @@ def test_llds_holds_up_good_trajectories(tmp_path: Path, tokenizer: Any) -> None
             for turn in positions(turn_ids):
                 fallen = -log_ratio[i, turn]
                 falls = falls + (fallen.sum() > 0) * fallen.clamp(min=0).sum()
-    expected = reference_loss(trainer, batch) + 0.7 * falls / tokens
-    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), expected)
+    assert_follows_the_loops(trainer, batch, 0.7 * falls / tokens)
     batch[OLD_POLICY_STEP] = torch.tensor(0)  # the policy that sampled has nothing to hold up
-    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
+    assert_follows_the_loops(trainer, batch)
 
 
 @pytest.mark.parametrize("loss_type", ["turn", "grpo", "dapo", "dr_grpo"])
@@ -280,13 +178,7 @@ def test_each_turn_of_a_sequence_is_moved_by_its_own_advantage(tmp_path: Path, t
     trainer, batch = off_policy_batch(tmp_path, tokenizer, **fields)
     mask = batch["turn_ids"] >= 0
     batch["advantages"] = (torch.where(batch["turn_ids"] % 2 == 0, 1.5, -1.0) * mask).double()
-    ours = trainer._compute_loss(trainer.model, batch)
-    log_ratio = token_logps(trainer, batch) - batch["old_per_token_logps"]
-    total = torch.zeros((), dtype=torch.float64)
-    for row, kept, advantages in zip(log_ratio, mask, batch["advantages"], strict=True):
-        tokens = row[kept]
-        total = total - ((tokens.mean().detach() + tokens - tokens.detach()).exp() * advantages[kept]).mean()
-    assert_same_loss(trainer, ours, total / len(log_ratio))
+    assert_follows_the_loops(trainer, batch)
 
 
 @pytest.mark.parametrize("log_ratio", [95.0, -95.0, math.inf])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gpu_check import __main__ as gpu_check
-from benchmarks.gpu_check.losses import SMALL, check_equal, compared, loss_and_gradients
+from benchmarks.gpu_check.checks import COMPARED, check_equal, compared, loss_and_gradients
 from benchmarks.overhead import build
 
 LAUNCHED = ("zero2", "zero3")
@@ -44,8 +44,8 @@ def test_engines_in_a_process_of_their_own(tmp_path: Path) -> None:
 
 
 def test_other_losses_are_seen(tmp_path: Path) -> None:
-    loss, gradients, batch = loss_and_gradients(build("SO-GRPO", str(tmp_path), SMALL))
+    loss, gradients, batch = loss_and_gradients(build("SO-GRPO", str(tmp_path), COMPARED[True]))
     batch["old_per_token_logps"] = batch["old_per_token_logps"] + 1e-3
-    row = compared(loss, gradients, *loss_and_gradients(build("SO-GRPO", str(tmp_path), SMALL), batch)[:2])
+    row = compared(loss, gradients, *loss_and_gradients(build("SO-GRPO", str(tmp_path), COMPARED[True]), batch)[:2])
     with pytest.raises(AssertionError, match=r"SO-GRPO: `loss_difference` is .* more than 1e-05"):
         check_equal({"SO-GRPO": row})

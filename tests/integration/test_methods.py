@@ -50,15 +50,14 @@ def turn_lengths(turn_ids: list[list[int]], **_: Any) -> list[list[float | None]
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "void"])
 def test_every_named_method_trains(tmp_path: Path, tokenizer: Any, name: str) -> None:
     rewards = [turn_lengths, parity_reward] if name == "igpo" else parity_reward
-    arguments = {**settings(tmp_path), **SETTINGS[name], "reward_funcs": rewards}
+    arguments = {**settings(tmp_path, max_steps=2), **SETTINGS[name], "reward_funcs": rewards}
     kind: tuple[Any, Any] = (SOGRPOTrainer, SOGRPOConfig)
     if name in OF_PPO:
         kind = (SOPPOTrainer, SOPPOConfig)
         arguments["critic_warmup_steps"] = 0
     trainer = train(*kind, tokenizer, **arguments, method=name)
     logs = [log for log in trainer.state.log_history if "loss" in log]
-    assert len(logs) == 5
-    assert all(math.isfinite(log["loss"]) for log in logs)
+    assert len(logs) == 2 and all(math.isfinite(log["loss"]) for log in logs)
     assert logs[0]["grad_norm"] > 0
 
 
@@ -90,7 +89,7 @@ def test_a_metric_of_the_users_own_is_logged(tmp_path: Path, tokenizer: Any) -> 
             log_metric(name, 1.0)
         return parity_reward(completion_ids)
 
-    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **settings(tmp_path), reward_funcs=reward)
+    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **settings(tmp_path, max_steps=1), reward_funcs=reward)
     assert {*names} <= {*trainer.state.log_history[0]}
 
 
@@ -104,7 +103,7 @@ class Silent(PPOMin):
 
 def test_a_piece_that_is_made_of_ppos_min_acts(tmp_path: Path, tokenizer: Any) -> None:
     method = Method(surrogate=Silent())
-    arguments = {**settings(tmp_path), **SETTINGS["grpo"]}
+    arguments = {**settings(tmp_path, max_steps=1), **SETTINGS["grpo"]}
     trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, method=method)
     assert {log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log} == {0.0}
 
@@ -127,10 +126,10 @@ COMPOSED: dict[str, tuple[Method, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_gradients_do_not_depend_on_micro_batches(tmp_path: Path, tokenizer: Any, name: str) -> None:
-    """Two SGD steps in float64 over the same eight trajectories: as one micro-batch, or as several."""
+    """Two SGD steps in float64 over the same eight trajectories: as one micro-batch, or as eight."""
     method, fields = COMPOSED[name]
     weights = []
-    for batch_size, accumulation in ((8, 1), (4, 2), (1, 8)):
+    for batch_size, accumulation in ((8, 1), (1, 8)):
         sizes = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
         sizes |= {"steps_per_generation": accumulation, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
         plain = {"optim": "sgd", "learning_rate": 1.0, "max_steps": 2, "target_kl": 0.0}
@@ -138,11 +137,10 @@ def test_gradients_do_not_depend_on_micro_batches(tmp_path: Path, tokenizer: Any
         trainer.train()
         weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
         assert trainer.state.log_history[1]["kl_to_old"] > 1e-4, "the policy has not moved: a weak test"
-    for split in weights[1:]:
-        torch.testing.assert_close(split, weights[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
 
 
-def test_what_is_not_kept_is_logged_and_counts_nowhere(tmp_path: Path, tokenizer: Any) -> None:
+def test_what_is_not_kept_is_logged_and_counts_nowhere_but_in_evaluations(tmp_path: Path, tokenizer: Any) -> None:
     trainer = build(tmp_path, tokenizer, METHODS["dapo"], reward_funcs=first_groups_agree)
     batch = trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
     assert trainer._metrics["train"]["keep/ZeroVariance"] == [0.5]
@@ -150,10 +148,6 @@ def test_what_is_not_kept_is_logged_and_counts_nowhere(tmp_path: Path, tokenizer
     assert kept.tolist() == [True] * 4 + [False] * 4
     assert int(batch["num_items_in_batch"]) == int((batch["turn_ids"] >= 0).sum())
     assert float(batch["row_scale"]) == 2.0
-
-
-def test_an_evaluation_counts_every_trajectory(tmp_path: Path, tokenizer: Any) -> None:
-    trainer = build(tmp_path, tokenizer, METHODS["dapo"], reward_funcs=lambda completion_ids, **_: [1.0] * 8)
     trainer.model.eval()
     batch = trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
     assert (batch["turn_ids"] >= 0).any(1).all()
@@ -254,14 +248,12 @@ class TestInformationGain:
             logps = trainer.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
         return sum(logps[len(ids) - 3 + i, ids[len(ids) - 2 + i]].item() for i in range(2)) / 2
 
-    def test_a_missing_column_is_named(self, tmp_path: Path, tokenizer: Any) -> None:
-        trainer = build(tmp_path, tokenizer, METHODS["igpo"], reward_funcs=[InformationGain(), parity_reward])
-        with pytest.raises(ValueError, match="`column` is 'golden_answers', but the data set has no such column"):
-            trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
-
 
 def test_what_does_not_combine_is_refused(tmp_path: Path, tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match="`loss_type` is 'bnpo', whose mean"):
+    with pytest.raises(ValueError, match="`loss_type` is 'bnpo'"):
         build(tmp_path, tokenizer, METHODS["dapo"], loss_type="bnpo")
-    with pytest.raises(ValueError, match="`loss_type` is 'cispo', which has a surrogate of its own"):
+    with pytest.raises(ValueError, match="`loss_type` is 'cispo'"):
         build(tmp_path, tokenizer, METHODS["double_sided"], loss_type="cispo", importance_sampling_level="token")
+    trainer = build(tmp_path, tokenizer, METHODS["igpo"], reward_funcs=[InformationGain(), parity_reward])
+    with pytest.raises(ValueError, match="`column` is 'golden_answers'"):
+        trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])

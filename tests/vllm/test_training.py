@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.gpu_check import engines as gpu_check
-from benchmarks.gpu_check.records import Context
+from benchmarks.gpu_check.checks import Context
 from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOTrainer

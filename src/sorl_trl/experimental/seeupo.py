@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from sorl_trl.agents.agent_rollout import AgentRollout
-from sorl_trl.experimental.seeupo_ops import backward_turn_advantages, next_multiplier
 from sorl_trl.methods import LLDS, EngineTurnMask, Method, MicroBatch
-from sorl_trl.ops import bounded_log_ratio, masked_mean, turn_broadcast
+from sorl_trl.ops import backward_turn_advantages, bounded_log_ratio, masked_mean, next_multiplier, turn_broadcast
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.batch import OLD_POLICY_STEP, ROW_SCALE, row_scale
 from sorl_trl.trainers.config import TurnLevelConfig

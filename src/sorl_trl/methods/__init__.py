@@ -9,43 +9,31 @@ from inspect import isclass
 from typing import Any
 
 from sorl_trl.dotted_path import import_named, is_dotted
-from sorl_trl.methods.baselines import GRPO, PPO, REINFORCE
 from sorl_trl.methods.data import ClipRange, MicroBatch, Objective, ScoredRollout
-from sorl_trl.methods.dppo import DPPO, PRIME_RL
-from sorl_trl.methods.dr_mas import DR_MAS, AgentWise
-from sorl_trl.methods.engine import EngineTurnMask, EngineVeto, TurnRatio, Unweighted
-from sorl_trl.methods.gigpo import GIGPO, GiGPO
-from sorl_trl.methods.group_filters import DAPO, RAGEN2, STARPO_S, TopK, TopP, ZeroVariance
-from sorl_trl.methods.gspo import GSPO, SEQUENCE, SEQUENCE_PPO
-from sorl_trl.methods.igpo import IGPO, Separate
-from sorl_trl.methods.llds import GUARDED_GRPO, LLDS
-from sorl_trl.methods.loop import LOOP, LeaveOneOut
-from sorl_trl.methods.method import PIECE_FIELDS, GroupMean, Method, PPOMin, recipe_name
-from sorl_trl.methods.minirl import MINIRL, MiniRL
-from sorl_trl.methods.sao import SAO, DoubleSided
-from sorl_trl.methods.simpletir import SIMPLETIR, NotVoid
-from sorl_trl.methods.sorl import (
-    S_PPO,
-    SO_GRPO,
-    SO_GRPO_NOTE,
-    SO_PPO,
-    SO_PPO_NOTE,
-    ST_GRPO,
-    ST_PPO,
-    TURN_PPO,
-    ClipPenalty,
-)
+from sorl_trl.methods.dppo import *
+from sorl_trl.methods.dr_mas import *
+from sorl_trl.methods.engine import *
+from sorl_trl.methods.gigpo import *
+from sorl_trl.methods.group_filters import *
+from sorl_trl.methods.gspo import *
+from sorl_trl.methods.igpo import *
+from sorl_trl.methods.llds import *
+from sorl_trl.methods.loop import *
+from sorl_trl.methods.method import *
+from sorl_trl.methods.method import PIECE_FIELDS, Method, recipe_name
+from sorl_trl.methods.minirl import *
+from sorl_trl.methods.sao import *
+from sorl_trl.methods.simpletir import *
+from sorl_trl.methods.sorl import *
 
-_METHODS = (
-    *(SO_GRPO, SO_PPO, SO_GRPO_NOTE, SO_PPO_NOTE, SEQUENCE, SEQUENCE_PPO),
-    *(GRPO, GSPO, ST_GRPO, PPO, TURN_PPO, S_PPO, ST_PPO, LOOP, REINFORCE, MINIRL),
-    *(STARPO_S, RAGEN2, DAPO, SAO, SIMPLETIR, GIGPO, IGPO, GUARDED_GRPO, PRIME_RL, DR_MAS),
-)
-_OF_NO_METHOD = Method(keep=(EngineVeto(), EngineTurnMask()), weight=TurnRatio())
-_PIECES = [found for method in (*_METHODS, _OF_NO_METHOD) for found in method.pieces()]
+_FOUND = [value for value in list(globals().values()) if isinstance(value, Method)]
+_PIECES = [found for method in _FOUND for found in method.pieces()]
 
-METHODS: dict[str, Method] = {method.name: method for method in _METHODS}
-"""The named methods, in the order in which help lists them. Those with `advantage_level` need `SOPPOTrainer`."""
+METHODS: dict[str, Method] = {
+    method.name: method for method in sorted(_FOUND, key=lambda each: each.name) if method.name
+}
+"""The named methods: every `Method` with a name that a file imported above lists in its `__all__`. Those with
+`advantage_level` need `SOPPOTrainer`."""
 SETTINGS: dict[str, dict[str, Any]] = {name: method.settings for name, method in METHODS.items()}
 """The config fields that the source of each named method sets: `SOGRPOConfig(**SETTINGS["loop"])`.
 
@@ -135,32 +123,14 @@ def _own_piece(field: str, path: str, arguments: Mapping[str, Any]) -> Any:
 
 
 __all__ = [
-    "DPPO",
-    "LLDS",
     "METHODS",
     "PIECES",
     "SETTINGS",
-    "AgentWise",
-    "ClipPenalty",
     "ClipRange",
-    "DoubleSided",
-    "EngineTurnMask",
-    "EngineVeto",
-    "GiGPO",
-    "GroupMean",
-    "LeaveOneOut",
     "Method",
     "MicroBatch",
-    "MiniRL",
-    "NotVoid",
     "Objective",
-    "PPOMin",
     "ScoredRollout",
-    "Separate",
-    "TopK",
-    "TopP",
-    "TurnRatio",
-    "Unweighted",
-    "ZeroVariance",
     "method_from",
+    *sorted(known.__name__ for of_field in PIECES.values() for known in of_field.values()),
 ]

@@ -8,11 +8,12 @@ from typing import Annotated
 import torch
 
 from sorl_trl.checks import NOT_NEGATIVE, check_fields
-from sorl_trl.methods.baselines import GRPO
 from sorl_trl.methods.data import MicroBatch, Objective
 from sorl_trl.methods.engine import Unweighted
-from sorl_trl.methods.method import Method
+from sorl_trl.methods.method import GRPO, Method
 from sorl_trl.ops import bounded_log_ratio
+
+__all__ = ["DPPO", "PRIME_RL"]
 
 
 @dataclass(frozen=True)

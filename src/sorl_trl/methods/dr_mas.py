@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from sorl_trl.checks import POSITIVE_COUNT, check_fields
-from sorl_trl.methods.baselines import GRPO
 from sorl_trl.methods.data import ScoredRollout
-from sorl_trl.methods.method import Method, over_batch
+from sorl_trl.methods.method import GRPO, Method, over_batch
 from sorl_trl.ops import state_advantages
+
+__all__ = ["DR_MAS", "AgentWise"]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from sorl_trl.checks import NOT_NEGATIVE, Number, check_fields
 from sorl_trl.methods.data import ScoredRollout
+from sorl_trl.methods.method import Method
 from sorl_trl.ops import TurnLayout, is_vetoed, turn_broadcast, turn_mismatch, within
+
+__all__ = ["ENGINE_PIECES", "EngineTurnMask", "EngineVeto", "TurnRatio", "Unweighted"]
 
 
 @dataclass(frozen=True)
@@ -73,3 +76,7 @@ class Unweighted:
     def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
         """(B, T) ones."""
         return torch.ones_like(mismatch)
+
+
+ENGINE_PIECES = Method(keep=(EngineVeto(), EngineTurnMask()), weight=TurnRatio())
+"""Of no named method: it tells recipes what the pieces of this file are for."""

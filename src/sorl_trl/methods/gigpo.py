@@ -8,10 +8,11 @@ from typing import Annotated
 from torch import Tensor
 
 from sorl_trl.checks import NOT_NEGATIVE, check_fields
-from sorl_trl.methods.baselines import GRPO
 from sorl_trl.methods.data import ScoredRollout
-from sorl_trl.methods.method import Method, group_mean_advantages, over_batch
+from sorl_trl.methods.method import GRPO, Method, group_mean_advantages, over_batch
 from sorl_trl.ops import state_advantages
+
+__all__ = ["GIGPO", "GiGPO"]
 
 
 @dataclass(frozen=True)

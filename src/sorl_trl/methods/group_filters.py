@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from sorl_trl.checks import SHARE, check_fields
-from sorl_trl.methods.baselines import GRPO, PPO
 from sorl_trl.methods.data import ScoredRollout
-from sorl_trl.methods.method import Method
+from sorl_trl.methods.method import GRPO, PPO, Method
 from sorl_trl.ops import group_spread, kept_groups
+
+__all__ = ["DAPO", "RAGEN2", "STARPO_S", "TopK", "TopP", "ZeroVariance"]
 
 
 @dataclass(frozen=True)

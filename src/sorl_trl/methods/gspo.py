@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sorl_trl.methods.baselines import GRPO
-from sorl_trl.methods.method import Method
+from sorl_trl.methods.method import GRPO, Method
+
+__all__ = ["GSPO", "SEQUENCE", "SEQUENCE_PPO"]
 
 GSPO = Method(
     name="gspo",

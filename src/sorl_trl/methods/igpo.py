@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sorl_trl.methods.baselines import GRPO
 from sorl_trl.methods.data import ScoredRollout
-from sorl_trl.methods.method import Method
+from sorl_trl.methods.method import GRPO, Method
 from sorl_trl.ops import separate_turn_advantages
+
+__all__ = ["IGPO", "Separate"]
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from sorl_trl.checks import NOT_NEGATIVE, check_fields
-from sorl_trl.methods.baselines import GRPO
 from sorl_trl.methods.data import Metrics, MicroBatch
-from sorl_trl.methods.method import Method
+from sorl_trl.methods.method import GRPO, Method
 from sorl_trl.ops import good_trajectories, likelihood_falls
+
+__all__ = ["GUARDED_GRPO", "LLDS"]
 
 
 @dataclass(frozen=True)

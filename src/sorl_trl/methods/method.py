@@ -1,4 +1,4 @@
-"""A method, which consists of five pieces: pure functions of a rollout or of a micro-batch; and its default pieces."""
+"""A method, which consists of five pieces: pure functions of a rollout or of a micro-batch; and the baselines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from sorl_trl.methods.data import Metrics, MicroBatch, Objective, ScoredRollout
 from sorl_trl.ops import TurnLayout, clipped_surrogate, group_turn_advantages, is_clipped, turn_std
 from sorl_trl.ops.advantages import STD_FLOOR
+
+__all__ = ["GRPO", "PPO", "REINFORCE", "GroupMean", "Method", "PPOMin"]
 
 Credit: TypeAlias = Callable[[ScoredRollout], Tensor | None]
 """Returns (N, K) advantages of turns, or None for TRL's own."""
@@ -131,3 +133,20 @@ def over_batch(advantages: Tensor, rollout: ScoredRollout) -> Tensor:
         return advantages
     returns = rollout.returns
     return advantages / (turn_std(returns, rollout.turn_mask, len(returns)) + STD_FLOOR)
+
+
+GRPO = Method(
+    name="grpo",
+    settings={"importance_sampling_level": "token", "loss_type": "grpo", "epsilon": 0.2, "target_kl": 0.0},
+    source="GRPO, arXiv 2402.03300",
+)
+PPO = Method(
+    name="ppo",
+    settings=GRPO.settings | {"advantage_level": "token", "loss_type": "bnpo"},
+    source="PPO, arXiv 1707.06347, with GAE, arXiv 1506.02438",
+)
+REINFORCE = Method(
+    name="reinforce",
+    settings=GRPO.settings | {"scale_rewards": "batch", "loss_type": "dapo"},
+    source="Search-R1++, arXiv 2602.19526, from its abstract",
+)

@@ -8,11 +8,12 @@ from typing import Annotated
 import torch
 
 from sorl_trl.checks import Number, check_fields
-from sorl_trl.methods.baselines import GRPO
 from sorl_trl.methods.data import MicroBatch, Objective
 from sorl_trl.methods.engine import Unweighted
-from sorl_trl.methods.method import Method
+from sorl_trl.methods.method import GRPO, Method
 from sorl_trl.ops import bounded_log_ratio, is_clipped, minirl_surrogate
+
+__all__ = ["MINIRL", "MiniRL"]
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sorl_trl.methods.baselines import GRPO
 from sorl_trl.methods.data import MicroBatch, Objective
-from sorl_trl.methods.method import Method
+from sorl_trl.methods.method import GRPO, Method
 from sorl_trl.ops import double_sided_surrogate, is_outside
+
+__all__ = ["SAO", "DoubleSided"]
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sorl_trl.methods.baselines import GRPO
 from sorl_trl.methods.data import ScoredRollout
-from sorl_trl.methods.method import Method
+from sorl_trl.methods.method import GRPO, Method
+
+__all__ = ["SIMPLETIR", "NotVoid"]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from sorl_trl.methods.data import Metrics, MicroBatch
 from sorl_trl.methods.method import Method
 from sorl_trl.ops import PENALTY_ESTIMATORS, PENALTY_GATES, clip_fraction, gated_kl, turn_clip_fraction
 
+__all__ = ["SO_GRPO", "SO_GRPO_NOTE", "SO_PPO", "SO_PPO_NOTE", "ST_GRPO", "ST_PPO", "S_PPO", "TURN_PPO", "ClipPenalty"]
+
 
 @dataclass(frozen=True)
 class ClipPenalty:

@@ -11,6 +11,20 @@ from torch import Tensor
 
 from .masking import check_groups, keep, masked_mean, turn_broadcast, turn_ends
 
+__all__ = [
+    "explained_variance",
+    "group_turn_advantages",
+    "leave_one_out_advantages",
+    "outcome_advantages",
+    "summed_advantages",
+    "token_gae",
+    "turn_gae",
+    "turn_returns",
+    "turn_rewards_to_tokens",
+    "turn_std",
+    "whiten",
+]
+
 STD_FLOOR = 1e-4
 """The constant that TRL's GRPO adds to the standard deviation of a group."""
 _VARIANCE_FLOOR = 1e-8

@@ -11,6 +11,19 @@ from sorl_trl.checks import check_choice
 from .importance import bounded_log_ratio, importance_ratio, is_outside
 from .masking import TurnLayout, keep, masked_mean, turn_layout, turn_reduce
 
+__all__ = [
+    "KL_ESTIMATORS",
+    "PENALTY_ESTIMATORS",
+    "PENALTY_GATES",
+    "clip_fraction",
+    "clip_penalty",
+    "clipping_bias",
+    "gated_kl",
+    "kl_controlled_factor",
+    "kl_to_old",
+    "turn_clip_fraction",
+]
+
 # Each maps ℓ = log π_θ − log π_old of samples of π_old to an estimate of KL(π_θ ‖ π_old). The unbiased one is
 # w ln w − w + 1, arranged so that it keeps its precision near ℓ = 0.
 _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -85,7 +98,8 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
     """Multiply each trajectory's KL by a detached gate: gate_i · KL_i, (B,). Value and gradient are 0 at gate 0.
 
     Args:
-        gate: (B,), at least 0.
+        gate: (B,), at least 0. With `clip_fraction`, this is SORL's clipping-triggered penalty as specified
+            (docs/paper_to_code.md).
         log_ratio, loss_mask, estimator: As in `kl_to_old`, with its errors.
     """
     # Leave out rows with a closed gate before any arithmetic, because 0 times NaN is NaN.

@@ -1,6 +1,7 @@
 """Other ways to credit turns, and the choice of groups to train on.
 
-Turns are credited by the information they gain, normalized separately from outcomes, or compared within a state.
+Turns are credited by the information they gain, normalized separately from outcomes, or compared within a state or
+with all turns of their index.
 
 Shapes: B trajectories, K turns in the longest one; `turn_mask` (B, K) is 1 where a trajectory has a turn. A group is
 the G trajectories of one prompt, in G consecutive rows; N groups make B = N · G rows. Values outside a mask are
@@ -20,7 +21,20 @@ from sorl_trl.checks import check_choice
 from .advantages import STD_FLOOR, turn_returns
 from .masking import at_least_float32, check_groups, keep, widest
 
+__all__ = [
+    "GROUP_FILTERS",
+    "backward_turn_advantages",
+    "group_spread",
+    "information_gains",
+    "kept_groups",
+    "separate_turn_advantages",
+    "state_advantages",
+]
+
 GROUP_FILTERS = ("zero_variance", "top_k", "top_p")
+ADVANTAGE_LIMIT = 3.0
+"""The largest absolute advantage that SeeUPO allows, before it is multiplied."""
+_SEEUPO_FLOOR = 1e-6
 _NO_SPREAD = 1e-6
 """A standard deviation up to this is due to rounding: the rewards of the group are equal."""
 
@@ -111,6 +125,28 @@ def state_advantages(
     index = _state_index(states, turn_mask, num_generations)
     centred = centred_within(returns, turn_mask, index)
     return centred / (spread_within(centred, turn_mask, index) + STD_FLOOR) if scale else centred
+
+
+def backward_turn_advantages(rewards: Tensor, turn_mask: Tensor) -> Tensor:
+    """Compare each turn with the same turn of all trajectories that have it: (B, K), 0 where there is none.
+
+    Â_{i,k} = clamp((R_i − R̄_k) / (σ_k + 1e-6), ±3), with R̄_k and the unbiased σ_k over the trajectories that got to
+    turn k. Source: SeeUPO (arXiv 2602.06554) [C]; the unbiased σ and its floor are our choices. If only one
+    trajectory has a turn, that turn gets 0.
+
+    This baseline is not biased, even if the policy decides when to stop: R̄_k is the reward of those that got to turn
+    k, and going there was decided, and is credited, in turn k − 1, whose baseline covers both outcomes. What each turn
+    counts does differ: R̄_k includes R_i itself, which scales its gradient by (n_k − 1) / n_k, with n_k the
+    trajectories that have it, and σ_k scales it, too.
+
+    Args:
+        rewards: (B,), R_i of each whole trajectory.
+        turn_mask: (B, K), 0 also for trajectories without a reward.
+    """
+    columns = torch.arange(turn_mask.size(1), device=turn_mask.device).expand(turn_mask.shape)
+    centred = centred_within(rewards.unsqueeze(1).expand(turn_mask.shape), turn_mask, columns)
+    standardised = centred / (spread_within(centred, turn_mask, columns) + _SEEUPO_FLOOR)
+    return standardised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
 
 def group_spread(rewards: Tensor, num_generations: int) -> Tensor:

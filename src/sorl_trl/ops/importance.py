@@ -1,4 +1,4 @@
-"""The importance ratio between the policy and the old policy, of a token, a turn or a sequence, and its clip range.
+"""Ratios between policies: the importance ratio of a token, a turn or a sequence, its clip range, and the engine's.
 
 The option to narrow the range of a ratio with the number of tokens that it averages over is ours, not part of SORL.
 """
@@ -22,6 +22,27 @@ from .masking import (
     widest,
 )
 
+__all__ = [
+    "CLIP_RANGE_SCALINGS",
+    "IMPORTANCE_SAMPLING_LEVELS",
+    "TURN_RATIOS",
+    "bounded_log_ratio",
+    "effective_sample_size",
+    "engine_ratio",
+    "importance_ratio",
+    "is_outside",
+    "is_vetoed",
+    "log_importance_ratio",
+    "next_multiplier",
+    "range_of_turns",
+    "scaled_bound",
+    "scaled_clip_range",
+    "turn_mismatch",
+    "weight_sums",
+    "with_own_gradients",
+    "within",
+]
+
 IMPORTANCE_SAMPLING_LEVELS = ("token", "turn", "sequence")
 TURN_RATIOS = ("geometric", "arithmetic")
 LOG_RATIO_BOUND = 20.0
@@ -29,6 +50,10 @@ LOG_RATIO_BOUND = 20.0
 _EXPONENTS = {"none": 0.0, "sqrt_length": 0.5, "length": 1.0}
 CLIP_RANGE_SCALINGS = tuple(_EXPONENTS)
 """Names of the power, 0, 1/2 or 1, of a unit's number of tokens by which its range is divided."""
+ENGINE_RATIOS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+"""TRL's ways to bound the ratio of old policy to engine."""
+MULTIPLIER_RANGE = (0.8, 1.2)
+"""The bounds to which SeeUPO clamps both a turn's ratio and the product of ratios."""
 LONGEST = 500
 """The number of tokens beyond which "length" narrows a unit's range no further: 0.2/500 is 4e-4, at which GSPO's
 authors clip responses of thousands of tokens. The effect of 0.2/n beyond 350 tokens has not been measured."""
@@ -195,6 +220,74 @@ def range_of_turns(epsilon: float | Tensor, turns: TurnLayout) -> float | Tensor
     if not isinstance(epsilon, Tensor):
         return epsilon
     return turn_reduce(epsilon.expand(turns.turn_ids.shape), turns)
+
+
+def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
+    """Compute g_{i,k} = exp(mean_{t∈k} d_t): (B, K), with 1 for turns that a trajectory does not have.
+
+    Source: verl, ROLL, SkyRL and slime [C], which average over segments or sequences; per turn, ours.
+
+    Args:
+        log_ratio: (B, T), d_t = log π_old − log μ of each token, with μ the engine.
+        turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
+    """
+    return turn_reduce(log_ratio, turn_ids, "mean").exp()
+
+
+def is_vetoed(log_ratio: Tensor, turn_ids: Tensor | TurnLayout, least: float) -> Tensor:
+    """Find the trajectories with a token whose ratio exp(d_t) is below `least`: (B,) bool.
+
+    The old policy would hardly have sampled such a token, so it would not have written what follows either. Source:
+    public implementations [C], with 1e-4. `log_ratio` and `turn_ids` are those of `turn_mismatch`.
+    """
+    turns = turn_layout(turn_ids)
+    return ((keep(log_ratio, turns.loss_mask).exp() < least) & turns.loss_mask).any(dim=1)
+
+
+def within(ratio: Tensor, low: float | None, high: float | None) -> Tensor:
+    """Find where low <= ratio <= high: elementwise, bool. None sets no bound."""
+    inside = torch.ones_like(ratio, dtype=torch.bool)
+    inside = inside if low is None else inside & (ratio >= low)
+    return inside if high is None else inside & (ratio <= high)
+
+
+def engine_ratio(
+    log_ratio: Tensor, loss_mask: Tensor, mode: str, least: float | None = None, most: float | None = None
+) -> Tensor:
+    """Compute π_old/μ of tokens, (B, T), or of sequences, (B, 1), within bounds: the weights of TRL's correction.
+
+    Source: TRL's `vllm_importance_sampling_mode`. A token whose d_t is unknown (NaN) has the ratio 1.
+
+    Args:
+        log_ratio: (B, T), d_t = log π_old − log μ.
+        loss_mask: (B, T), 1 on the tokens that count.
+        mode: "token_truncate" and "sequence_truncate" cut the ratio to [`least`, `most`]; "token_mask" and
+            "sequence_mask" set one outside to 0.
+
+    Raises:
+        ValueError: `mode` is none of these.
+    """
+    check_choice("vllm_importance_sampling_mode", mode, ENGINE_RATIOS)
+    known = torch.where(loss_mask.bool(), log_ratio, 0.0).nan_to_num(nan=0.0)
+    ratio = (known.sum(1, keepdim=True) if mode.startswith("sequence") else known).exp()
+    if mode.endswith("truncate"):
+        return ratio if least is None and most is None else ratio.clamp(least, most)
+    return ratio.masked_fill(~within(ratio, least, most), 0.0)
+
+
+def next_multiplier(multiplier: Tensor, log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """Multiply M by the ratio of the turn that was just updated: (B,), without gradient.
+
+    M_i ← clamp(M_i · clamp(exp(mean_{t∈k} ℓ_t), 0.8, 1.2), 0.8, 1.2). Source: SeeUPO (arXiv 2602.06554) [C]. A
+    trajectory without the turn keeps its M_i: the mean over no token is 0.
+
+    Args:
+        multiplier: (B,), M so far, which starts at 1.
+        log_ratio: (B, T), ℓ_t = log π_new − log π_old, from before the turn's updates to after them.
+        mask: (B, T), 1 on the tokens of the turn.
+    """
+    ratio = masked_mean(log_ratio.detach(), mask, dim=1).exp().clamp(*MULTIPLIER_RANGE)
+    return (at_least_float32(multiplier.detach()) * ratio).clamp(*MULTIPLIER_RANGE)
 
 
 def _log_mean_exp(log_ratio: Tensor, turns: TurnLayout) -> Tensor:

@@ -16,6 +16,22 @@ from .masking import (
     turn_reduce,
 )
 
+__all__ = [
+    "aggregate_turns",
+    "cispo_surrogate",
+    "clipped_surrogate",
+    "double_sided_surrogate",
+    "good_trajectories",
+    "is_clipped",
+    "is_value_clipped",
+    "likelihood_falls",
+    "minirl_surrogate",
+    "sapo_surrogate",
+    "turn_weights",
+    "value_loss",
+    "vespo_surrogate",
+]
+
 _ROUNDING = 1e-3
 """How far rounding may take the advantage of a trajectory below 0 although it is as good as its group."""
 

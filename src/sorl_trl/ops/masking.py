@@ -15,6 +15,20 @@ from torch.nn.functional import pad
 
 from sorl_trl.checks import check_choice
 
+__all__ = [
+    "TurnLayout",
+    "last_token_before_turn",
+    "masked_mean",
+    "turn_broadcast",
+    "turn_counts",
+    "turn_ids_from_mask",
+    "turn_layout",
+    "turn_mask",
+    "turn_reduce",
+    "turn_starts",
+    "validate_turn_ids",
+]
+
 
 @dataclass(frozen=True)
 class TurnLayout:

@@ -67,12 +67,6 @@ def clipped_surrogate(w: float, a: float, epsilon_low: float, epsilon_high: floa
     return min((w if delta is None else min(w, delta)) * a, clipped * a)
 
 
-def double_sided_surrogate(w: float, a: float, epsilon_low: float, epsilon_high: float) -> tuple[float, float]:
-    """Its value and its derivative by w."""
-    is_inside = 1 - epsilon_low <= w <= 1 + epsilon_high
-    return min(max(w, 1 - epsilon_low), 1 + epsilon_high) * a, a if is_inside else 0.0
-
-
 def aggregate_turns(x: Tensor, turn_ids: Tensor) -> float:
     return mean(
         [mean([mean([float(x[i, t]) for t in k]) for k in ks]) for i, ks in enumerate(positions_of_turns(turn_ids))]
@@ -197,30 +191,6 @@ def good_trajectories(advantages: Tensor, turn_ids: Tensor) -> list[bool]:
     turns_of = enumerate(positions_of_turns(turn_ids))
     rows = [[float(advantages[i, t]) for turn in turns for t in turn] for i, turns in turns_of]
     return [mean(row) >= -1e-3 for row in rows]
-
-
-def llds(log_ratio: Tensor, turn_ids: Tensor, good: list[bool]) -> tuple[float, dict[tuple[int, int], float]]:
-    """The loss, and its derivative by each log-ratio where that is not 0."""
-    tokens, total, slopes = 0, [], {}
-    for i, turns in enumerate(positions_of_turns(turn_ids)):
-        if not good[i]:
-            continue
-        tokens += sum(map(len, turns))
-        for turn in turns:
-            falls = {t: -float(log_ratio[i, t]) for t in turn}
-            if math.fsum(falls.values()) > 0:
-                total += [fall for fall in falls.values() if fall > 0]
-                slopes |= {(i, t): -1.0 for t, fall in falls.items() if fall > 0}
-    count = max(tokens, 1)
-    return math.fsum(total) / count, {at: slope / count for at, slope in slopes.items()}
-
-
-def minirl(ratio: float, mismatch: float, advantage: float, ranges: tuple[float, float], cap: float) -> float:
-    """The weight M · min(w, C) · Â of a token's ∇log π."""
-    low, high = ranges
-    if (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - low):
-        return 0.0
-    return min(ratio * mismatch, cap) * advantage
 
 
 def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor) -> dict[tuple[int, int], float]:

@@ -7,23 +7,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.ops import information_gains, separate_turn_advantages, state_advantages
-from sorl_trl.ops.credit import normalize_entries
+from sorl_trl.ops import (
+    backward_turn_advantages,
+    group_spread,
+    information_gains,
+    kept_groups,
+    next_multiplier,
+    separate_turn_advantages,
+    state_advantages,
+    turn_mask,
+)
+from sorl_trl.ops.credit import ADVANTAGE_LIMIT, normalize_entries
+from sorl_trl.ops.importance import MULTIPLIER_RANGE
 
 from . import reference
-from .batches import float64, normal, quick
+from .batches import GARBAGE, TURN_IDS, float64, normal, quick
 
 SCALES = ("group", "batch", "none")
-
-
-def random_batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two groups of three trajectories with up to four turns: numbers (6, 4), and which turns there are."""
-    counts = normal(torch.zeros(6, 1), seed + 1).mul(2).abs().round()
-    return normal(torch.zeros(6, 4), seed), torch.arange(4) < counts
-
-
-def some_of(mask: torch.Tensor, seed: int) -> torch.Tensor:
-    return mask & (normal(mask, seed) > -0.5)
 
 
 class TestNormalizeEntries:
@@ -38,19 +38,6 @@ class TestNormalizeEntries:
         # 1, 3, 2 and 7 have the mean 13 / 4.
         sigma = math.sqrt(sum((x - 3.25) ** 2 for x in (1, 3, 2, 7)) / 3)
         torch.testing.assert_close(normalize_entries(self.X, self.MASK, 2, "batch"), centred / (sigma + 1e-4))
-
-    @quick
-    @given(st.integers(0, 99), st.sampled_from(SCALES))
-    def test_equals_the_reference(self, seed, scale):
-        x, mask = random_batch(seed)
-        expected = [
-            row
-            for first in (0, 3)
-            for row in reference.normalize_entries(
-                *(t[first : first + 3].tolist() for t in (x, mask)), scale, x[mask].tolist()
-            )
-        ]
-        torch.testing.assert_close(normalize_entries(x, mask, 3, scale), float64(expected), rtol=1e-9, atol=1e-12)
 
     @pytest.mark.parametrize("scale", SCALES)
     @pytest.mark.parametrize("value", [0.3, 1e4 / 3])
@@ -82,26 +69,6 @@ class TestSeparateTurnAdvantages:
         torch.testing.assert_close(advantages, outcomes)
         wrong = separate_turn_advantages([(gains, self.TURNS), self.KINDS[1]], self.TURNS, 2, 1.0, "group")
         assert (wrong - outcomes).abs().max() > 0.5
-
-    @quick
-    @given(st.integers(0, 99), st.sampled_from(SCALES), st.sampled_from([0.0, 0.5, 1.0]))
-    def test_equals_the_reference(self, seed, scale, gamma):
-        x, turns = random_batch(seed)
-        y, masks = normal(x, seed + 2), [some_of(turns, seed + 3), some_of(turns, seed + 4)]
-        total = [[0.0] * 4 for _ in range(6)]
-        for values, mask in zip((x, y), masks, strict=True):
-            for first in (0, 3):
-                rows = reference.normalize_entries(
-                    *(t[first : first + 3].tolist() for t in (values, mask)), scale, values[mask].tolist()
-                )
-                for i, row in enumerate(rows):
-                    total[first + i] = [a + b for a, b in zip(total[first + i], row, strict=True)]
-        expected = [
-            [sum(gamma ** (j - k) * row[j] for j in range(k, 4)) if keep else 0.0 for k, keep in enumerate(mask)]
-            for row, mask in zip(total, turns.tolist(), strict=True)
-        ]
-        advantages = separate_turn_advantages([(x, masks[0]), (y, masks[1])], turns, 3, gamma, scale)
-        torch.testing.assert_close(advantages, float64(expected), rtol=1e-9, atol=1e-12)
 
     def test_outcomes_alone_give_the_advantage_of_grpo(self):
         outcomes, counts = normal(torch.zeros(8)), torch.tensor([1, 2, 3, 1, 4, 2, 2, 3])
@@ -136,21 +103,6 @@ class TestStateAdvantages:
         advantages = state_advantages(returns, states, torch.tensor([[1, 1], [1, 0]]), 2, scale=False)
         assert advantages.tolist() == [[-1.0, 1.0], [0.0, 0.0]]
 
-    @quick
-    @given(st.integers(0, 99), st.booleans())
-    def test_equals_the_reference(self, seed, scale):
-        returns, turns = random_batch(seed)
-        states = (normal(returns, seed + 2) * 1.5).round().long() * (2**61)
-        expected = [
-            row
-            for first in (0, 3)
-            for row in reference.state_advantages(
-                *(t[first : first + 3].tolist() for t in (returns, states, turns)), scale
-            )
-        ]
-        advantages = state_advantages(returns, states, turns, 3, scale)
-        torch.testing.assert_close(advantages, float64(expected), rtol=1e-9, atol=1e-12)
-
 
 class TestInformationGains:
     def test_by_hand(self):
@@ -166,13 +118,125 @@ class TestInformationGains:
             assert gains.tolist() == [[0.0, 0.0, 0.5, 0.5, 0.0]]
             assert has_gain.tolist() == [[False, False, True, True, False]]
 
+
+NAN = math.nan
+rewards_of = st.lists(st.sampled_from([0.0, 0.0, 1.0, 0.3, NAN]), min_size=6, max_size=6)
+spreads = st.lists(st.sampled_from([0.0, 1e-7, 0.1, 0.25, 0.5, 0.5001]), min_size=1, max_size=9)
+shares = st.sampled_from([0.01, 0.07, 0.25, 0.5, 0.99])
+
+
+class TestSpread:
+    def test_by_hand(self):
+        rewards = torch.tensor([1.0, 0.0, 1.0, 0.0, 2.0, NAN, 2.0, 5.0, 3.0, NAN, NAN, NAN])
+        expected = float64([math.sqrt(1 / 3), math.sqrt(3), 0.0])
+        torch.testing.assert_close(group_spread(rewards, 4), expected)
+
+    def test_nobody_scored(self):
+        assert group_spread(torch.full((4,), NAN), 2).tolist() == [0.0, 0.0]
+        assert group_spread(torch.zeros(0), 2).shape == (0,)
+
+
+class TestFilter:
+    def test_by_hand(self):
+        spread = torch.tensor([0.1, 0.0, 0.5, 0.2])
+        assert kept_groups(spread, "zero_variance").tolist() == [True, False, True, True]
+        assert kept_groups(spread, "top_k", 0.5).tolist() == [False, False, True, True]
+        # Variances .01, 0, .25, .04: of .30 in all, .25 is less than 90 %, .29 is not.
+        assert kept_groups(spread, "top_p", 0.9).tolist() == [False, False, True, True]
+        assert kept_groups(spread, "top_p", 0.8).tolist() == [False, False, True, False]
+
     @quick
-    @given(st.integers(0, 99))
-    def test_equals_the_reference(self, seed):
-        scores, turns = random_batch(seed)
-        scores[some_of(turns, seed + 5).logical_not()] = math.nan
-        gains, has_gain = information_gains(scores, turns)
-        for i, count in enumerate(turns.sum(1).tolist()):
-            expected = reference.information_gains(scores[i].tolist(), count)
-            assert has_gain[i].tolist() == [gain is not None for gain in expected]
-            assert gains[i].tolist() == [gain or 0.0 for gain in expected]
+    @given(spreads, shares)
+    def test_equals_the_reference(self, spread, share):
+        k = math.ceil(round(share * len(spread), 6))
+        assert kept_groups(float64(spread), "top_k", share).tolist() == reference.top_k(spread, k)
+        assert kept_groups(float64(spread), "top_p", share).tolist() == reference.top_p(spread, share)
+
+    def test_rounding_is_no_spread(self):
+        """A standard deviation is never compared with 0: equal rewards of 0.1 may have one of 1e-9."""
+        spread = group_spread(torch.tensor([0.1, 0.1 + 1e-8, 0.1, 1.0, 0.0, 1.0]), 3)
+        for name in ("zero_variance", "top_k", "top_p"):
+            assert kept_groups(spread, name).tolist() == [False, True], name
+
+    def test_a_small_share_keeps_one_group(self):
+        """⌊share · N⌋ would be 0."""
+        for name in ("top_k", "top_p"):
+            assert kept_groups(torch.tensor([0.1, 0.2, 0.3]), name, 0.01).tolist() == [False, False, True], name
+            assert kept_groups(torch.tensor([0.1, 0.2, 0.3]), name, 0.0).tolist() == [False, False, True], name
+
+    def test_a_share_of_1_keeps_all_that_differ(self):
+        spread = torch.tensor([1e-3, 0.0, 30.0, 2e-6])
+        for name in ("top_k", "top_p"):
+            assert kept_groups(spread, name, 1.0).tolist() == [True, False, True, True], name
+
+    def test_a_share_is_not_rounded_up_by_rounding(self):
+        """0.07 · 100 is 7.000000000000001."""
+        assert kept_groups(torch.linspace(1, 2, 100), "top_k", 0.07).sum() == 7
+
+    @pytest.mark.parametrize("name", ["zero_variance", "top_k", "top_p"])
+    def test_nothing_differs(self, name):
+        assert not kept_groups(torch.zeros(3), name, 0.5).any()
+        assert kept_groups(torch.zeros(0), name, 0.5).shape == (0,)
+
+    @pytest.mark.parametrize("name", ["zero_variance", "top_k", "top_p"])
+    def test_a_group_with_an_infinite_reward_takes_no_place(self, name):
+        spread = group_spread(torch.tensor([0.0, math.inf, 0.0, 1.0]), 2)
+        assert spread.isnan().tolist() == [True, False]
+        assert kept_groups(spread, name, 0.5).tolist() == [False, True]
+
+    def test_what_is_refused(self):
+        with pytest.raises(ValueError, match="`group_filter` is 'best'"):
+            kept_groups(torch.ones(2), "best")
+        with pytest.raises(ValueError, match=r"`share` is 1\.5"):
+            kept_groups(torch.ones(2), "top_k", 1.5)
+
+
+LOW, HIGH = MULTIPLIER_RANGE
+
+
+class TestBackwardTurnAdvantages:
+    def test_by_hand(self):
+        """Turn 1 compares 1 with 0, whatever the 0.5 that stopped before it has earned."""
+        found = backward_turn_advantages(float64([1.0, 0.5, 0.0]), torch.tensor([[1, 1], [1, 0], [1, 1]]))
+        expected = float64([[1.0, 0.5**0.5], [0.0, 0.0], [-1.0, -(0.5**0.5)]])
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+    def test_the_baseline_covers_those_that_have_the_turn(self):
+        """What the others earned by stopping is credited in the turn that stopped, and not in one that they lack."""
+        has_turn = torch.tensor([[1, 1], [1, 1], [1, 0]])
+        low, high = (backward_turn_advantages(float64([0.0, 1.0, earned]), has_turn) for earned in (-9.0, 9.0))
+        assert torch.equal(low[:, 1], high[:, 1])
+        assert (low[:2, 0] > 0).all() and (high[:2, 0] < 0).all()
+
+    def test_one_far_away_is_cut(self):
+        rewards = torch.zeros(40)
+        rewards[0] = 1.0
+        found = backward_turn_advantages(rewards, torch.ones(40, 1))
+        assert found[0].item() == ADVANTAGE_LIMIT == 3.0
+        assert found[1].item() == pytest.approx(-1 / 40 / math.sqrt(1 / 40), rel=1e-3)
+
+    def test_blind_to_those_without_a_turn(self):
+        mask = turn_mask(TURN_IDS)  # the third has none
+        clean = backward_turn_advantages(torch.tensor([1.0, 0.0, 0.0]), mask)
+        for garbage in GARBAGE:
+            assert torch.equal(backward_turn_advantages(torch.tensor([1.0, 0.0, garbage]), mask), clean)
+
+
+class TestNextMultiplier:
+    def test_by_hand(self):
+        """exp of the mean over the turn's tokens: 1.1 and 1; the third has no such turn."""
+        ratio = float64([[1.21, 1.0, 9.0], [2.0, 0.5, 9.0], [9.0, 9.0, 9.0]])
+        mask = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 0]])
+        found = next_multiplier(float64([1.0, 0.9, 1.1]), ratio.log(), mask)
+        torch.testing.assert_close(found, float64([1.1, 0.9, 1.1]))
+
+    def test_ratio_and_product_are_cut(self):
+        """A ratio of 9 counts 1.2, so that a trajectory at 0.8 gets to 0.96 and not to the bound."""
+        found = next_multiplier(float64([0.8, 1.1, 1.0]), float64([[9.0], [9.0], [0.1]]).log(), torch.ones(3, 1))
+        torch.testing.assert_close(found, float64([0.96, HIGH, LOW]))
+
+    def test_blind_to_masked(self):
+        log_ratio, mask = 0.1 * normal(TURN_IDS), TURN_IDS == 1
+        clean = next_multiplier(torch.ones(3), log_ratio, mask)
+        for garbage in GARBAGE:
+            assert torch.equal(next_multiplier(torch.ones(3), torch.where(mask, log_ratio, garbage), mask), clean)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 
-from benchmarks.small_model import build_model, build_tokenizer
+from benchmarks.common import build_model, build_tokenizer
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.agents.policy_engine import policy_engine
 from sorl_trl.rollout import EngineOptions, generate_turns
@@ -25,6 +24,15 @@ class Variant:
 
     critic: str | None = None
     lora: bool = False
+
+
+VARIANTS = {
+    "so_grpo": Variant(),
+    "so_grpo_lora": Variant(lora=True),
+    "head": Variant("head"),
+    "adapter": Variant("adapter", lora=True),
+    "model": Variant("model"),
+}
 
 
 @dataclass(frozen=True)
@@ -52,10 +60,8 @@ class FixedRollout:
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
-        self.seconds = 0.0
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-        started = time.process_time()
         sizes = self.sizes
         prompt_ids, *_ = trainer._tokenize_prompts(prompts)
         completions: list[list[int]] = [[] for _ in prompts]
@@ -72,7 +78,6 @@ class FixedRollout:
                         logprobs[row] += [0.0] * sizes.observation
         unit = sizes.turn + sizes.observation
         turn_ids = [t // unit if t % unit < sizes.turn else -1 for t in range(sizes.completion)]
-        self.seconds += time.process_time() - started
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": completions,
@@ -106,9 +111,7 @@ class Cycles:
         self.trainer.accelerator.gradient_state._set_sync_gradients(True)
         self.rows = [self.trainer.train_dataset[0]] * sizes.batch
 
-    def run(self) -> float:
-        """Seconds of one cycle."""
-        started = time.process_time()
+    def run(self) -> None:
         trainer = self.trainer
         for _ in range(self.updates):
             trainer.model.train()
@@ -116,7 +119,6 @@ class Cycles:
             torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
             trainer.optimizer.step()
             trainer.optimizer.zero_grad()
-        return time.process_time() - started
 
 
 def build_trainer(variant: Variant, sizes: Sizes, policy: Path, rollout: FixedRollout, **options: Any) -> Any:

@@ -1,0 +1,94 @@
+"""What benchmarks share: rows to which several commands add side by side, tables, and a random Llama whose tokens are
+numbers."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from sorl_trl.files import write_whole
+
+Row = dict[str, Any]
+RESULTS = Path(__file__).parent / "results"
+
+
+def table(names: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> str:
+    """Markdown; the columns after the first `left` ones are to the right, if that is given."""
+    columns = ["---" if left is None or i < left else "---:" for i in range(len(names))]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (names, columns, *rows))
+
+
+def alone(environment: Mapping[str, str], function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns in a process of its own, that starts with this environment."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(function, *arguments).result()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def read_rows(file: Path) -> list[Row]:
+    """Those of a file, none where it is not there."""
+    return list(json.loads(file.read_text())) if file.is_file() else []
+
+
+def write_rows(rows: Sequence[Row], file: Path) -> None:
+    """A line each. Whoever reads the file meanwhile finds what was there before."""
+    lines = ",\n".join(json.dumps(row, allow_nan=False, separators=(",", ":")) for row in rows)
+    write_whole(file, f"[\n{lines}\n]\n".encode())
+
+
+@contextmanager
+def locked(lock: Path) -> Iterator[None]:
+    """Wait until no other process is in the block of this lock."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def claim(path: Path, lock: Path) -> bool:
+    """Whether this process may make a run: nobody that lives works on it, as the file `path` tells the others."""
+    with locked(lock):
+        if path.is_file() and psutil.pid_exists(int(path.read_text() or 0)):
+            return False
+        path.write_text(str(os.getpid()))
+    return True
+
+
+def build_model(
+    hidden_size: int, layers: int, vocabulary: int, kind: type[LlamaForCausalLM] = LlamaForCausalLM, **options: Any
+) -> LlamaForCausalLM:
+    """Always the same weights; attention heads of 64. Token 0 pads and token 1 ends a text, or as `options` say."""
+    torch.manual_seed(0)
+    fields = {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden_size,
+        "intermediate_size": 3 * hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden_size // 64,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }
+    return kind(LlamaConfig(**{**fields, **options}))
+
+
+def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """The number of a token is its text."""
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(vocabulary)}, unk_token="2"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="1", padding_side="left")
