@@ -100,12 +100,6 @@ def check_command(words: list[str]) -> None:
         assert program in FOREIGN or rest[:2] == ["-m", "pip"], f"which command is {program}?"
 
 
-@pytest.mark.parametrize("example", ["own_environment", "own_method", "own_reward"])
-def test_pages_show_the_examples_as_they_are(example: str) -> None:
-    code = (ROOT / "examples" / f"{example}.py").read_text()
-    assert code in code_blocks(ROOT / "docs" / "how_to" / f"{example}.md", "python")
-
-
 @pytest.mark.parametrize(("page", "words"), COMMANDS)
 def test_commands_exist(page: str, words: list[str]) -> None:
     check_command(words)
