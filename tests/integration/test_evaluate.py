@@ -20,7 +20,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from sorl_trl.cli import compare, evaluate
-from sorl_trl.cli.main import main
 from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.records.evaluated import read_evaluated, read_settings
@@ -36,7 +35,6 @@ from sorl_trl.sandbox import (
 )
 from sorl_trl.search import BM25Index, RetryPolicy, SearchUnavailable
 from tests.distributed.launch import CONFIGS, ENVIRONMENT, ROOT, run
-from tests.policies import build_policy, word_tokenizer
 from tests.unit.search.servers import Reply, Server
 
 POPULATION = Population(people=30, companies=8, cities=9, lands=4, first_names=8, last_names=9)
@@ -57,16 +55,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "sets" / name).mkdir(parents=True)
         rows = [row(question, world) for question in world.train[:4]]
         (folder / "sets" / name / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    save_caller(folder / "caller")
     return folder
-
-
-def save_caller(folder: Path) -> None:
-    """A random policy that can say little but calls, and that it is done."""
-    tokenizer = word_tokenizer(["<pad>", "<eos>", "<unk>", "[ls()]", "[pwd()]", "Done."])
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }} : {{ m.content }} <eos> {% endfor %}assistant :"
-    for part in (build_policy(vocab_size=len(tokenizer)), tokenizer):
-        part.save_pretrained(folder)
 
 
 def flashrag_row(question: Question, world: World) -> dict[str, Any]:
@@ -81,13 +70,6 @@ def medqa_row(question: Question, world: World) -> dict[str, Any]:
 
 
 SAMPLED = {"num_samples": 4, "temperature": 1.0}
-FOR_QUESTIONS = ("questions", "index", "prompt_template", "search_top_k", "max_turns")
-TASKS = {
-    **dict.fromkeys(FOR_QUESTIONS),
-    **{"benchmarks": "bfcl_multi_turn_base", "limit": 2, "max_turn_tokens": 4, "max_completion_length": 300},
-    "max_observation_tokens": 40,
-}
-"""What changes for tasks of the leaderboard, beside the policy."""
 
 
 @pytest.fixture(autouse=True)
@@ -295,38 +277,6 @@ def test_a_message_that_would_not_end_is_told(world: Path, tmp_path: Path, caplo
     changed = {"model_name_or_path": tmp_path / "policy", "protocol": "search_r1", "prompt_template": "{question}"}
     evaluate.main([*command_line(world, tmp_path / "run", **changed, max_observation_tokens=40), "--chat"])
     assert "The chat template ends messages with" in caplog.text
-
-
-def test_tasks_of_the_leaderboard(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("bfcl_eval")
-    words = {**TASKS, **SAMPLED, "model_name_or_path": world / "caller"}
-    evaluate.main(command_line(world, tmp_path / "run", **words))
-    rows = trajectories(tmp_path / "run")
-    assert [(row["question_id"], row["sample"]) for row in rows] == [
-        (f"multi_turn_base_{task}", sample) for task in range(2) for sample in range(4)
-    ]
-    said = [segment for row in rows for segment in row["segments"]]
-    assert {segment["role"] for segment in said} == {None, "tool", "user"}
-    assert {segment["action"] for segment in said} == {None, "message"}
-    measured = [json.loads(row["environment"]) for row in rows]
-    assert [row["correct"] for row in rows] == [each["solved"] for each in measured]
-    assert max(each["calls_per_request"] for each in measured) > 0
-    assert {row["exact_match"] for row in rows} == {None}
-    found = results(tmp_path / "run")["datasets"]["bfcl_multi_turn_base"]
-    assert found["best_of_n"]["correct"]["mean"] == 0.0
-    assert found["worlds"]["GorillaFileSystem"]["tasks"] == 2
-    assert read_settings(tmp_path / "run")["rollout"]["max_turns"] == 21 * 4
-    main(["view", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")])
-    compare.main([str(tmp_path / "run")] * 2)
-    assert "| solved " in capsys.readouterr().out
-    assert '"role":"user"' in (tmp_path / "page.html").read_text()
-
-
-def test_questions_and_tasks_need_runs_of_their_own(world: Path, tmp_path: Path) -> None:
-    pytest.importorskip("bfcl_eval")
-    words = command_line(world, tmp_path, benchmarks="bfcl_multi_turn_base")
-    with pytest.raises(UserMistake, match="questions and tasks of the leaderboard need runs of their own"):
-        evaluate.main(words)
 
 
 def test_two_runs_are_compared(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
