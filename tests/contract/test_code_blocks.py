@@ -18,7 +18,7 @@ import pytest
 from sorl_trl.cli.main import COMMANDS as COMMANDS_OF_SORL
 from tests.documentation import PAGES, ROOT, code_blocks, page_name
 
-FOREIGN = {"pip", "curl", "grep", "hf", "vllm"}
+FOREIGN = {"pip", "curl", "grep", "hf", "tensorboard", "vllm"}
 """Programs of others, whose options are theirs."""
 LAUNCHER_VALUES = {
     *("--config_file", "--machine_rank", "--main_process_ip", "--main_process_port"),
