@@ -23,6 +23,8 @@ class Arguments:
 
 
 class HighLow:
+    protocol = TagProtocol(tools=("guess",))
+
     def reset(self, number):
         """`number` is a column of the dataset."""
         self.number, self.left = number, 4
@@ -38,19 +40,21 @@ class HighLow:
         return Reply("Higher." if int(guess) < self.number else "Lower.")
 
 
+def rows(count):
+    prompt = [{"role": "user", "content": PROMPT}]
+    return [{"prompt": prompt, "number": n % 9 + 1} for n in range(count)]
+
+
 if __name__ == "__main__":
     parser = TrlParser((Arguments, SOGRPOConfig))
     parser.set_defaults(output_dir="out", max_completion_length=512, steps_per_generation=8)
     arguments, config = parser.parse_args_and_config()
-    prompt = [{"role": "user", "content": PROMPT}]
     trainer = SOGRPOTrainer(
         model=arguments.model,
         reward_funcs=environment_reward,  # the rewards that `step` returned
         args=config,
-        train_dataset=Dataset.from_list([{"prompt": prompt, "number": n % 9 + 1} for n in range(arguments.rows)]),
-        rollout_func=AgentRollout(
-            EnvironmentResponder(HighLow), TagProtocol(tools=("guess",)), RolloutLimits(max_turns=4)
-        ),
+        train_dataset=Dataset.from_list(rows(arguments.rows)),
+        rollout_func=AgentRollout(EnvironmentResponder(HighLow), limits=RolloutLimits(max_turns=4)),
     )
     trainer.train()
     trainer.save_model()

@@ -12,7 +12,7 @@ from sorl_trl.methods import SETTINGS
 from sorl_trl.recipe.arguments import Arguments, parse_arguments
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+RECIPES = sorted([*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "examples").glob("*/*.yaml")])
 ON_GPUS = ["so_grpo_qwen2.5_3b", "so_grpo_qwen2.5_7b_lora", "so_ppo_qwen2.5_7b_lora"]
 
 

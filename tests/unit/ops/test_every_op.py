@@ -273,7 +273,7 @@ EQUAL = {
             scaled_clip_range,
             kl_to_old,
             gated_kl,
-            token_gae,
+            gae,
         ),
         *(explained_variance, leave_one_out_advantages, group_turn_advantages, entries, separate_turn_advantages),
         *(state_advantages, information_gains, group_spread, good_trajectories, turn_mismatch, is_vetoed),

@@ -1,4 +1,4 @@
-"""The Python of the how-to pages and of the concepts, page by page, as it stands, with a tiny policy."""
+"""The Python of the README, the how-to pages and others, page by page, as it stands, with a tiny policy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOTrainer
+from sorl_trl.methods import PPOMin
+from sorl_trl.qa import exact_match_reward
 from tests.agents import build_agent
 from tests.documentation import ROOT, logged, run_blocks, set_stage
 from tests.policies import acting_policy, acting_tokenizer, build_policy
 from tests.tools import qwen_tokenizer
 
-DOCS = ROOT / "docs"
+HOW_TO = ROOT / "docs" / "how_to"
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +24,28 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_stage(monkeypatch, tmp_path)
 
 
-def chat_policy(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: str) -> str:
-    """A folder with a chat model; in the place of its sampling, every trajectory calls a tool and then answers."""
+@pytest.fixture
+def trainers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Those that a page has trained."""
+    found: list[Any] = []
+    train = SOGRPOTrainer.train
+
+    def recording(self: Any, *arguments: Any, **named: Any) -> Any:
+        found.append(self)
+        return train(self, *arguments, **named)
+
+    monkeypatch.setattr(SOGRPOTrainer, "train", recording)
+    return found
+
+
+def save_acting(tools: tuple[str, ...], folder: str) -> None:
+    tokenizer = acting_tokenizer(tools)
+    acting_policy(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def save_chat(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: str) -> None:
+    """A chat model; in the place of its sampling, every trajectory calls a tool and then answers."""
     tokenizer = qwen_tokenizer()
     build_policy(vocab_size=len(tokenizer)).save_pretrained("chat")
     tokenizer.save_pretrained("chat")
@@ -34,66 +56,54 @@ def chat_policy(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: s
         return [tokenizer.encode(text, add_special_tokens=False) for text in texts], None
 
     monkeypatch.setattr(SOGRPOTrainer, "_generate_single_turn", generate)
-    return "chat"
+
+
+def test_readme() -> None:
+    names = run_blocks(ROOT / "README.md", model="policy", reward=exact_match_reward, my_surrogate=PPOMin())
+    assert names["trainer"].state.global_step == 1
+    assert names["critic"].head.weight.shape == (1, 16)
 
 
 def test_concepts() -> None:
-    names = run_blocks(DOCS / "concepts.md")
+    names = run_blocks(ROOT / "docs" / "concepts.md")
     assert names["trainer"].state.global_step == 1
     assert json.loads(Path("out-ppo/critic/critic_config.json").read_text())["kind"] == "adapter"
 
 
 def test_own_engine() -> None:
-    names = run_blocks(DOCS / "how_to" / "own_engine.md")
+    names = run_blocks(HOW_TO / "own_engine.md")
     assert names["trainer"].rollout_func.__wrapped__.search is names["glossary"]
     assert names["glossary"].search_batch([" OSLO ", "nowhere"], k=1)[1] == []
-    careful = names["Careful"]
     with pytest.raises(names["SearchUnavailable"]):
-        careful(None).search_batch(["oslo"], k=1)
+        names["Careful"](None).search_batch(["oslo"], k=1)
     with pytest.raises(names["SearchError"]):
-        careful({}).search_batch(["o" * 1001], k=1)
+        names["Careful"]({}).search_batch(["o" * 1001], k=1)
+
+
+def test_own_environment() -> None:
+    run_blocks(HOW_TO / "own_environment.md")
+    assert json.loads(Path("games.jsonl").read_text().splitlines()[-1])["number"] == 1
 
 
 def test_own_rollout() -> None:
-    trainer = run_blocks(DOCS / "how_to" / "own_rollout.md")["trainer"]
+    trainer = run_blocks(HOW_TO / "own_rollout.md")["trainer"]
     assert logged(trainer, "turns/per_trajectory") == 2
     assert trainer._buffered_inputs[0]["context_ids"].min() == -1
 
 
-def test_tool_box(monkeypatch: pytest.MonkeyPatch) -> None:
-    acts_with(("search", "people_in", "subtract", "guess"), "policy")
-    trainers = []
-    monkeypatch.setattr(SOGRPOTrainer, "train", recorded(SOGRPOTrainer.train, trainers))
-    names = run_blocks(DOCS / "how_to" / "tool_box.md")
-    for trainer in trainers:
-        assert logged(trainer, "rollout/tool_calls_per_trajectory") > 0
+def test_tool_box(trainers: list[Any]) -> None:
+    save_acting(("search", "people_in", "subtract", "guess"), "policy")
+    names = run_blocks(HOW_TO / "tool_box.md")
     assert len(trainers) == 2
-    assert len(names["tools"].instructions.splitlines()) == 3
+    assert all(logged(trainer, "rollout/tool_calls_per_trajectory") > 0 for trainer in trainers)
     assert names["games"].instructions.startswith('<guess> {"number": "integer')
 
 
-def acts_with(tools: tuple[str, ...], folder: str) -> None:
-    tokenizer = acting_tokenizer(tools)
-    acting_policy(tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def recorded(train: Any, trainers: list[Any]) -> Any:
-    def recording(self: Any, *arguments: Any, **named: Any) -> Any:
-        trainers.append(self)
-        return train(self, *arguments, **named)
-
-    return recording
-
-
-def test_trl_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = {"name": "search", "arguments": {"query": "oslo"}}
-    policy = chat_policy(monkeypatch, call, "<answer>Norway</answer>")
+def test_trl_tools(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
+    save_chat(monkeypatch, {"name": "search", "arguments": {"query": "oslo"}}, "<answer>Norway</answer>")
     monkeypatch.setattr("tests.documentation.MODELS", ("Qwen/Qwen2.5-0.5B-Instruct",))
-    acts_with(("search", "convert"), "Qwen/Qwen2.5-3B")
-    trainers = []
-    monkeypatch.setattr(SOGRPOTrainer, "train", recorded(SOGRPOTrainer.train, trainers))
-    run_blocks(DOCS / "how_to" / "trl_tools.md", policy)
+    save_acting(("search", "convert"), "Qwen/Qwen2.5-3B")
+    run_blocks(HOW_TO / "trl_tools.md", "chat")
     native, _, tagged = trainers  # the second has another tool, which nobody calls here
     assert logged(native, "tools/call_frequency") == 1
     assert logged(native, "reward") == 1
@@ -101,20 +111,17 @@ def test_trl_tools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_resume() -> None:
-    trainer = run_blocks(DOCS / "how_to" / "resume.md")["trainer"]
+    trainer = run_blocks(HOW_TO / "resume.md")["trainer"]
     assert trainer.state.global_step == 2  # one more than the checkpoint, whatever `max_steps` says
     assert trainer.state.log_history[-1]["off_policy_age"] == 1  # with the trajectories of the first run
 
 
 def test_search() -> None:
-    backend = run_blocks(DOCS / "search.md")["backend"]
-    assert type(backend).__name__ == "CachedSearch"
+    assert type(run_blocks(ROOT / "docs" / "search.md")["backend"]).__name__ == "CachedSearch"
 
 
 def test_stability(tmp_path: Path) -> None:
     trainer = build_agent(tmp_path, save_strategy="steps", save_steps=1, max_steps=2)
-    run_blocks(DOCS / "stability.md", trainer=trainer)
-    guards = [each for each in trainer.callback_handler.callbacks if type(each).__name__ == "CollapseGuard"]
-    assert [guard.action for guard in guards] == ["stop"]
+    run_blocks(ROOT / "docs" / "stability.md", trainer=trainer)
     trainer.train()
     assert trainer.state.global_step == 2
