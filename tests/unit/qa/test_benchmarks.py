@@ -7,7 +7,7 @@ import json
 import datasets
 import pytest
 
-from sorl_trl.qa import BENCHMARKS, Question, load_benchmark
+from sorl_trl.qa import Question, load_benchmark
 from sorl_trl.qa.benchmarks import (
     UnusableRow,
     parse_flashrag,
@@ -44,7 +44,6 @@ PUBMEDQA = {
     "context": {"contexts": ["Cells die, programmed."], "labels": ["BACKGROUND"]},
     "final_decision": "yes",
 }
-FLASHRAG_SETS = ["nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"]
 
 
 def test_flashrag():
@@ -88,12 +87,10 @@ def test_medmcqa_repeated_texts():
         parse_medmcqa(wrong_repeated | {"cop": 1})
 
 
-@pytest.mark.parametrize(("decision", "letter"), [("yes", "A"), ("no", "B"), ("maybe", "C")])
-def test_pubmedqa(decision, letter):
-    question = parse_pubmedqa(PUBMEDQA | {"final_decision": decision, "id": "?", "data_source": "pubmedqa"})
-    assert (question.id, question.golden_answers) == ("21645374", (decision,))
+def test_pubmedqa():
+    question = parse_pubmedqa(PUBMEDQA | {"id": "?", "data_source": "pubmedqa"})
+    assert (question.id, question.golden_answers) == ("21645374", ("yes",))
     assert question.options == {"A": "yes", "B": "no", "C": "maybe"}
-    assert question.options[letter] == decision
     assert "programmed" not in question.question
     assert question.metadata == {"context": PUBMEDQA["context"]}
 
@@ -102,11 +99,9 @@ def test_pubmedqa(decision, letter):
     ("parse", "row", "field"),
     [
         (parse_flashrag, FLASHRAG | {"question": " "}, "question"),
-        *[(parse_flashrag, FLASHRAG | {"golden_answers": none}, "golden_answers") for none in ([], None, ["", " "])],
+        *[(parse_flashrag, FLASHRAG | {"golden_answers": none}, "golden_answers") for none in (None, ["", " "])],
         (parse_medqa, MEDQA | {"options": {"A": "x", "B": "", "C": "y"}}, "B"),
-        (parse_medqa, MEDQA | {"answer_idx": ""}, "answer_idx"),
-        *[(parse_medmcqa, MEDMCQA | {"cop": none}, "cop") for none in (-1, None)],
-        (parse_medmcqa, MEDMCQA | {"opd": None}, "opd"),
+        (parse_medmcqa, MEDMCQA | {"cop": -1}, "cop"),
         (parse_pubmedqa, PUBMEDQA | {"final_decision": None}, "final_decision"),
     ],
 )
@@ -137,20 +132,6 @@ def flashrag(number, **changes):
     return FLASHRAG | {"id": f"test_{number}"} | changes
 
 
-def test_jsonl(folder):
-    write_jsonl(folder / "train.jsonl", flashrag(7))
-    write_jsonl(folder / "test.jsonl", flashrag(0), flashrag(1, golden_answers=["Bo"]))
-    first, second = load_benchmark("nq", source=folder)
-    assert (first.id, first.question, first.golden_answers) == ("test_0", "who wrote it?", ("Ann", "Ann Lee"))
-    assert (first.metadata, first.options, first.data_source) == ({"type": "bridge"}, {}, "nq")
-    assert (second.id, second.golden_answers) == ("test_1", ("Bo",))
-
-
-def test_json(folder):
-    (folder / "dev.json").write_text(json.dumps([flashrag(0), flashrag(1)]))
-    assert [question.id for question in load_benchmark("musique", source=str(folder))] == ["test_0", "test_1"]
-
-
 @pytest.mark.parametrize("ending", ["parquet", "jsonl"])
 def test_splits_whose_columns_differ(folder, ending):
     """As Search-R1's: its test split joins sets whose metadata its training split lacks."""
@@ -175,20 +156,14 @@ def test_splits_with_files_of_their_own_are_asked_for_one_by_one(monkeypatch):
         load_benchmark("nq_hotpotqa_train", "dev")
 
 
-@pytest.mark.parametrize("name", FLASHRAG_SETS)
-def test_the_evaluation_split_is_test_else_dev(folder, name):
-    for split in ("train", "dev", "test"):
-        write_jsonl(folder / f"{split}.jsonl", flashrag(0, question=split))
+@pytest.mark.parametrize(("name", "split"), [("nq", "test"), ("musique", "dev")])
+def test_the_evaluation_split_is_test_else_dev(folder, name, split):
+    """`dev` and `validation` mean the same."""
+    for each in ("train", "dev", "test"):
+        write_jsonl(folder / f"{each}.jsonl", flashrag(0, question=each))
     [question] = load_benchmark(name, source=folder)
-    assert question.question == BENCHMARKS[name].evaluation_split
-    assert question.question == ("dev" if name in ("hotpotqa", "2wikimultihopqa", "musique") else "test")
-    assert question.data_source == name
-
-
-@pytest.mark.parametrize("split", ["dev", "validation"])
-def test_dev_and_validation_mean_the_same(folder, split):
-    write_jsonl(folder / "dev.jsonl", flashrag(0))
-    assert len(load_benchmark("nq", split, folder)) == 1
+    assert (question.question, question.data_source) == (split, name)
+    assert load_benchmark(name, "validation", folder)[0].question == "dev"
 
 
 def test_a_copy_of_the_hubs_repository(folder):
@@ -221,12 +196,6 @@ def test_what_is_wrong_is_named(folder, name, file, rows, named):
     write_jsonl(folder / f"{file}.jsonl", *rows)
     with pytest.raises(ValueError, match=named):
         load_benchmark(name, source=folder)
-
-
-def test_a_broken_file_is_an_error(folder):
-    (folder / "test.jsonl").write_text(json.dumps(FLASHRAG) + '\n{"id":\n')
-    with pytest.raises(ValueError, match="cannot be read"):
-        load_benchmark("nq", source=folder)
 
 
 @pytest.mark.parametrize("source", ["RUC-NLPIR/FlashRAG_datasets", "missing"])

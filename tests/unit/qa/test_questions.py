@@ -20,7 +20,8 @@ def write(tmp_path, *lines):
 
 
 def test_flashrags_schema_is_read(tmp_path):
-    [question] = load_questions(write(tmp_path, json.dumps(RECORD | {"ignored": 1})))
+    """Blank lines hold no question."""
+    [question] = load_questions(write(tmp_path, "", json.dumps(RECORD | {"ignored": 1}), " ", ""))
     assert (question.options, question.data_source) == ({}, "")
     assert question == Question("test_0", "Who?", ("Ann", "Anna"), {"hops": 2})
 
@@ -37,22 +38,16 @@ def test_options_must_have_one_right_text(golden_answers, options):
     "line",
     [
         *["{", "[" * 100_000, "3", b"\xff", json.dumps({"id": 1, "golden_answers": ["Ann"]})],
-        *[json.dumps(RECORD | {"id": wrong}) for wrong in (None, True)],
         *[json.dumps(RECORD | {"question": wrong}) for wrong in (" ", "\ud800")],
         *[json.dumps(RECORD | {"golden_answers": wrong}) for wrong in ([], "Ann", ["Ann", ""])],
-        *[json.dumps(RECORD | {"metadata": [1]}), json.dumps(RECORD | {"options": ["x"]})],
-        json.dumps(RECORD | {"options": {"A": 1}}),
+        *[json.dumps(RECORD | {"id": True}), json.dumps(RECORD | {"options": {"A": 1}})],
     ],
-    ids=range(15),
+    ids=range(12),
 )
 def test_a_bad_line_is_named(tmp_path, line):
     path = write(tmp_path, json.dumps(RECORD), line, json.dumps(RECORD))
     with pytest.raises(ValueError, match=r"questions\.jsonl, line 2: ."):
         load_questions(path)
-
-
-def test_a_blank_line_holds_no_question(tmp_path):
-    assert len(load_questions(write(tmp_path, "", json.dumps(RECORD), " ", ""))) == 1
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
@@ -88,14 +83,11 @@ TWO_LETTERS = Question("4", "Yes?", ("no",), options={"C": "no"}, data_source="p
 
 def test_braces_elsewhere_are_left_alone():
     questions = [Question("1", "What is {x}?", ("y",)), Question("2", "{question}", ("y",))]
+    with pytest.raises(ValueError, match="template"):
+        build_prompt_rows(questions, "no place")
     rows = build_prompt_rows(questions, 'Give {"answer": 1}. {question}')
     assert [row["prompt"] for row in rows] == ['Give {"answer": 1}. What is {x}?', 'Give {"answer": 1}. {question}']
     assert build_prompt_rows(questions)[0]["prompt"] == SEARCH_R1_TEMPLATE.replace("{question}", "What is {x}?")
-
-
-def test_a_template_needs_a_place_for_the_question():
-    with pytest.raises(ValueError, match="template"):
-        build_prompt_rows([UNKNOWN], "no place")
 
 
 def test_options_are_shown_below_the_question_in_their_order():

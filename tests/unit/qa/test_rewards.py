@@ -13,7 +13,6 @@ from sorl_trl.qa import (
     choice_reward,
     environment_reward,
     exact_match_reward,
-    f1_plus_reward,
     f1_reward,
     format_reward,
     search_hit_turn_reward,
@@ -51,7 +50,6 @@ def call(reward, trajectories, golden_answers, **columns):
         (answer_reward, [1.0, 0.0, None, 0.0]),
         (sub_exact_match_reward, [1.0, 1.0, None, 0.0]),
         (f1_reward, [1.0, 2 / 3, None, 0.0]),
-        (f1_plus_reward, [1.0, 2 / 3 - 0.1, None, -0.1]),
         (turn_format_reward, [[1.0, 1.0], [0.0, 1.0], None, [1.0]]),
         (format_reward, [1.0, 0.0, None, 0.0]),
         (search_hit_turn_reward, [[1.0, 0.0], [0.0, 0.0], None, [0.0]]),
@@ -110,7 +108,7 @@ def test_choice_reward(episode):
 
 def test_choice_reward_of_an_open_question_is_refused(episode):
     trajectories = [episode().answer("B"), episode().answer("Paris")]
-    with pytest.raises(ValueError, match=r"exactly one of the options \{\}, got \['Paris'\]"):
+    with pytest.raises(ValueError, match="golden_answers"):
         call(choice_reward, trajectories, [["Rome"], ["Paris"]], **columns(CHOICE, OPEN))
 
 
