@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.text import encodable, one_line, other_brackets, round_brackets, without_user
+from sorl_trl.text import encodable, one_line, without_user
 
 ANY_TEXT = st.text(st.characters())
 """With halves of surrogate pairs."""
@@ -38,8 +38,3 @@ def test_the_user_of_a_url_is_left_out() -> None:
     assert without_user("postgres://me@host") == "postgres://host"
     for text in ("http://host/a@b", "http://host?to=a@b", "http://host#a@b", "mail me@host", "a://b c@d"):
         assert without_user(text) == text
-
-
-def test_brackets() -> None:
-    assert other_brackets("<a>[b](c)") == "[a](b)(c)"
-    assert round_brackets("<a>[b](c)") == "(a)(b)(c)"
