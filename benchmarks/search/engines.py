@@ -9,8 +9,7 @@ from pathlib import Path
 
 import bm25s
 
-from sorl_trl.search import BM25Index, SearchBackend, TantivyIndex
-from sorl_trl.search.corpus import Corpus
+from sorl_trl.search import BM25Index, Corpus, SearchBackend, TantivyIndex
 from sorl_trl.search.lexical import tokenize
 
 Ask = Callable[[Sequence[str]], list[list[int]]]
