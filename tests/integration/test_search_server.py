@@ -73,8 +73,7 @@ def test_whatever_a_policy_asks_the_client_gets_an_answer_or_a_refusal(index, ur
     assert [len(hits) for hits in expected] == [0, 0, 1, 1, 0, 1, 3]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_cleanly_after_the_request_at_hand(index, number):
+def test_a_signal_ends_it_cleanly_after_the_request_at_hand(index):
     """The request has arrived in part when the signal comes, and is answered all the same."""
     process = start("--index", index[0], "--port", 0)
     url = address(process)
@@ -85,7 +84,7 @@ def test_a_signal_ends_it_cleanly_after_the_request_at_hand(index, number):
         )
         connection.sendall(f"{head}\r\n".encode() + body[:5])
         urlopen(f"{url}/health", timeout=60).close()  # The server has read what was sent before this.
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         threading.Timer(0.5, connection.sendall, [body[5:]]).start()
         answer = b""
         while received := connection.recv(65536):
@@ -96,9 +95,8 @@ def test_a_signal_ends_it_cleanly_after_the_request_at_hand(index, number):
     assert (process.returncode, errors) == (0, "")
 
 
-@pytest.mark.parametrize("port", ["taken", 65536])
-def test_a_port_that_cannot_be_had_is_one_line(index, url, port):
-    process = start("--index", index[0], "--port", url.rsplit(":", 1)[1] if port == "taken" else port)
+def test_a_port_that_is_taken_is_one_line(index, url):
+    process = start("--index", index[0], "--port", url.rsplit(":", 1)[1])
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (2, "")
     assert re.fullmatch(r"error: .*\n", errors)
