@@ -67,19 +67,8 @@ async def documented_async(completion_ids: Any, **_: Any) -> list[float]:
     return [float(len(ids)) for ids in completion_ids]
 
 
-class WithoutSignature:
-    """As functions that are written in C."""
-
-    __name__ = "documented"
-    __signature__ = 0
-
-    def __call__(self, completion_ids: Any, **_: Any) -> list[float]:
-        return [float(len(ids)) for ids in completion_ids]
-
-
 PLAIN: dict[str, Any] = {
     "function": documented,
-    "object without a signature": WithoutSignature(),
     "async partial": functools.partial(documented_async),
     "tensor": lambda completion_ids, **_: torch.tensor([float(len(ids)) for ids in completion_ids]),
 }
@@ -151,28 +140,11 @@ def test_a_stream_is_read_when_training_reads_it(tmp_path: Path, tokenizer: Any)
             read.append(f"{name} {i}")
             yield {"prompt": f"w{i} w{i + 1}"}
 
-    streams = {
-        f"{name}_dataset": IterableDataset.from_generator(rows, gen_kwargs={"name": name})
-        for name in ("train", "eval")
-    }
+    train, evaluation = (IterableDataset.from_generator(rows, gen_kwargs={"name": each}) for each in ("train", "eval"))
+    streams = {"train_dataset": train, "eval_dataset": evaluation}
     trainer = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, reward, **streams)
     assert read == []
     trainer.train()
     assert read == [f"train {i}" for i in range(len(read))]
     trainer.evaluate()
     assert read.count("train 0") == read.count("eval 0") == 1
-
-
-@pytest.mark.parametrize(
-    ("trainer_class", "config_class", "loss_type"),
-    [(SOGRPOTrainer, SOGRPOConfig, "cispo"), (SOPPOTrainer, SOPPOConfig, "vespo")],
-)
-def test_the_losses_of_trl_run_as_they_are(
-    tmp_path: Path, tokenizer: Any, trainer_class: Any, config_class: Any, loss_type: str, caplog: Any
-) -> None:
-    """A swapped script sets nothing but the loss; that it then caps CISPO's ratios at `epsilon` is said."""
-    config = {"loss_type": loss_type, "epsilon": 0.25, "num_iterations": 2}
-    trainer = build(trainer_class, config_class, tmp_path, tokenizer, reward, config=config)
-    assert sum("'cispo'" in each for each in caplog.messages) == (loss_type == "cispo")
-    trainer.train()
-    assert trainer.state.global_step == 1

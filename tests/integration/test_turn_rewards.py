@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -111,34 +109,6 @@ class TestUnscored:
             rewards[-1] += 0.0 if row == 6 else 3.0
             returns.append([] if row in (1, 5) else returns_of(rewards, 1.0))
         assert_advantages(batch, returns)
-
-    @pytest.mark.parametrize(("reward", "per_turn"), [(math.inf, True), (-math.inf, False), (math.nan, True)])
-    def test_a_reward_that_is_no_number_is_none(
-        self, tmp_path: Path, tokenizer: Any, reward: float, per_turn: bool
-    ) -> None:
-        """Of two trajectories, which another function rewards, too; its word counts beside NaN, which is `None`."""
-
-        def scored(given: float | None, turn_ids: Any, **kwargs: Any) -> list[Any]:
-            rewards: list[Any] = uneven_reward(turn_ids, **kwargs)
-            for row in (1, 6):
-                rewards[row] = [given] * len(rewards[row]) if per_turn else given
-            return rewards
-
-        def other(completions: Any, **_: Any) -> list[float | None]:
-            return [None if row in (1, 6) and math.isinf(reward) else 3.0 for row in range(len(completions))]
-
-        def both(completions: Any, **_: Any) -> list[float]:
-            return [3.0] * len(completions)
-
-        batches = []
-        for given, beside in ((reward, both), (None, other)):
-            trainer = build(tmp_path, tokenizer, [functools.partial(scored, given), beside])
-            batches.append(rollout_batch(trainer))
-            share = 0.25 if math.isinf(reward) else 0.0
-            assert trainer._metrics["train"]["trajectories_unscored"] == [share]
-            assert math.isfinite(trainer._metrics["train"]["reward"][0])
-        assert torch.equal(batches[0]["advantages"], batches[1]["advantages"])
-        assert batches[0]["advantages"].isfinite().all()
 
     @pytest.mark.parametrize("reward", [100.0, [100.0] * 3], ids=str)
     def test_a_trajectory_without_a_turn_is_unscored(self, tmp_path: Path, tokenizer: Any, reward: Any) -> None:

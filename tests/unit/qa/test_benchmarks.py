@@ -14,7 +14,6 @@ from sorl_trl.qa.benchmarks import (
     parse_medmcqa,
     parse_medqa,
     parse_pubmedqa,
-    parse_search_r1,
 )
 
 FLASHRAG = {
@@ -57,12 +56,6 @@ def test_flashrag():
     assert parse_flashrag(row).metadata == {}
 
 
-def test_search_r1_ids_name_their_source():
-    question = parse_search_r1(SEARCH_R1)
-    assert (question.id, question.data_source) == ("hotpotqa-train_0", "hotpotqa")
-    assert (question.question, question.golden_answers) == ("who wrote it?", ("Ann",))
-
-
 def test_medqa():
     row = MEDQA | {"id": "test_0", "data_source": "medqa"}
     about = {"answer": "Vitamin C", "meta_info": "step1"}
@@ -72,19 +65,13 @@ def test_medqa():
     assert fewer.options == {"A": "yes", "B": "no"}
 
 
-@pytest.mark.parametrize(("cop", "text"), [(0, "one"), (3, "four")])
-def test_medmcqa_counts_from_zero(cop, text):
-    question = parse_medmcqa(MEDMCQA | {"cop": cop, "data_source": "medmcqa"})
-    assert question.golden_answers == (text,)
+def test_medmcqa_counts_from_zero():
+    question = parse_medmcqa(MEDMCQA | {"cop": 0, "data_source": "medmcqa"})
+    assert question.golden_answers == ("one",)
     assert question.options == {"A": "one", "B": "two", "C": "three", "D": "four"}
     assert question.metadata == {"exp": "because", "topic_name": None}
-
-
-def test_medmcqa_repeated_texts():
-    wrong_repeated = MEDMCQA | {"opa": "two", "opb": "two", "cop": 2, "data_source": "medmcqa"}
-    assert parse_medmcqa(wrong_repeated).golden_answers == ("three",)
     with pytest.raises(UnusableRow, match="another option"):
-        parse_medmcqa(wrong_repeated | {"cop": 1})
+        parse_medmcqa(MEDMCQA | {"opa": "two", "data_source": "medmcqa"})
 
 
 def test_pubmedqa():
@@ -132,36 +119,24 @@ def flashrag(number, **changes):
     return FLASHRAG | {"id": f"test_{number}"} | changes
 
 
-@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
-def test_splits_whose_columns_differ(folder, ending):
+def test_splits_whose_columns_differ(folder):
     """As Search-R1's: its test split joins sets whose metadata its training split lacks."""
     for split, metadata in (("train", {"level": "easy"}), ("test", {"level": None, "hops": 2})):
         rows = datasets.Dataset.from_list([SEARCH_R1 | {"metadata": metadata, "id": f"{split}_0"}])
-        path = folder / f"{split}.{ending}"
-        rows.to_parquet(path) if ending == "parquet" else rows.to_json(path)
+        rows.to_parquet(folder / f"{split}.parquet")
     [trained] = load_benchmark("nq_hotpotqa_train", "train", folder)
     assert (trained.id, trained.golden_answers) == ("hotpotqa-train_0", ("Ann",))
     [tested] = load_benchmark("nq_hotpotqa_train", source=folder)
     assert (tested.id, tested.metadata) == ("hotpotqa-test_0", {"level": None, "hops": 2})
 
 
-def test_splits_with_files_of_their_own_are_asked_for_one_by_one(monkeypatch):
-    asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *words, **more: asked.append((words, more)) or {"test": []})
-    with pytest.raises(ValueError, match="no row can be used"):
-        load_benchmark("nq_hotpotqa_train")
-    file = "hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet"
-    assert asked == [(("parquet", None), {"data_files": {"test": file}})]
-    with pytest.raises(ValueError, match=r"split of nq_hotpotqa_train.*'dev'.*'train', 'test'"):
-        load_benchmark("nq_hotpotqa_train", "dev")
-
-
 @pytest.mark.parametrize(("name", "split"), [("nq", "test"), ("musique", "dev")])
 def test_the_evaluation_split_is_test_else_dev(folder, name, split):
     """`dev` and `validation` mean the same."""
     for each in ("train", "dev", "test"):
-        write_jsonl(folder / f"{each}.jsonl", flashrag(0, question=each))
-    [question] = load_benchmark(name, source=folder)
+        rows = [flashrag(0, golden_answers=[]), flashrag(1, question=each), flashrag(2)]
+        write_jsonl(folder / f"{each}.jsonl", *rows)
+    [question] = load_benchmark(name, source=folder, limit=1)
     assert (question.question, question.data_source) == (split, name)
     assert load_benchmark(name, "validation", folder)[0].question == "dev"
 
@@ -175,12 +150,6 @@ def test_a_copy_of_the_hubs_repository(folder):
     )
     (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
     assert [q.question for q in load_benchmark("popqa", source=folder)] == ["of popqa"]
-
-
-def test_the_limit_counts_questions(folder):
-    write_jsonl(folder / "test.jsonl", flashrag(0, golden_answers=[]), *map(flashrag, range(1, 4)))
-    questions = load_benchmark("nq", source=folder, limit=2)
-    assert [question.id for question in questions] == ["test_1", "test_2"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +167,6 @@ def test_what_is_wrong_is_named(folder, name, file, rows, named):
         load_benchmark(name, source=folder)
 
 
-@pytest.mark.parametrize("source", ["RUC-NLPIR/FlashRAG_datasets", "missing"])
-def test_a_missing_folder_is_not_looked_for_on_the_hub(source):
-    with pytest.raises(FileNotFoundError, match=f"source .*'{source}'"):
-        load_benchmark("nq", source=source)
+def test_a_missing_folder_is_not_looked_for_on_the_hub():
+    with pytest.raises(FileNotFoundError, match="source"):
+        load_benchmark("nq", source="RUC-NLPIR/FlashRAG_datasets")

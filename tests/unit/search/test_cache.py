@@ -4,7 +4,6 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -73,16 +72,6 @@ def test_answers_come_back_exactly(cached: Cached) -> None:
 def test_nothing_is_lost_silently(cached: Cached) -> None:
     with pytest.raises(RuntimeError, match="1 results for 2 queries"):
         cached(LosingSearch()).search_batch(["a", "b"], 3)
-
-
-def test_threads_open_and_share_a_file(cached: Cached) -> None:
-    def ask(number: int) -> bool:
-        search = cached(FakeSearch())
-        batches = [[f"q{(number + i) % 7}", f"q{i % 3}"] for i in range(20)]
-        return all(search.search_batch(batch, 2) == [found(query, 2) for query in batch] for batch in batches)
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(ask, range(8)))
 
 
 WORKER = """

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -115,24 +112,6 @@ def test_one_failed_request_fails_the_batch_at_once(server: Server) -> None:
     with pytest.raises(SearchUnavailable, match="503"):
         HTTPSearch(server.url, timeout_s=600).search_batch([f"q{i}" for i in range(100)], 3)
     ended.set()
-
-
-SEARCH = """
-import os, signal, sys, threading
-from sorl_trl.search import HTTPSearch
-threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
-HTTPSearch(sys.argv[1], timeout_s=600).search_batch([f"q{i}" for i in range(100)], 3)
-"""
-
-
-@pytest.mark.trains
-def test_ctrl_c_ends_a_search_whose_server_hangs(server: Server) -> None:
-    ended = threading.Event()
-    server.reply = lambda _: Reply([b"{"], pause=ended.wait)
-    done = subprocess.run([sys.executable, "-c", SEARCH, server.url], timeout=60, stderr=subprocess.PIPE)
-    ended.set()
-    assert done.returncode == -signal.SIGINT, done.stderr
-    assert server.requests
 
 
 def test_a_password_is_sent_and_never_shown(server: Server) -> None:

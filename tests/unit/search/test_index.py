@@ -69,17 +69,10 @@ def test_what_is_built_is_opened_by_what_its_manifest_says(
     assert opened.identity.startswith(f"{again.engine}-")
     assert len(again) == len(opened) == len(PASSAGES)
     assert again.search_batch(["capital of France"], 2) == opened.search_batch(["capital of France"], 2)
+    with pytest.raises(FileExistsError, match="index_dir"):
+        build(corpus_path, directory)
     other = build([corpus_path, corpus_path], tmp_path / "other")
     assert (len(other), other.identity != again.identity) == (2 * len(PASSAGES), True)
-
-
-def test_an_index_needs_no_corpus_file_and_overwrites_nothing(build: Build, corpus_path: Path, tmp_path: Path) -> None:
-    corpus = shutil.copy(corpus_path, tmp_path / "corpus.jsonl")
-    build(corpus, tmp_path / "index")
-    with pytest.raises(FileExistsError, match="index_dir"):
-        build(corpus, tmp_path / "index")
-    Path(corpus).unlink()
-    assert "it" in ids(open_index(tmp_path / "index"), "Rome", 7)
 
 
 def test_a_failed_build_leaves_nothing(build: Build, tmp_path: Path) -> None:

@@ -89,16 +89,6 @@ def test_a_loaded_index_equals_bm25s_in_memory_with_ties_in_order(tmp_path_facto
     assert found == sorted((-score, i) for i, score in enumerate(scores.tolist()) if score > 0)[:k]
 
 
-@pytest.mark.trains
-def test_builds_are_byte_for_byte_equal_in_every_process(corpus_path, index_dir, tmp_path):
-    """The order of a Python set of strings changes with the hash seed: nothing in the index may depend on it."""
-    program = "import sys; from sorl_trl.search import BM25Index; BM25Index.build(*sys.argv[1:], show_progress=False)"
-    command = [sys.executable, "-c", program, str(corpus_path), str(tmp_path / "again")]
-    subprocess.run(command, check=True, env=os.environ | {"PYTHONHASHSEED": "1"})
-    for path in index_dir.iterdir():
-        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
-
-
 def test_jax_is_left_alone(tmp_path):
     """bm25s would start it, and a started JAX takes three quarters of a GPU's memory."""
     (tmp_path / "jax").mkdir()
