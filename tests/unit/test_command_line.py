@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ import pytest
 from sorl_trl.command_line import (
     PACKAGE,
     RECIPES,
-    Parser,
     UserMistake,
-    at_least,
     check_checkpoint,
     mistakes,
     parse_dataclasses,
@@ -64,58 +62,31 @@ class TestRunCommand:
         assert capsys.readouterr().err == "error: [Errno 28] No space left on device: 'runs/a'\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ([], "--output"),
-        (["--output", "x", "--size", "0"], "--size"),
-        (["--output", "x", "y"], "y"),
-    ],
-)
-def test_a_parser_raises_its_errors(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = Parser(prog="tool")
-    parser.add_argument("--output", required=True)
-    parser.add_argument("--size", type=at_least(1), default=1)
-    with pytest.raises(UserMistake, match=named):
-        parser.parse_args(words)
-    assert capsys.readouterr() == ("", "")
-
-
 @dataclass
 class Options:
     size: int = 1
-    names: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"`size` is {self.size}, but must be at least 1.")
 
 
-def parsed(*words: str, **defaults: Any) -> Any:
-    return parse_dataclasses((Options,), words, defaults, "tool")[0]
-
-
-class TestParseDataclasses:
-    def test_the_command_line_goes_before_the_recipe_and_that_before_the_defaults(self) -> None:
-        assert parsed() == Options()
-        assert parsed("--size=2", size=3, names=["a"]) == Options(2, ["a"])
-
-    @pytest.mark.parametrize(
-        ("words", "recipe", "named"),
-        [
-            (["stray"], {}, "stray"),
-            ([], {"sizes": 2}, "--sizes"),
-            ([], {"size": "two"}, "--size: .*'two'"),
-            (["--size", "0"], {}, "`size` is 0"),
-            ([], {"size": [1]}, "wrong kind"),
-        ],
-    )
-    def test_a_mistake_is_one_line(
-        self, words: list[str], recipe: dict[str, Any], named: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(UserMistake, match=named):
-            parsed(*words, **recipe)
-        assert capsys.readouterr() == ("", "")
+@pytest.mark.parametrize(
+    ("words", "recipe", "named"),
+    [
+        (["stray"], {}, "stray"),
+        ([], {"sizes": 2}, "--sizes"),
+        ([], {"size": "two"}, "--size: .*'two'"),
+        (["--size", "0"], {}, "`size` is 0"),
+        ([], {"size": [1]}, "wrong kind"),
+    ],
+)
+def test_a_mistake_in_a_recipe_or_a_command_line_is_one_line(
+    words: list[str], recipe: dict[str, Any], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserMistake, match=named):
+        parse_dataclasses((Options,), words, recipe, "tool")
+    assert capsys.readouterr() == ("", "")
 
 
 class TestConfig:
@@ -128,10 +99,8 @@ class TestConfig:
         path = tmp_path / "a.yaml"
         path.write_text("corpus: c.jsonl\nquestions: a.jsonl\nsize: 1\n")
         sources = ("corpus", "search_url", "questions")
-        assert read_config(path, ["--size", "2"], sources) == {
-            **{"corpus": "c.jsonl", "size": 1},
-            "questions": ["a.jsonl"],  # may be several
-        }
+        several = ["a.jsonl"]  # as `questions` may be
+        assert read_config(path, ["--size", "2"], sources) == {"corpus": "c.jsonl", "questions": several, "size": 1}
         assert read_config(path, ["--search-url=http://x"], sources) == {"size": 1}
 
     def test_env_goes_to_the_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tqdm.auto import tqdm
 
-from sorl_trl.command_line import Parser, mistakes, refuse
+from sorl_trl.command_line import Parser, mistakes
 from sorl_trl.search.arguments import ENGINES, open_index
 from sorl_trl.search.dense import DenseIndex, DenseOptions
 from sorl_trl.search.index import SavedIndex, as_contents
@@ -75,8 +75,6 @@ def index(words: Sequence[str] | None = None) -> None:
 def serve(words: Sequence[str] | None = None) -> None:
     """Run `sorl serve` until it is told to stop."""
     options = _serve_parser().parse_args(words)
-    if not 0 <= options.port < 2**16:
-        refuse(f"`--port` is {options.port}, but must be from 0 to 65535")
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn stops cleanly at a signal, then raises it again. Being told to stop is a success, even while loading.
         signal.signal(number, _exit)

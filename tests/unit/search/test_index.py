@@ -145,29 +145,6 @@ def test_one_answer_per_query_in_order_with_its_passages_and_scores(lexical: Any
     assert lexical.search_batch(["capital Rome capital rome"], 3) == lexical.search_batch(["Rome capital"], 3)
 
 
-UNSPACED = {
-    "Chinese": ("东京是日本的首都", "首都"),
-    "Japanese": ("東京は日本の首都です", "首都"),
-    "Thai": ("กรุงเทพเป็นเมืองหลวงของไทย", "เมืองหลวง"),
-    "Lao": ("ວຽງຈັນເປັນນະຄອນຫຼວງຂອງລາວ", "ນະຄອນຫຼວງ"),
-    "Khmer": ("ភ្នំពេញជារដ្ឋធានីនៃកម្ពុជា", "រដ្ឋធានី"),
-    "Burmese": ("နေပြည်တော်သည်မြန်မာနိုင်ငံ၏မြို့တော်ဖြစ်သည်", "မြို့တော်"),
-    "a word of one letter": ("ရန်ကုန်မြို့သည်", "မြို့"),
-}
-
-
-@pytest.mark.parametrize("engine", LEXICAL)
-def test_a_word_is_found_in_a_sentence_without_spaces(engine: type[SavedIndex], tmp_path: Path) -> None:
-    passages = [Passage("the letters of the Thai word", "", "งลวหงอมืเ")]
-    passages += [Passage(language, "", text) for language, (text, _) in UNSPACED.items()]
-    write_corpus(passages, tmp_path / "corpus.jsonl")
-    index = engine.build(tmp_path / "corpus.jsonl", tmp_path / "index", show_progress=False)
-    for language, (text, word) in UNSPACED.items():
-        assert word in text
-        assert language in ids(index, word, 2)
-    assert ids(index, UNSPACED["Thai"][1], 1) == ["Thai"]
-
-
 def test_odd_text_comes_back_exactly(build: Build, tmp_path: Path) -> None:
     odd = [Passage('"\\ id', '"quoted"\n', "\x00 \u2028 \U0001f600 needle"), Passage("", "", "needle")]
     write_corpus(odd, tmp_path / "corpus.jsonl")
