@@ -38,6 +38,8 @@ WORTH_RETRYING = (408, 429)
 """HTTP codes that mean "later". Like any 5xx, they say nothing about the request."""
 REFUSED = (400, 413, 414, 422)
 """HTTP codes with which a server refuses this request. Others, such as "not found", would refuse any request."""
+LONGEST_WAIT_S = 30.0
+"""Seconds to wait for another process that writes into a cache; our choice."""
 
 
 class MalformedResponse(ValueError):
@@ -169,10 +171,6 @@ def _check_url(url: str) -> None:
 
 def _excerpt(body: bytes | bytearray) -> str:
     return repr(body[: 4 * EXCERPT_LENGTH].decode("utf-8", "replace")[:EXCERPT_LENGTH])
-
-
-LONGEST_WAIT_S = 30.0
-"""Seconds to wait for another process that writes; our choice."""
 
 
 class CacheError(ValueError):
