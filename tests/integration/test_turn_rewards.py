@@ -11,7 +11,7 @@ import torch
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from tests.policies import build_policy
 from tests.training import settings
-from tests.trajectories import FixedRollout, SearchDown, length_reward, parity_reward, prompts
+from tests.trajectories import FixedRollout, length_reward, parity_reward, prompts
 from tests.unit.ops import reference
 
 
@@ -109,22 +109,3 @@ class TestUnscored:
             rewards[-1] += 0.0 if row == 6 else 3.0
             returns.append([] if row in (1, 5) else returns_of(rewards, 1.0))
         assert_advantages(batch, returns)
-
-    @pytest.mark.parametrize("reward", [100.0, [100.0] * 3], ids=str)
-    def test_a_trajectory_without_a_turn_is_unscored(self, tmp_path: Path, tokenizer: Any, reward: Any) -> None:
-        """Its search was down: the function may have seen turns that training does not."""
-
-        def rewards(turn_ids: Any, **kwargs: Any) -> list[Any]:
-            scored = uneven_reward(turn_ids, **kwargs)
-            return [reward if max(ids) < 0 else row for ids, row in zip(turn_ids, scored, strict=True)]
-
-        trainer = build(tmp_path, tokenizer, rewards, SearchDown())
-        batch = rollout_batch(trainer)
-        assert [row for row, turns in enumerate(turns_of(batch)) if turns == 0] == [1, 6]
-        returns = [
-            returns_of([uneven(row, turn) for turn in range(turns)], 1.0) for row, turns in enumerate(turns_of(batch))
-        ]
-        assert_advantages(batch, returns)
-        totals = [row[0] for row in returns if row]
-        assert trainer._metrics["train"]["reward"] == [pytest.approx(sum(totals) / 6)]
-        assert trainer._metrics["train"]["trajectories_without_turn"] == [0.25]
