@@ -66,7 +66,7 @@ def policy_without(*token_ids: int) -> LlamaForCausalLM:
 
 def search_index(folder: Path) -> BM25Index:
     corpus = folder / "corpus.jsonl"
-    rows = [{"id": name, "title": name, "content": f"where {name}"} for name in NAMES[:4]]
+    rows = [{"id": name, "title": name, "text": f"where {name}"} for name in NAMES[:4]]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return BM25Index.build(corpus, folder / "index", show_progress=False)
 

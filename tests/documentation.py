@@ -44,7 +44,7 @@ def small(config_class: type[Any]) -> Callable[..., Any]:
 
 def write_questions() -> None:
     """`questions.jsonl` and `corpus.jsonl`, here."""
-    corpus = [{"id": "0", "title": "Oslo", "content": "where oslo"}]
+    corpus = [{"id": "0", "title": "Oslo", "text": "where oslo"}]
     questions = [{"id": str(i), "question": "where oslo", "golden_answers": ["oslo"]} for i in range(8)]
     for name, rows in (("corpus", corpus), ("questions", questions)):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -39,7 +39,7 @@ from benchmarks.common import RESULTS, table
 from benchmarks.search.world import World
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.search import BM25Index, HTTPSearch, SearchBackend, TantivyIndex, write_corpus
-from sorl_trl.search.corpus import Corpus
+from sorl_trl.search.index import Corpus
 from sorl_trl.search.lexical import tokenize
 
 Ask = Callable[[Sequence[str]], list[list[int]]]

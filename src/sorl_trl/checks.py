@@ -1,4 +1,4 @@
-"""Lets each argument say what it allows, and checks it with one function.
+"""Lets each argument say what it allows, checks it with one function, and imports what a dotted path names.
 
 A field says what it allows in its annotation: `gamma: Annotated[float, Number(least=0, most=1)]`. It does not say so
 in `field(metadata=…)`, because `HfArgumentParser` passes that on to argparse: a key of ours would break every parser
@@ -7,9 +7,13 @@ of such a dataclass, including those of TRL's own scripts. `__post_init__` calls
 
 from __future__ import annotations
 
+import os
+import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from importlib import import_module
+from inspect import isclass
 from math import inf
 from numbers import Real
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -41,17 +45,17 @@ class Number(Allowed):
     finite: bool = True
 
     def allows(self, value: Any) -> bool:
-        is_number = isinstance(value, Real) and not isinstance(value, bool) and value == value
-        if not is_number or (abs(value) == inf and (self.finite or self.whole)):
-            return False
-        inside = self.above < value or self.above == -inf, value < self.below or self.below == inf
-        return self.least <= value <= self.most and all(inside) and (not self.whole or value == int(value))
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number or value == inf:
+            return is_number and not self.finite
+        is_inside = self.least <= value <= self.most and self.above < value < self.below
+        return is_inside and (not self.whole or value == int(value))
 
     def __str__(self) -> str:
+        if self.least != -inf and self.most != inf:
+            return f"in [{self.least:g}, {self.most:g}]"
         limits = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         bounds = " and ".join(f"{word} {bound:g}" for word, bound in limits.items() if abs(bound) != inf)
-        if self.least != -inf and self.most != inf:
-            bounds = f"in [{self.least:g}, {self.most:g}]"
         if self.whole:
             return f"a whole number, {bounds}"
         return f"finite and {bounds}" if self.finite and self.most == self.below == inf else bounds
@@ -98,3 +102,43 @@ def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise ValueError unless `value` is one of `choices`."""
     OneOf(tuple(choices)).check(name, value)
+
+
+def is_dotted(value: Any) -> bool:
+    """Whether a value is text of several names with dots between them, which none of our own names has."""
+    names = value.split(".") if isinstance(value, str) else []
+    return len(names) > 1 and all(map(str.isidentifier, names))
+
+
+def import_named(argument: str, path: str) -> Any:
+    """Import what a dotted path names: a module, which may be in the current folder, and a name that it defines.
+
+    Raises ValueError, which names the `argument`, if the module cannot be imported or lacks the name.
+    """
+    if not is_dotted(path):
+        raise ValueError(f"`{argument}` is {path!r}, but must be a dotted path, such as 'my_module.my_name'.")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # where Python looks first for what a script in that folder imports
+    module_name, _, name = path.rpartition(".")
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        raise ValueError(f"`{argument}` is {path!r}, but {module_name} cannot be imported: {error}.") from error
+    if not hasattr(module, name):
+        raise ValueError(f"`{argument}` is {path!r}, but {module_name} ({module.__file__}) has no {name!r}.")
+    return getattr(module, name)
+
+
+def factory_named(argument: str, path: str, method: str) -> Callable[[], Any]:
+    """Import a class that has `method`, or a function that makes an object with it; both are called without arguments.
+
+    Raises ValueError as `import_named` does, and for anything else.
+    """
+    factory = import_named(argument, path)
+    if not callable(factory) or (isclass(factory) and not callable(getattr(factory, method, None))):
+        raise ValueError(
+            f"`{argument}` is {path!r}, but must name a class with a method `{method}`, or a function that makes one."
+        )
+    made: Callable[[], Any] = factory
+    return made

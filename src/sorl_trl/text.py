@@ -26,8 +26,6 @@ WITHOUT_WIDTH = "\u200b-\u200d"
 """Spaces and joiners without width, which some writers put between words of these languages."""
 _USER_OF_URL = re.compile(r"(?<=://)[^/?#\s]*@")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-_OTHER_BRACKETS = str.maketrans("<>[]", "[]()")
-_ROUND_BRACKETS = str.maketrans("<>[]", "()()")
 
 
 def encodable(text: str, half: str = "\N{REPLACEMENT CHARACTER}") -> str:
@@ -78,13 +76,3 @@ def without_user(text: str) -> str:
     Use it for all that is shown or stored: messages, settings, the name of an index.
     """
     return _USER_OF_URL.sub("", text)
-
-
-def other_brackets(text: str) -> str:
-    """Replace the brackets of tags and control tokens by other kinds: `<answer>` becomes `[answer]`."""
-    return text.translate(_OTHER_BRACKETS)
-
-
-def round_brackets(text: str) -> str:
-    """Replace the brackets of tags and control tokens by round ones."""
-    return text.translate(_ROUND_BRACKETS)

@@ -144,18 +144,14 @@ def test_an_environment(folder: Path) -> None:
     assert run_command(train, words) == 0
     assert log()["rewards/number_of_row/mean"] == 3
     assert log()["environment/reward"] > 0 < log()["rewards/environment_reward/mean"]
-    written = yaml.safe_load(Path("out/recipe.yaml").read_text())
-    assert {*written} & {"protocol", "prompt_template", "search_top_k"} == set(), "which it would be refused for"
     rows = evaluated("--num_samples", "4", "--temperature", "1")
     assert {row["prompt"] for row in rows} == {"<guess> 1"}, "with what `reset` says"
     measured = [json.loads(row["environment"]) for row in rows]
     assert sum(each["hits"] for each in measured) > 0
     rewards = [[segment["reward"] for segment in row["segments"] if segment["reward"]] for row in rows]
     assert [each.get("reward", 0) for each in measured] == [sum(each) for each in rewards]
-    assert {row["exact_match"] for row in rows} == {None}, "there are no golden answers"
     results = json.loads(Path("out/evaluation/results.json").read_text())
     assert results["datasets"]["rows"]["environment"]["hits"]["mean"] > 0
-    assert "hits" in Path("out/evaluation/results.md").read_text()
 
 
 def test_an_agent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,24 +172,19 @@ def test_an_agent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ({"rewards": ["nowhere_at_all.reward"]}, "`rewards`"),
         ({"rewards": ["own_code.taste"]}, "`rewards`"),
-        ({"rewards": ["own_code.Search"]}, "`rewards`"),
         ({"rewards": ["exact_match"]}, "`rewards`"),  # without golden answers
         ({"method": "own_code.turns"}, "`method`"),
-        ({"method": {"credit": "own_code.taste"}}, "`method.credit`"),
         ({"method": {"credit": {"own_code.Signed": {"volume": 1}}}}, "`method.credit."),
         ({"environment": "own_code.Search"}, "`environment`"),
         ({"environment": None, "search_backend": "own_code.Game"}, "`search_backend`"),
-        ({"environment": None, "no_search": True}, "`rewards`"),  # which an environment gives
         ({"agent": "own_code.agent"}, "`agent`"),
         ({"no_search": True}, "`no_search`"),
-        ({"chat": True}, "`chat`"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_argument(
     folder: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], name: str
 ) -> None:
     tokenizer = acting_tokenizer(("guess",))
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} {% endfor %}"
     own = {"environment": "own_code.Game", "rewards": ["environment"], **changed}
     row = {"prompt": "<guess>", "number": 3}
     if not own["environment"]:

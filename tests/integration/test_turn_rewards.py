@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from tests.policies import build_policy
 from tests.training import settings
-from tests.trajectories import FixedRollout, SearchDown, length_reward, parity_reward, prompts
+from tests.trajectories import FixedRollout, length_reward, parity_reward, prompts
 from tests.unit.ops import reference
 
 
@@ -71,9 +69,7 @@ class TestAdvantages:
             returns.append(returns_of(turn_rewards, 0.5))
         assert_advantages(batch, returns)
 
-    @pytest.mark.parametrize(
-        ("scale", "training"), [("group", True), ("batch", True), ("none", True), ("group", False)]
-    )
+    @pytest.mark.parametrize(("scale", "training"), [("batch", True), ("none", True), ("group", False)])
     def test_an_outcome_on_the_last_turn_has_trls_advantage(
         self, tmp_path: Path, tokenizer: Any, scale: str, training: bool
     ) -> None:
@@ -113,66 +109,3 @@ class TestUnscored:
             rewards[-1] += 0.0 if row == 6 else 3.0
             returns.append([] if row in (1, 5) else returns_of(rewards, 1.0))
         assert_advantages(batch, returns)
-
-    @pytest.mark.parametrize("per_turn", [False, True], ids=["outcome", "turns"])
-    @pytest.mark.parametrize("reward", [math.inf, -math.inf, math.nan], ids=str)
-    def test_a_reward_that_is_no_number_is_none(
-        self, tmp_path: Path, tokenizer: Any, reward: float, per_turn: bool
-    ) -> None:
-        """Of two trajectories, which another function rewards, too; its word counts beside NaN, which is `None`."""
-
-        def scored(given: float | None, turn_ids: Any, **kwargs: Any) -> list[Any]:
-            rewards: list[Any] = uneven_reward(turn_ids, **kwargs)
-            for row in (1, 6):
-                rewards[row] = [given] * len(rewards[row]) if per_turn else given
-            return rewards
-
-        def other(completions: Any, **_: Any) -> list[float | None]:
-            return [None if row in (1, 6) and math.isinf(reward) else 3.0 for row in range(len(completions))]
-
-        def both(completions: Any, **_: Any) -> list[float]:
-            return [3.0] * len(completions)
-
-        batches = []
-        for given, beside in ((reward, both), (None, other)):
-            trainer = build(tmp_path, tokenizer, [functools.partial(scored, given), beside])
-            batches.append(rollout_batch(trainer))
-            share = 0.25 if math.isinf(reward) else 0.0
-            assert trainer._metrics["train"]["trajectories_unscored"] == [share]
-            assert math.isfinite(trainer._metrics["train"]["reward"][0])
-        assert torch.equal(batches[0]["advantages"], batches[1]["advantages"])
-        assert batches[0]["advantages"].isfinite().all()
-
-    @pytest.mark.parametrize("reward", [100.0, [], [100.0] * 3], ids=str)
-    def test_a_trajectory_without_a_turn_is_unscored(self, tmp_path: Path, tokenizer: Any, reward: Any) -> None:
-        """Its search was down: the function may have seen turns that training does not."""
-
-        def rewards(turn_ids: Any, **kwargs: Any) -> list[Any]:
-            scored = uneven_reward(turn_ids, **kwargs)
-            return [reward if max(ids) < 0 else row for ids, row in zip(turn_ids, scored, strict=True)]
-
-        trainer = build(tmp_path, tokenizer, rewards, SearchDown())
-        batch = rollout_batch(trainer)
-        assert [row for row, turns in enumerate(turns_of(batch)) if turns == 0] == [1, 6]
-        returns = [
-            returns_of([uneven(row, turn) for turn in range(turns)], 1.0) for row, turns in enumerate(turns_of(batch))
-        ]
-        assert_advantages(batch, returns)
-        totals = [row[0] for row in returns if row]
-        assert trainer._metrics["train"]["reward"] == [pytest.approx(sum(totals) / 6)]
-        assert trainer._metrics["train"]["trajectories_without_turn"] == [0.25]
-
-
-class TestWhatTheUserSees:
-    def test_the_completions_table_shows_the_mean_over_turns(self, tmp_path: Path, tokenizer: Any) -> None:
-        """Of this batch and of the one before it: each trajectory has its line."""
-        trainer = build(tmp_path, tokenizer, uneven_reward)
-        shown: list[float] = []
-        for batch in (rollout_batch(trainer), rollout_batch(trainer)):
-            for advantages, turn_ids, turns in zip(
-                batch["advantages"], batch["turn_ids"], turns_of(batch), strict=True
-            ):
-                shown.append(sum(advantages[turn_ids == k][0].item() for k in range(turns)) / turns)
-        assert list(trainer._logs["advantages"]) == pytest.approx(shown, abs=1e-6)
-        totals = trainer._logs["rewards"]["uneven_reward"]
-        assert totals[8] == pytest.approx(sum(uneven(0, turn) for turn in range(turns_of(batch)[0])))

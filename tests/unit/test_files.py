@@ -12,12 +12,6 @@ from sorl_trl.files import raise_if_disk_full, write_whole
 
 
 class TestWriteWhole:
-    def test_replaces(self, tmp_path: Path) -> None:
-        write_whole(tmp_path / "a.txt", b"old")
-        write_whole(tmp_path / "a.txt", lambda file: file.write(b"new"))
-        assert (tmp_path / "a.txt").read_bytes() == b"new"
-        assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]
-
     def test_a_failure_leaves_the_old_file_and_nothing_else(self, tmp_path: Path) -> None:
         write_whole(tmp_path / "a.txt", b"old")
 
@@ -29,19 +23,6 @@ class TestWriteWhole:
             write_whole(tmp_path / "a.txt", half)
         assert (tmp_path / "a.txt").read_bytes() == b"old"
         assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]
-
-    def test_readers_see_the_old_content_while_it_is_written(self, tmp_path: Path) -> None:
-        file = tmp_path / "a.txt"
-        write_whole(file, b"old")
-        seen = []
-
-        def write(out: IO[bytes]) -> None:
-            out.write(b"new")
-            out.flush()
-            seen.append(file.read_bytes())
-
-        write_whole(file, write)
-        assert seen == [b"old"]
 
     def test_writers_of_one_file_do_not_meet(self, tmp_path: Path) -> None:
         """Processes of two machines may have the same number."""

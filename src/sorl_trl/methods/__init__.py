@@ -8,7 +8,7 @@ from dataclasses import fields
 from inspect import isclass
 from typing import Any
 
-from sorl_trl.dotted_path import import_named, is_dotted
+from sorl_trl.checks import import_named, is_dotted
 from sorl_trl.methods.data import ClipRange, MicroBatch, Objective, ScoredRollout
 from sorl_trl.methods.dppo import *
 from sorl_trl.methods.dr_mas import *

@@ -9,31 +9,27 @@ from sorl_trl.qa.questions import (
     load_questions,
     write_questions,
 )
-from sorl_trl.qa.rewards import (
+from sorl_trl.qa.scoring import (
     REWARDS,
     TASK_REWARDS,
     answer_reward,
     choice_reward,
+    contains_answer,
     environment_reward,
+    exact_match,
     exact_match_reward,
-    f1_plus_reward,
     f1_reward,
     format_reward,
-    search_hit_turn_reward,
-    solved_reward,
-    sub_exact_match_reward,
-    turn_format_reward,
-)
-from sorl_trl.qa.scoring import (
-    contains_answer,
-    exact_match,
     normalize_answer,
     score_answer,
     score_choice,
-    score_f1_plus,
     score_search_hits,
+    search_hit_turn_reward,
+    solved_reward,
     sub_exact_match,
+    sub_exact_match_reward,
     token_f1,
+    turn_format_reward,
 )
 
 __all__ = [
@@ -51,7 +47,6 @@ __all__ = [
     "environment_reward",
     "exact_match",
     "exact_match_reward",
-    "f1_plus_reward",
     "f1_reward",
     "format_reward",
     "load_benchmark",
@@ -59,7 +54,6 @@ __all__ = [
     "normalize_answer",
     "score_answer",
     "score_choice",
-    "score_f1_plus",
     "score_search_hits",
     "search_hit_turn_reward",
     "solved_reward",

@@ -1,10 +1,14 @@
-"""The one scorer of rewards and evaluation: answers, multiple choice, and trajectories.
+"""The one scorer of rewards and evaluation: answers, multiple choice, and trajectories; and the reward functions.
 
 Exact match, sub-exact match and token F1 are as SQuAD defines them and FlashRAG computes them. Options of multiple
 choice are a mapping from letter to text, in the order in which they are shown. Their golden answer is the text of the
 right option, so that a search can be credited for finding it; the right letter follows from it.
 
 Only text that the policy generated is graded (`Trajectory.answer`): a passage with `<answer>` tags earns nothing.
+
+TRL's trainers call a reward function by keyword with one entry per trajectory. It takes the columns that it names and
+ignores the rest: `trajectory` comes from the rollout, other columns from the training set that `build_prompt_rows`
+makes. A trajectory that an infrastructure failure ended gets `None`, and TRL leaves it out.
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from operator import eq
+from typing import Any, TypeVar
 
 from sorl_trl.text import HAN_AND_KANA, SOUTHEAST_ASIAN_LETTER, WITHOUT_WIDTH
 from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
@@ -30,12 +35,11 @@ _WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
 # Nearly every passage contains a "no".
 _VERDICTS = frozenset({"yes", "no", "maybe"})
 
-# "B", "b.", "(B)", "B) text", "B: text", "**B**": a letter of its own, and the text after it, which may be empty.
-_LETTER_FIRST = re.compile(r"[\s(\[*\"']*([A-Za-z])(?![^\W_])[\s)\].:*\"']*(.*)", re.DOTALL)
-# "Answer: B", "Option B", "**Answer:** (B)": words that may come before all of that and name nothing.
-_PREFIX = re.compile(r"[\s(\[*\"']*(?:(?:answer|option|choice)\b[\s:.*]*)+", re.IGNORECASE)
-# "A) Paris", "Paris (A)": not an article, because no word follows on its line.
-_LETTER_A = re.compile(r"\ba\b(?![ \t]+\w)", re.IGNORECASE)
+# "B", "b.", "(B)", "**B**", "Answer: B", "Option B", and "B) text": a letter, and the text after it.
+_MARKED = re.compile(
+    r"[\s*(\[\"']*(?:(?:answer|option|choice)[\s:*]+)*[(\[\"']*([A-Z])(?:[)\].:*\"']+\s*(.*)|\s*)",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def normalize_answer(text: str) -> str:
@@ -63,15 +67,12 @@ def exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
 def sub_exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
     """Return 1.0 if the prediction contains a golden answer as whole words, else 0.0. `None` is no answer: 0.0.
 
-    Punctuation may separate words, as in `contains_answer` ("Paris/Rome" contains "Rome"), or vanish, as in
-    `exact_match` ("the US" contains "U.S."), so the score is never below exact match. In scripts without spaces,
-    every character is a word.
+    Words are compared as by `contains_answer`, and the score is never below exact match.
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
     """
-    separated = contains_answer(prediction or "", golden_answers)
-    return max(float(separated), _best(_contains, prediction, golden_answers))
+    return max(float(contains_answer(prediction or "", golden_answers)), exact_match(prediction, golden_answers))
 
 
 def token_f1(prediction: str | None, golden_answers: Sequence[str]) -> float:
@@ -98,7 +99,9 @@ def contains_answer(text: str, golden_answers: Sequence[str]) -> bool:
         ValueError: `golden_answers` is empty or a plain string.
     """
     _check_golden_answers(golden_answers)
-    return _best(_contains, _separate(text), [_separate(gold) for gold in golden_answers]) > 0
+    words = f" {_separated(text)} "
+    golds = filter(None, map(_separated, golden_answers))
+    return any(f" {gold} " in words for gold in golds)
 
 
 def _best(compare: Callable[[str, str], float], prediction: str | None, golden_answers: Sequence[str]) -> float:
@@ -115,25 +118,17 @@ def _check_golden_answers(golden_answers: Sequence[str]) -> None:
         raise ValueError(f"golden_answers must be a non-empty list of strings, got {golden_answers!r}")
 
 
-def _separate(text: str) -> str:
-    return unicodedata.normalize("NFC", text).translate(_SPACES_FOR_PUNCTUATION)
-
-
-def _words(normalized: str) -> list[str]:
-    """The words of a normalized text; if it has characters of a script without spaces, each of them is one."""
-    if not _UNSPACED.search(normalized):
-        return normalized.split()
-    return _UNSPACED.sub(r" \1 ", _separate(normalized)).split()
-
-
-def _contains(text: str, gold: str) -> float:
-    return float(f" {' '.join(_words(gold))} " in f" {' '.join(_words(text))} ")
+def _separated(text: str) -> str:
+    """The words of a text, normalized, with a space between two; in a script without spaces, the characters."""
+    spaced = unicodedata.normalize("NFC", text).translate(_SPACES_FOR_PUNCTUATION)
+    return " ".join(_UNSPACED.sub(r" \1 ", normalize_answer(spaced)).split())
 
 
 def _f1(prediction: str, gold: str) -> float:
     if prediction != gold and not _WHOLE_ANSWERS.isdisjoint((prediction, gold)):
         return 0.0
-    predicted, expected = _words(prediction), _words(gold)
+    sides = (_separated(side) if _UNSPACED.search(side) else side for side in (prediction, gold))
+    predicted, expected = (side.split() for side in sides)
     shared = (Counter(predicted) & Counter(expected)).total()
     # 2PR / (P + R) with P = shared / predicted and R = shared / expected.
     return 2 * shared / (len(predicted) + len(expected))
@@ -156,60 +151,28 @@ def right_letter(golden_answers: Sequence[str], options: Mapping[str, str]) -> s
 def named_letter(answer: str, options: Mapping[str, str]) -> str | None:
     """Return the letter of the one option that an answer names, or `None` if it names none or more than one.
 
-    An option is named by its letter in either case, bare or with brackets and punctuation ("B", "b.", "(B)"); by its
-    text; or by both ("B) text", "B: text"). "Answer", "Option" or "Choice" may come first ("Answer: B", "Option B"),
-    unless an option's text begins with them. The whole answer must have this form: a letter before other words names
-    nothing, and neither does a sentence ("the answer is B"). A bare letter that is also the text of another option
-    names two options, and so does a text that two options share, unless a letter precedes it.
-
-    Texts are compared as by exact match, with two refinements. If it cannot tell two options apart ("Rh+" and "Rh-",
-    because punctuation is dropped), an answer that spells one of them out names that one. And an "A" that no word
-    follows is a letter, not an article to drop: "A) Paris" is not "Paris".
+    An option is named by its letter in either case, bare or marked ("B", "b.", "(B)", "Answer: B"), also before its
+    own text ("B) text"); or by its text, as it is written or else after normalization. A sentence names nothing.
     """
-    named = _named(answer, options)
-    if not named and (prefix := _PREFIX.match(answer)):
-        named = _named(answer[prefix.end() :], options)
-    return named.pop() if len(named) == 1 else None
+    marked = _MARKED.fullmatch(answer)
+    letter, rest = (marked[1].upper(), marked[2] or "") if marked else ("", "")
+    if letter in options and not rest:
+        return letter
+    named = _with_text(answer, options, _spelled_out)
+    if not named and letter in options:
+        return letter if letter in _with_text(rest, options, normalize_answer) else None
+    named = named or _with_text(answer, options, normalize_answer)
+    return named[0] if len(named) == 1 else None
 
 
-def _named(answer: str, options: Mapping[str, str]) -> set[str]:
-    """The letters of all options that an answer names."""
-    named = _named_by_text(answer, options)
-    if spelled := _LETTER_FIRST.fullmatch(answer):
-        letter, text = spelled[1].upper(), spelled[2]
-        if letter in options and (not text or letter in _named_by_text(text, options)):
-            named |= {letter}
-    return named
-
-
-def _named_by_text(answer: str, options: Mapping[str, str]) -> set[str]:
-    for read in (_spelled_out, _with_letter_a if _LETTER_A.search(answer) else normalize_answer):
-        wanted = read(answer)
-        named = {letter for letter, text in options.items() if wanted and read(text) == wanted}
-        if named:
-            return named
-    return set()
+def _with_text(text: str, options: Mapping[str, str], read: Callable[[str], str]) -> list[str]:
+    """The letters of the options whose text is this one, as `read` makes both comparable."""
+    wanted = read(text)
+    return [letter for letter, option in options.items() if wanted and read(option) == wanted]
 
 
 def _spelled_out(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def _with_letter_a(text: str) -> str:
-    """Normalize the text, with a word in place of the letter "A", which normalization would drop."""
-    return normalize_answer(_LETTER_A.sub("letter-a", text))
-
-
-def score_f1_plus(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
-    """Score F1+ = F1 − 0.1·[no search] − 0.1·[no answer], in [−0.2, 1].
-
-    This is the reward of Search-R1++ (arXiv 2602.19526), known to us second-hand. F1 alone gives 0 both to a wrong
-    answer and to none, so a policy loses nothing by not answering; here a wrong answer is worth more than none. A
-    search that found nothing or was refused counts as a search; a call of another tool does not.
-    """
-    has_searched = any(turn.action.kind is ActionKind.SEARCH for turn in trajectory.turns)
-    missing = (not has_searched) + (trajectory.answer is None)
-    return token_f1(trajectory.answer, golden_answers) - 0.1 * missing
 
 
 def score_choice(trajectory: Trajectory, golden_answers: Sequence[str], options: Mapping[str, str]) -> float:
@@ -254,3 +217,113 @@ def _is_search_hit(turn: Turn, following: Turn | Observation | None, golden_answ
     telling = [gold for gold in golden_answers if normalize_answer(gold) not in _VERDICTS]
     found = [gold for gold in telling if any(contains_answer(text, [gold]) for text in texts)]
     return bool(found) and contains_answer(following.text, found)
+
+
+Score = TypeVar("Score")
+Trajectories = Sequence[Trajectory]
+Answers = Sequence[Sequence[str]]
+OptionPairs = Sequence[tuple[str, str]]
+"""Letter and text of each option; empty for an open question. A dataset turns the pairs into lists."""
+
+
+def exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
+    """Give 1.0 for an answer that equals a golden answer after normalization, else 0.0."""
+    return _score_each(lambda each, golden: exact_match(each.answer, golden), trajectory, golden_answers)
+
+
+def sub_exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
+    """Give 1.0 for an answer that contains a golden answer as whole words, else 0.0. Long answers can exploit it."""
+    return _score_each(lambda each, golden: sub_exact_match(each.answer, golden), trajectory, golden_answers)
+
+
+def f1_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
+    """Give the best token F1 of the answer with a golden answer, in [0, 1]."""
+    return _score_each(lambda each, golden: token_f1(each.answer, golden), trajectory, golden_answers)
+
+
+def choice_reward(
+    *, trajectory: Trajectories, golden_answers: Answers, options: Sequence[OptionPairs | None], **_: object
+) -> list[float | None]:
+    """Give 1.0 for an answer that names the right option, by letter or text, else 0.0.
+
+    Raises:
+        ValueError: A question is open.
+    """
+    return _score_each(score_choice, trajectory, golden_answers, _mappings(options))
+
+
+def answer_reward(
+    *,
+    trajectory: Trajectories,
+    golden_answers: Answers,
+    options: Sequence[OptionPairs | None] | None = None,
+    **_: object,
+) -> list[float | None]:
+    """Give choice accuracy for questions with options and exact match for open ones, for mixed sets."""
+    columns = [None] * len(trajectory) if options is None else options
+    return _score_each(score_answer, trajectory, golden_answers, _mappings(columns))
+
+
+def format_reward(*, trajectory: Trajectories, **_: object) -> list[float | None]:
+    """Give 1.0 for a trajectory with an answer and without an invalid action, else 0.0."""
+    return _score_each(lambda each: float(each.answer is not None and all(map(_is_valid, each.turns))), trajectory)
+
+
+def turn_format_reward(*, trajectory: Trajectories, **_: object) -> list[list[float] | None]:
+    """Give each turn 1.0 for a well-formed action, 0.0 for an invalid one.
+
+    The sum grows with the number of turns, so give it a low weight, or the policy is paid for searching on.
+    """
+    return _score_each(lambda each: [float(_is_valid(turn)) for turn in each.turns], trajectory)
+
+
+def search_hit_turn_reward(
+    *, trajectory: Trajectories, golden_answers: Answers, **_: object
+) -> list[list[float] | None]:
+    """Give each turn 1.0 if it is the first search that found a golden answer, else 0.0."""
+    return _score_each(score_search_hits, trajectory, golden_answers)
+
+
+def environment_reward(*, trajectory: Trajectories, **_: object) -> list[list[float] | None]:
+    """Give each turn its environment's reward (`Reply.reward`), or 0.0 if it gave none."""
+    return _score_each(lambda each: [turn.reward or 0.0 for turn in each.turns], trajectory)
+
+
+def solved_reward(*, trajectory: Trajectories, environments: Sequence[Any], **_: object) -> list[float | None]:
+    """Give 1.0 if the environment's attribute `solved` is true, else 0.0."""
+    return _score_each(lambda _, environment: float(environment.solved), trajectory, environments)
+
+
+REWARDS: dict[str, Callable[..., list[Any]]] = {
+    "answer": answer_reward,
+    "exact_match": exact_match_reward,
+    "sub_exact_match": sub_exact_match_reward,
+    "f1": f1_reward,
+    "choice": choice_reward,
+    "format": format_reward,
+    "turn_format": turn_format_reward,
+    "search_hit": search_hit_turn_reward,
+    "environment": environment_reward,
+    "solved": solved_reward,
+}
+"""The reward functions by the names that recipes use."""
+TASK_REWARDS = frozenset({"environment", "solved"})
+"""The names of the rewards that an environment computes."""
+
+
+def _score_each(
+    score: Callable[..., Score], trajectories: Sequence[Trajectory], *columns: Iterable[object]
+) -> list[Score | None]:
+    return [
+        None if trajectory.stop_reason.is_infrastructure_failure else score(trajectory, *row)
+        for trajectory, *row in zip(trajectories, *columns, strict=True)
+    ]
+
+
+def _is_valid(turn: Turn) -> bool:
+    return turn.action.kind is not ActionKind.INVALID
+
+
+def _mappings(options: Sequence[OptionPairs | None]) -> list[dict[str, str]]:
+    """Make mappings of pairs. `None` comes from joining datasets with and without the column."""
+    return [dict(pairs or ()) for pairs in options]

@@ -13,10 +13,9 @@ from typing import Annotated, Any
 from trl import ModelConfig
 
 from sorl_trl import qa
-from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields
+from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields, import_named, is_dotted
 from sorl_trl.command_line import RECIPES, Parser, given_words, mistakes, parse_dataclasses, read_config, take_config
 from sorl_trl.diagnostics.callbacks import ACTIONS
-from sorl_trl.dotted_path import import_named, is_dotted
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.files import missing
 from sorl_trl.methods import METHODS, method_from

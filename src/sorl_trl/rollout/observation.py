@@ -11,9 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.rollout.protocol import Frame, TagProtocol
 from sorl_trl.rollout.trajectories import control_tokens, decode
-from sorl_trl.text import encodable, other_brackets, round_brackets
+from sorl_trl.text import encodable
 from sorl_trl.types import Observation, Passage, ToolResult
 
+_OTHER_BRACKETS = str.maketrans("<>[]", "[]()")
+_ROUND_BRACKETS = str.maketrans("<>[]", "()()")
 _MAX_PASSES = 3
 _CHARACTERS_PER_TOKEN = 8
 _MARGIN = 256
@@ -50,7 +52,7 @@ class Sanitizer:
         controls = control_tokens(tokenizer, self._protocol.tag_names)
         self._control_ids = frozenset(controls)
         # A control token without brackets cannot be rewritten: its id is dropped.
-        rewritable = (token for token in controls.values() if token != other_brackets(token))
+        rewritable = (token for token in controls.values() if token != token.translate(_OTHER_BRACKETS))
         # `(?!)` matches nothing. Longer strings first, or a control token would be taken for its prefix.
         strings = sorted(map(re.escape, rewritable), key=len, reverse=True)
         self._control_strings = re.compile("|".join(strings) or "(?!)")
@@ -85,7 +87,7 @@ class Sanitizer:
         Retrieved JSON may contain lone surrogates, which no tokenizer accepts; each becomes a question mark.
         """
         text, tags = self._protocol.neutralize(encodable(untrusted, "?"))
-        text, controls = self._control_strings.subn(lambda token: other_brackets(token[0]), text)
+        text, controls = self._control_strings.subn(lambda token: token[0].translate(_OTHER_BRACKETS), text)
         return text, tags + controls
 
     def _encode_beginning(self, text: str, max_tokens: int) -> tuple[str, list[int]]:
@@ -244,7 +246,7 @@ class MessageSanitizer:
         # The end of the text before and the beginning of this one may form a tag.
         joined = self._sanitizer.rewrite(before + kept)[1] - self._sanitizer.rewrite(before)[1]
         self.neutralized += max(joined, 0)
-        return round_brackets(kept) if joined > 0 else kept
+        return kept.translate(_ROUND_BRACKETS) if joined > 0 else kept
 
 
 def is_text(block: Any) -> bool:

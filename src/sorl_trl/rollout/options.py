@@ -8,8 +8,16 @@ from typing import Annotated, Any
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.checks import COUNT, POSITIVE_COUNT, SWITCH, Number, OneOf, check_fields
-from sorl_trl.dotted_path import factory_named, import_named
+from sorl_trl.checks import (
+    COUNT,
+    POSITIVE_COUNT,
+    SWITCH,
+    Number,
+    OneOf,
+    check_fields,
+    factory_named,
+    import_named,
+)
 from sorl_trl.qa import SEARCH_R1_TEMPLATE
 from sorl_trl.rollout.protocol import Frame, TagProtocol
 

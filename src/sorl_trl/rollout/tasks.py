@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.dotted_path import factory_named
+from sorl_trl.checks import factory_named
 from sorl_trl.qa import BENCHMARKS, Question, build_prompt_rows, load_benchmark, load_questions
 from sorl_trl.rollout.environments.responder import EnvironmentResponder
 from sorl_trl.rollout.observation import Sanitizer

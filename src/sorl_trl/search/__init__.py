@@ -2,11 +2,9 @@
 
 from sorl_trl.search.arguments import BuiltSearch, SearchArguments, open_index
 from sorl_trl.search.backend import NoSearch, RetryPolicy, SearchBackend, SearchError, SearchUnavailable
-from sorl_trl.search.cache import CachedSearch, CacheError
-from sorl_trl.search.client import HTTPSearch, MalformedResponse
-from sorl_trl.search.corpus import Corpus, CorpusError, write_corpus
+from sorl_trl.search.client import CachedSearch, CacheError, HTTPSearch, MalformedResponse
 from sorl_trl.search.dense import DenseIndex, DenseOptions
-from sorl_trl.search.index import IndexCorrupted, IndexOutdated, SavedIndex
+from sorl_trl.search.index import Corpus, CorpusError, IndexOutdated, SavedIndex, write_corpus
 from sorl_trl.search.lexical import BM25Index, TantivyIndex
 
 __all__ = [
@@ -19,7 +17,6 @@ __all__ = [
     "DenseIndex",
     "DenseOptions",
     "HTTPSearch",
-    "IndexCorrupted",
     "IndexOutdated",
     "MalformedResponse",
     "NoSearch",

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from sorl_trl.checks import SWITCH, OneOf, check_fields
-from sorl_trl.dotted_path import factory_named
+from sorl_trl.checks import SWITCH, OneOf, check_fields, factory_named
 from sorl_trl.search.backend import NoSearch, SearchBackend
-from sorl_trl.search.cache import CachedSearch
-from sorl_trl.search.client import HTTPSearch
+from sorl_trl.search.client import CachedSearch, HTTPSearch
 from sorl_trl.search.dense import DenseIndex
 from sorl_trl.search.index import SavedIndex, read_manifest
 from sorl_trl.search.lexical import BM25Index, TantivyIndex
@@ -83,8 +81,8 @@ class SearchArguments:
         """Open the engine, behind a cache if `search_cache` is set.
 
         Raises:
-            FileNotFoundError, CorpusError, IndexCorrupted, IndexOutdated, CacheError, ValueError: The source is
-                missing, cannot be used, or none is given. The message says what to do.
+            FileNotFoundError, ValueError: The source is missing, cannot be used, or none is given. The message says
+                what to do.
         """
         self.check_sources()
         backend, identity = self._engine()

@@ -1,17 +1,28 @@
-"""The client of a search server: asks it, and reads the answers of Search-R1's `/retrieve` and its variants in use."""
+"""Engines that ask another one: the client of Search-R1's `/retrieve`, and a cache of answers in a file."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
 
 import httpx2
 
 from sorl_trl.checks import Number
-from sorl_trl.search.backend import SearchError, SearchUnavailable, check_request
-from sorl_trl.search.corpus import title_and_text
+from sorl_trl.search.backend import (
+    SearchBackend,
+    SearchError,
+    SearchUnavailable,
+    check_request,
+    checked_results,
+    is_thread_safe,
+)
+from sorl_trl.search.index import title_and_text
 from sorl_trl.text import encodable, without_user
 from sorl_trl.threads import DaemonThreads
 from sorl_trl.types import Passage
@@ -27,6 +38,8 @@ WORTH_RETRYING = (408, 429)
 """HTTP codes that mean "later". Like any 5xx, they say nothing about the request."""
 REFUSED = (400, 413, 414, 422)
 """HTTP codes with which a server refuses this request. Others, such as "not found", would refuse any request."""
+LONGEST_WAIT_S = 30.0
+"""Seconds to wait for another process that writes into a cache; our choice."""
 
 
 class MalformedResponse(ValueError):
@@ -35,9 +48,6 @@ class MalformedResponse(ValueError):
     No retry can mend this mistake in the setup. It is neither a `SearchError` nor a `SearchUnavailable`, so it ends
     the run.
     """
-
-    def __init__(self, problem: str, response: object) -> None:
-        super().__init__(f"{problem}; the response begins: {_excerpt(response)}")
 
 
 class HTTPSearch:
@@ -89,9 +99,7 @@ class HTTPSearch:
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise SearchUnavailable(
-                f"{self._shown_url}: the response is not JSON ({error}): {_text(body)!r}"
-            ) from error
+            raise SearchUnavailable(f"{self._shown_url}: not JSON ({error}): {_excerpt(body)}") from error
         return parse_response(answer, len(queries), k)
 
     def _read(self, response: httpx2.Response, deadline: float) -> bytes:
@@ -102,83 +110,50 @@ class HTTPSearch:
             if time.monotonic() > deadline:
                 raise httpx2.ReadTimeout(f"the response is not whole after {self._timeout_s} s")
             if len(body) > LONGEST_RESPONSE:
-                raise MalformedResponse(f"{self._shown_url}: more than {LONGEST_RESPONSE:,} bytes", _text(body))
+                raise MalformedResponse(f"{self._shown_url}: more than {LONGEST_RESPONSE:,} bytes: {_excerpt(body)}")
         return bytes(body)
 
     def _check_status(self, response: httpx2.Response, body: bytes) -> None:
-        status = f"{self._shown_url}: HTTP {response.status_code}"
+        problem = f"{self._shown_url}: HTTP {response.status_code}: {_excerpt(body)}"
         if response.is_server_error or response.status_code in WORTH_RETRYING:
-            raise SearchUnavailable(f"{status}: {_text(body)!r}")
+            raise SearchUnavailable(problem)
         if response.status_code in REFUSED:
-            raise SearchError(f"{status}: {_text(body)!r}")
+            raise SearchError(problem)
         if response.is_redirect:
-            raise MalformedResponse(f"{status} to {response.headers.get('Location')!r}: give that URL", _text(body))
+            raise MalformedResponse(f"{problem}; it redirects to {response.headers.get('Location')!r}: give that URL")
         if not response.is_success:
-            raise MalformedResponse(status, _text(body))
+            raise MalformedResponse(problem)
 
 
-def parse_response(response: object, num_queries: int, k: int) -> list[list[Passage]]:
-    """Parse any of the known responses, already decoded from JSON.
+def parse_response(response: Any, num_queries: int, k: int) -> list[list[Passage]]:
+    """Read a response that is already decoded from JSON: `{"result": [[{"document": …, "score": 0.5}]]}`.
 
-    The lists of hits are in `result` or `results`. A hit is a document, `{"document", "score"}`, a document's fields
-    including a `score`, or the pair `[document, score]` with a numeric score. A document is one string of `"Title"`, a
-    newline and the text, or an object with `title` and `content` or `text`, or with only `contents`, `content` or
-    `text`. A list that is null is empty, as servers in Go write it. Hits that are null, or whose document is, are left
-    out. A score may be a string; a score that is missing, not a number or not finite becomes `None`, because no run
-    should end over it. A missing identifier becomes empty. Half a surrogate pair, which no tokenizer can encode,
-    becomes U+FFFD. Hits beyond the first `k` of a query are cut, because some servers ignore `topk`.
+    A document has one of the schemas of `Corpus`, but may lack an `id`. Without scores, it stands in the place of the
+    hit. A score that is no finite number becomes `None`, because no run should end over it. Half a surrogate pair,
+    which no tokenizer can encode, becomes U+FFFD. Hits beyond the first `k` of a query are cut.
 
     Raises MalformedResponse for other responses, and if the number of results is not that of queries.
     """
-    results = response.get("result", response.get("results")) if isinstance(response, dict) else None
-    if not isinstance(results, list):
-        raise MalformedResponse("the server returned no list `result` or `results`", response)
-    if len(results) != num_queries:
-        raise MalformedResponse(f"the server returned {len(results)} results for {num_queries} queries", response)
     try:
-        return [_passages(result)[:k] for result in results]
-    except ValueError as error:
-        raise MalformedResponse(str(error), response) from error
+        found = [[_passage(hit) for hit in hits[:k]] for hits in response["result"]]
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise MalformedResponse(f"not an answer in Search-R1's format: {repr(response)[:EXCERPT_LENGTH]}") from error
+    if len(found) != num_queries:
+        raise MalformedResponse(f"the server returned {len(found)} results for {num_queries} queries")
+    return found
 
 
-def _passages(result: object) -> list[Passage]:
-    if result is None:
-        return []
-    if not isinstance(result, list) or _is_pair(result):
-        raise ValueError(f"the result of a query must be a list of hits, got {_excerpt(result)}")
-    found = [_document_and_score(hit) for hit in result]
-    return [_passage(document, score) for document, score in found if document is not None]
-
-
-def _is_pair(value: list[object]) -> bool:
-    """Whether this is `[document, score]`, and not two hits."""
-    return len(value) == 2 and isinstance(value[0], str | dict) and isinstance(value[1], int | float)
-
-
-def _document_and_score(hit: object) -> tuple[object, object]:
-    if isinstance(hit, list) and _is_pair(hit):
-        return hit[0], hit[1]
-    if isinstance(hit, dict):
-        return hit.get("document", hit), hit.get("score")
-    return hit, None
-
-
-def _passage(document: object, score: object) -> Passage:
-    if isinstance(document, str):
-        document = {"contents": document}
-    if not isinstance(document, dict):
-        raise ValueError(f"a hit must be a string, an object or a pair, got {_excerpt(document)}")
+def _passage(hit: dict[str, Any]) -> Passage:
+    document = hit.get("document", hit)
     title, text = title_and_text(document)
-    identifier = "" if document.get("id") is None else str(document["id"])
-    return Passage(encodable(identifier), encodable(title), encodable(text), _finite(score))
+    identifier = str(document.get("id", ""))
+    return Passage(encodable(identifier), encodable(title), encodable(text), _finite(hit.get("score")))
 
 
-def _finite(score: object) -> float | None:
-    if isinstance(score, bool) or not isinstance(score, str | int | float):
-        return None
+def _finite(score: Any) -> float | None:
     try:
         number = float(score)
-    except (ValueError, OverflowError):  # JSON's integers have no limit.
+    except (TypeError, ValueError, OverflowError):  # JSON's integers have no limit
         return None
     return number if math.isfinite(number) else None
 
@@ -194,10 +169,63 @@ def _check_url(url: str) -> None:
         raise ValueError(f"{rule}, got {without_user(url)!r}")
 
 
-def _excerpt(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=repr)
-    return repr(text[:EXCERPT_LENGTH])
+def _excerpt(body: bytes | bytearray) -> str:
+    return repr(body[: 4 * EXCERPT_LENGTH].decode("utf-8", "replace")[:EXCERPT_LENGTH])
 
 
-def _text(body: bytes | bytearray) -> str:
-    return body[: 4 * EXCERPT_LENGTH].decode("utf-8", "replace")[:EXCERPT_LENGTH]
+class CacheError(ValueError):
+    """A cache file cannot be used. The message names it and says what to do."""
+
+
+class CachedSearch:
+    """A `SearchBackend` that asks another engine only new queries: each query once, all in one call.
+
+    Answers are kept in an SQLite file, which several processes and threads may use at once. The file grows without
+    bound, and must lie on a local disk, whose locks are reliable. Failures are never kept.
+
+    Args:
+        backend: The engine to ask. It must give equal answers to equal requests.
+        identity: Identifies the content that is searched, and must change with it: an index's `identity`, or a
+            server's URL with a version. Answers under other identities are ignored.
+        path: The file, which is created if missing; its folder must exist.
+
+    Raises:
+        CacheError: The file is no cache, cannot be opened, or stays locked; also in any later search.
+    """
+
+    def __init__(self, backend: SearchBackend, identity: str, path: str | os.PathLike[str]) -> None:
+        self._backend, self._identity, self._path = backend, identity, path
+        self.thread_safe = is_thread_safe(backend)
+        with self._connect() as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, passages TEXT NOT NULL)")
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """See `SearchBackend.search_batch`. Raises what the backend does, and `CacheError`."""
+        check_request(queries, k)
+        # JSON in ASCII, because a policy may write half a surrogate pair, which SQLite refuses.
+        keys = {query: json.dumps([self._identity, query, k]) for query in queries}
+        answers: dict[str, list[Passage]] = {}
+        with self._connect() as connection:
+            for query, key in keys.items():
+                for (passages,) in connection.execute("SELECT passages FROM answers WHERE key = ?", (key,)):
+                    answers[query] = [Passage(**record) for record in json.loads(passages)]
+        if missing := [query for query in keys if query not in answers]:
+            found = checked_results(self._backend.search_batch(missing, k), missing)
+            answers |= zip(missing, found, strict=True)
+            records = [[vars(passage) for passage in passages] for passages in found]
+            texts = [json.dumps(each, default=float) for each in records]  # scores may be NumPy's
+            rows = zip((keys[query] for query in missing), texts, strict=True)
+            with self._connect() as connection:
+                connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
+        return [list(answers[query]) for query in queries]
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one call, because it must not cross a fork or a thread; committed and closed at the end."""
+        try:
+            with closing(sqlite3.connect(self._path, timeout=LONGEST_WAIT_S)) as connection, connection:
+                yield connection
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            raise CacheError(
+                f"cache {self._path}: {error}; delete the file to start an empty cache, or name another path"
+            ) from error

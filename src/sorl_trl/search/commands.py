@@ -30,11 +30,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tqdm.auto import tqdm
 
-from sorl_trl.command_line import Parser, mistakes, refuse
+from sorl_trl.command_line import Parser, mistakes
 from sorl_trl.search.arguments import ENGINES, open_index
-from sorl_trl.search.corpus import as_contents
 from sorl_trl.search.dense import DenseIndex, DenseOptions
-from sorl_trl.search.index import SavedIndex
+from sorl_trl.search.index import SavedIndex, as_contents
 from sorl_trl.text import encodable
 from sorl_trl.types import Passage
 
@@ -76,8 +75,6 @@ def index(words: Sequence[str] | None = None) -> None:
 def serve(words: Sequence[str] | None = None) -> None:
     """Run `sorl serve` until it is told to stop."""
     options = _serve_parser().parse_args(words)
-    if not 0 <= options.port < 2**16:
-        refuse(f"`--port` is {options.port}, but must be from 0 to 65535")
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn stops cleanly at a signal, then raises it again. Being told to stop is a success, even while loading.
         signal.signal(number, _exit)
@@ -152,7 +149,8 @@ def _index_parser() -> Parser:
         nargs="+",
         required=True,
         metavar="PATH",
-        help="JSONL files, with or without gzip, or folders of them; lines as in wiki-18 or MedRAG (required)",
+        help="JSONL files, with or without gzip, or folders of them; each line has `id` and `contents`, "
+        "as in wiki-18, or `id`, `title` and `text` (required)",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to make (required)")
     parser.add_argument(
@@ -167,8 +165,6 @@ def _index_parser() -> Parser:
     dense.add_argument("--model", help=f"embedding model: a Hub id or a folder (default: {defaults.model})")
     dense.add_argument("--query_prefix", help=f"put before every query (default: {defaults.query_prefix!r})")
     dense.add_argument("--passage_prefix", help=f"put before every passage (default: {defaults.passage_prefix!r})")
-    dense.add_argument("--batch_size", type=int, help=f"texts per forward pass (default: {defaults.batch_size})")
-    dense.add_argument("--device", help="where the model runs (default: a GPU where there is one)")
     return parser
 
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from tqdm.auto import trange
 
-from sorl_trl.checks import POSITIVE_COUNT, check_fields
 from sorl_trl.search.backend import check_request
-from sorl_trl.search.corpus import Corpus, CorpusPaths, as_contents, write_corpus
-from sorl_trl.search.index import CORPUS, SavedIndex, write_index
+from sorl_trl.search.index import CORPUS, Corpus, CorpusPaths, SavedIndex, as_contents, write_corpus, write_index
 from sorl_trl.text import encodable
 from sorl_trl.types import Passage
 
@@ -28,30 +26,18 @@ ENCODED_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class DenseOptions:
-    """An embedding model, and how texts are passed to it. The defaults are those of Search-R1's retriever, E5.
+    """An embedding model, and what texts begin with. The defaults are those of Search-R1's retriever, E5.
 
     Args:
-        model: A sentence-transformers or transformers model: a Hub id or a local folder.
+        model: A sentence-transformers model, or a transformers model, whose states are averaged over the tokens: a Hub
+            id or a local folder.
         query_prefix: Text before every query.
         passage_prefix: Text before every passage, which consists of its title in quotes, a newline, and its text.
-        batch_size: Texts per forward pass.
-        device: Where the model runs, as torch names it; `None` takes a GPU if there is one.
     """
 
     model: str = "intfloat/e5-base-v2"
     query_prefix: str = "query: "
     passage_prefix: str = "passage: "
-    batch_size: Annotated[int, POSITIVE_COUNT] = 64
-    device: str | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """The settings for searching the index later. A local model is named by its absolute path."""
-        model = str(Path(self.model).absolute()) if Path(self.model).is_dir() else self.model
-        return {"model": model, "query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix}
 
 
 class Encoder:
@@ -62,52 +48,42 @@ class Encoder:
             from sentence_transformers import SentenceTransformer
         except ImportError as error:
             raise ImportError("the engine dense needs: pip install 'sorl-trl[dense]'") from error
-        self.options = options
         try:
-            self.model = SentenceTransformer(options.model, device=options.device)
-        except (OSError, ValueError, RuntimeError, AssertionError) as error:
-            # The libraries' own messages do not always name the model.
-            on = f" on device {options.device!r}" if options.device else ""
+            self.model = SentenceTransformer(options.model)
+        except (OSError, ValueError) as error:  # The libraries' own messages do not always name the model.
             raise OSError(
-                f"model must be a Hub id within reach or the folder of a model, got {options.model!r}{on} ({error})"
+                f"model must be a Hub id within reach or the folder of a model, got {options.model!r} ({error})"
             ) from error
-        self._lock = Lock()
+        self.options, self._lock = options, Lock()
 
     def encode(self, texts: Sequence[str], prefix: str) -> npt.NDArray[np.float32]:
         """Vectors (N, D) of length 1, one for each of N texts."""
         with self._lock:
+            # A prefix is passed even if it is empty, because a model may have one of its own.
             encoded: Any = self.model.encode(
-                list(texts),
-                # Pass it even if it is empty, because a model may have its own default prefix.
-                prompt=prefix,
-                batch_size=self.options.batch_size,
-                normalize_embeddings=True,
-                show_progress_bar=False,
+                list(texts), prompt=prefix, normalize_embeddings=True, show_progress_bar=False
             )
-        vectors = np.asarray(encoded, dtype=np.float32)
-        if not np.isfinite(vectors).all():
-            raise ValueError(f"model {self.options.model!r} gives vectors that are not finite: does it overflow?")
-        return vectors
+        return np.asarray(encoded, dtype=np.float32)
 
 
 class DenseIndex(SavedIndex):
     """A `SearchBackend` that searches by meaning: it finds passages whose vectors are nearest to the query's.
 
     Vectors have length 1, so scores, which are inner products, are cosines. The search is exact. Every passage is a
-    hit of every query, except that a query of only white space has none. Hits with equal scores keep the order of the
-    corpus. On a GPU the vectors lie in its memory; otherwise they are mapped from the file, and processes on one
-    machine share them.
+    hit of every query, except that a query of only white space has none. Where there is a GPU, the model runs there
+    and the vectors lie in its memory; otherwise they are mapped from the file, and processes on one machine share
+    them.
 
     Make it with `build` or `load`; it needs `pip install 'sorl-trl[dense]'`.
     """
 
     engine: ClassVar[str] = "dense"
 
-    def __init__(self, directory: Path, device: str | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         import torch
 
-        self._encoder = Encoder(DenseOptions(**self._manifest.settings, device=device))
+        self._encoder = Encoder(DenseOptions(**self._manifest.settings))
         self._corpus = Corpus(directory / CORPUS)
         # Copy on write keeps torch from warning of read-only memory. We do not write.
         vectors = np.load(directory / VECTORS, mmap_mode="c", allow_pickle=False)
@@ -129,22 +105,12 @@ class DenseIndex(SavedIndex):
         Raises:
             OSError: There is no such model.
         """
-        encoder = Encoder(options or DenseOptions())
-        write = partial(_write, encoder)
-        write_index(cls.engine, corpus_path, index_dir, write, show_progress, encoder.options.settings)
-        return cls.load(index_dir, encoder.options.device)
-
-    @classmethod
-    def load(cls, index_dir: str | os.PathLike[str], device: str | None = None) -> DenseIndex:
-        """Load the model of an index folder, and map the vectors; see `SavedIndex.load`.
-
-        Args:
-            device: As in `DenseOptions`.
-
-        Raises:
-            OSError: The model no longer exists.
-        """
-        return cls(Path(index_dir), device)
+        options = options or DenseOptions()
+        if Path(options.model).is_dir():
+            options = replace(options, model=str(Path(options.model).absolute()))  # to be found again from elsewhere
+        write = partial(_write, Encoder(options))
+        write_index(cls.engine, corpus_path, index_dir, write, show_progress, asdict(options))
+        return cls.load(index_dir)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         import torch
@@ -159,8 +125,7 @@ class DenseIndex(SavedIndex):
         return [self._passages(next(found)) if query.strip() else [] for query in queries]
 
     def _passages(self, hits: list[dict[str, Any]]) -> list[Passage]:
-        in_order = sorted(hits, key=lambda hit: (-hit["score"], hit["corpus_id"]))
-        return [replace(self._corpus[hit["corpus_id"]], score=hit["score"]) for hit in in_order]
+        return [replace(self._corpus[hit["corpus_id"]], score=hit["score"]) for hit in hits]
 
 
 def _write(encoder: Encoder, passages: Iterable[Passage], directory: Path, show_progress: bool) -> int:

@@ -1,20 +1,26 @@
-"""The base of the engines of this package: an index is a folder, made by `build` and opened by `load`."""
+"""Passages in JSONL files, and the base of the engines: an index is a folder, made by `build`, opened by `load`."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import mmap
 import os
 import shutil
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
+from tqdm.auto import tqdm
+
 from sorl_trl.files import missing
-from sorl_trl.search.corpus import CorpusPaths, corpus_files, read_passages
+from sorl_trl.text import identifier, json_object
 from sorl_trl.types import Passage
 
 MANIFEST = "manifest.json"
@@ -23,21 +29,137 @@ MANIFEST = "manifest.json"
 FORMAT_VERSION = 5
 CORPUS = "corpus.jsonl"
 """The file of passages in the index folder of an engine that does not store them itself."""
+CorpusPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""The argument of `corpus_files`."""
+ENDINGS = (".jsonl", ".jsonl.gz")
+
+
+class CorpusError(ValueError):
+    """A corpus file cannot be used. The message names the file and, if possible, the line."""
+
+
+class Corpus:
+    """The passages of a UTF-8 corpus file, indexed by line, and read from the file when needed.
+
+    A line is `{"id", "title", "text"}`, or `{"id", "contents"}` as in Search-R1, where `contents` is the title in
+    quotes, a newline, and the text; without a newline, there is no title. Other fields are ignored.
+
+    The file is memory-mapped, and only the byte offsets of its lines are held in memory. Opening finds the offsets; a
+    line is parsed when it is read. Threads may share a corpus.
+
+    Raises:
+        CorpusError: A line that is read is not a passage.
+        FileNotFoundError: There is no such file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._offsets = array("q", [0])
+        """Where each line starts, in bytes, and where the last one ends."""
+        with self._path.open("rb") as file:
+            for line in file:
+                self._offsets.append(self._offsets[-1] + len(line))
+            self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: int) -> Passage:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index must be in [0, {len(self)}), got {index}")
+        line = self._lines[self._offsets[index] : self._offsets[index + 1]]
+        return _parse_line(self._path, index + 1, line)
+
+    def __iter__(self) -> Iterator[Passage]:
+        return (self[index] for index in range(len(self)))
+
+
+def corpus_files(paths: CorpusPaths) -> list[Path]:
+    """The files of a corpus, in the order in which they are read.
+
+    Each path is a JSONL file, a gzipped one (its name ends in `.gz`), or a folder, which stands for its `.jsonl` and
+    `.jsonl.gz` files, ordered by name. Raises CorpusError if a folder has none, and FileNotFoundError.
+    """
+    files: list[Path] = []
+    for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
+        files += sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS)) if path.is_dir() else [path]
+    if not files:
+        raise CorpusError(f"corpus {paths}: it holds no file that ends in {' or '.join(ENDINGS)}")
+    if absent := next((file for file in files if not file.exists()), None):
+        raise FileNotFoundError(missing("corpus", absent))
+    return files
+
+
+def read_passages(files: Sequence[Path], show_progress: bool) -> Iterator[Passage]:
+    """Read the passages of the files in order, a line at a time, in the schemas of `Corpus`. Blank lines are skipped.
+
+    Raises CorpusError if there is no passage, a line is not a passage, or a file named `.gz` is not gzip.
+    """
+    is_empty = True
+    passages = (passage for file in files for passage in _passages(file))
+    for passage in tqdm(passages, desc="Reading passages", disable=not show_progress):
+        is_empty = False
+        yield passage
+    if is_empty:
+        raise CorpusError(f"{', '.join(map(str, files))}: the corpus is empty; it needs at least one passage")
+
+
+def write_corpus(passages: Iterable[Passage], path: str | os.PathLike[str]) -> None:
+    """Write passages, without their scores, as `{"id", "title", "text"}` lines that `Corpus` reads back unchanged."""
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        for passage in passages:
+            record = {"id": passage.id, "title": passage.title, "text": passage.text}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def as_contents(passage: Passage) -> str:
+    """A passage as one text in Search-R1's format: title in quotes, newline, text; only the text if untitled."""
+    return f'"{passage.title}"\n{passage.text}' if passage.title else passage.text
+
+
+def title_and_text(record: Mapping[str, object]) -> tuple[str, str]:
+    """Title and text of a record in one of `Corpus`'s schemas. Raises `ValueError` for any other."""
+    title, text, contents = (record.get(name) for name in ("title", "text", "contents"))
+    if isinstance(title, str) and isinstance(text, str):
+        return title, text
+    if not isinstance(contents, str):
+        raise ValueError(f"a passage needs `title` and `text`, or `contents`, as strings; got fields {sorted(record)}")
+    first_line, newline, rest = contents.partition("\n")
+    return (first_line.strip().removeprefix('"').removesuffix('"'), rest) if newline else ("", contents)
+
+
+def _passages(path: Path) -> Iterator[Passage]:
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _parse_line(path, number, line)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CorpusError(f"{path}, after line {number}: not a whole gzip file ({error})") from error
+
+
+def _parse_line(path: Path, number: int, line: bytes) -> Passage:
+    try:
+        record = json_object(line, "a passage")
+        passage = Passage(identifier("id", record.get("id")), *title_and_text(record))
+        # Refuse half a surrogate pair, which JSON can spell but no tokenizer encode, while the line is known.
+        f"{passage.id}{passage.title}{passage.text}".encode()
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(f"{path}, line {number}: {error}") from error
+    return passage
+
 
 Writer = Callable[[Iterable[Passage], Path, bool], int]
 """Writes passages into a folder, with or without a progress bar, and returns their number."""
 Index = TypeVar("Index", bound="SavedIndex")
 
 
-class IndexCorrupted(ValueError):
-    """A saved index must not be used. The message names the file and says what to do."""
+class IndexOutdated(ValueError):
+    """An index was built from another corpus, or by another version. The message says what to do."""
 
     def __init__(self, directory: Path, problem: str) -> None:
-        super().__init__(f"index {directory}: {problem}; delete the directory and build the index again")
-
-
-class IndexOutdated(ValueError):
-    """A saved index was built from a corpus other than the given one."""
+        super().__init__(f"index {directory}: {problem}; delete the folder to build it again, or name another index")
 
 
 @dataclass(frozen=True)
@@ -94,7 +216,7 @@ class SavedIndex(ABC):
         The folder is written under another name and renamed when complete, so it never exists in part.
 
         Args:
-            corpus_path: The corpus, as in `corpus_files`.
+            corpus_path: JSONL files, with or without gzip, or folders of them; see `Corpus`.
             index_dir: The folder to create, with its parents if missing.
             show_progress: Whether to show progress bars on stderr.
 
@@ -110,29 +232,23 @@ class SavedIndex(ABC):
     def open(cls: type[Index], corpus_path: CorpusPaths, index_dir: str | os.PathLike[str]) -> Index:
         """Load the index of a corpus, and build it first if there is none. This reads the whole corpus.
 
-        Raises:
-            IndexOutdated: The corpus has changed since the index at `index_dir` was built.
-            CorpusError, ImportError, IndexCorrupted, ValueError: As `build` and `load` do.
+        Raises IndexOutdated if the corpus has changed since the index was built, and what `build` and `load` raise.
         """
         directory = Path(index_dir)
         if not directory.exists():
             return cls.build(corpus_path, index_dir)
-        files = corpus_files(corpus_path)
-        if read_manifest(directory).sources != [fingerprint(path) for path in files]:
-            raise IndexOutdated(
-                f"index {index_dir}: it was built from different content than {', '.join(map(str, files))} has now; "
-                "delete the folder to build it again, or name another index"
-            )
+        if read_manifest(directory).sources != [fingerprint(path) for path in corpus_files(corpus_path)]:
+            raise IndexOutdated(directory, f"it was built from other content than {corpus_path} has now")
         return cls.load(index_dir)
 
     @classmethod
     def load(cls: type[Index], index_dir: str | os.PathLike[str]) -> Index:
-        """Open an index folder, if its manifest says that this version can.
+        """Open an index folder.
 
         Raises:
             FileNotFoundError: There is no such folder, or no index in it.
             ImportError: The engine's library is not installed.
-            IndexCorrupted: Another version built it, or it is damaged.
+            IndexOutdated: Another version built it.
             ValueError: Another engine built it.
         """
         return cls(Path(index_dir))
@@ -169,18 +285,15 @@ def write_index(
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the `manifest.json` of any engine; unknown fields are ignored. Raises what `SavedIndex.load` raises."""
+    """Read the `manifest.json` of any engine. Raises what `SavedIndex.load` raises."""
     if not directory.exists():
         raise FileNotFoundError(missing("index", directory))
     if not (directory / MANIFEST).is_file():
         raise FileNotFoundError(f"index {directory}: there is no {MANIFEST}; name another, or build the index")
-    try:
-        record = json.loads((directory / MANIFEST).read_bytes())
-        if record["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"format_version is {record['format_version']!r}, allowed is {FORMAT_VERSION}")
-        return Manifest(**{each.name: record[each.name] for each in fields(Manifest)})
-    except (ValueError, TypeError, LookupError) as error:
-        raise IndexCorrupted(directory, f"{MANIFEST} cannot be read ({error})") from error
+    record = json.loads((directory / MANIFEST).read_bytes())
+    if record["format_version"] != FORMAT_VERSION:
+        raise IndexOutdated(directory, f"it is of version {record['format_version']}, and read is {FORMAT_VERSION}")
+    return Manifest(**record)
 
 
 def fingerprint(path: Path) -> dict[str, str | int]:

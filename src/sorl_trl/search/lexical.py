@@ -18,8 +18,7 @@ import numpy.typing as npt
 from tqdm.auto import tqdm
 
 from sorl_trl.search.backend import check_request
-from sorl_trl.search.corpus import Corpus, CorpusError, write_corpus
-from sorl_trl.search.index import CORPUS, IndexCorrupted, SavedIndex
+from sorl_trl.search.index import CORPUS, Corpus, CorpusError, SavedIndex, write_corpus
 from sorl_trl.text import HAN_AND_KANA, SOUTHEAST_ASIAN, SOUTHEAST_ASIAN_LETTER, WITHOUT_WIDTH
 from sorl_trl.types import Passage
 
@@ -143,15 +142,16 @@ FOLDER = "tantivy"
 """The folder of tantivy's own files in the index folder."""
 HEAP_BYTES = 256 << 20
 """How much the writer may hold in memory before it writes a segment."""
-TOKENS, PASSAGE, POSITION = "tokens", "passage", "position"
+TOKENS, PASSAGE = "tokens", "passage"
 
 
 class TantivyIndex(SavedIndex):
     """A `SearchBackend` for millions of passages: tantivy's BM25 (k1 = 1.2, b = 0.75, lengths rounded to one byte).
 
     It uses the same tokens and rules as `BM25Index`, so it finds the same passages; only their scores differ, and the
-    order of passages that are about as good. Passages are compressed in tantivy's store. Opening takes milliseconds at
-    any size, and processes on one machine share its pages. Building takes a buffer of fixed size.
+    order of passages that are about as good, which is the same in every search of one index. Passages are compressed
+    in tantivy's store. Opening takes milliseconds at any size, and processes on one machine share its pages. Building
+    takes a buffer of fixed size.
 
     Make it with `build` or `load`; it needs `pip install 'sorl-trl[tantivy]'`.
     """
@@ -161,12 +161,9 @@ class TantivyIndex(SavedIndex):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         tantivy = _tantivy()
-        try:
-            self._index = tantivy.Index.open(str(directory / FOLDER))
-            self._index.config_reader("manual")  # The files never change, so no thread needs to watch them.
-            self._index.reload()
-        except (ValueError, OSError) as error:
-            raise IndexCorrupted(directory, f"tantivy cannot open it ({error})") from error
+        self._index = tantivy.Index.open(str(directory / FOLDER))
+        self._index.config_reader("manual")  # The files never change, so no thread needs to watch them.
+        self._index.reload()
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_request(queries, k)
@@ -182,7 +179,7 @@ class TantivyIndex(SavedIndex):
         terms = [tantivy.Query.term_query(self._index.schema, TOKENS, token, "freq") for token in tokens]
         any_of = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
         found: list[Passage] = []
-        for score, address in best_hits(searcher, any_of, k):
+        for score, address in searcher.search(any_of, limit=min(k, searcher.num_docs), count=False).hits:
             identifier, title, text = json.loads(searcher.doc(address).to_dict()[PASSAGE][0])
             found.append(Passage(identifier, title, text, score))
         return found
@@ -192,38 +189,19 @@ class TantivyIndex(SavedIndex):
         tantivy = _tantivy()
         folder, number = directory / FOLDER, 0
         folder.mkdir()
+        builder = tantivy.SchemaBuilder()
+        builder.add_text_field(TOKENS, tokenizer_name="whitespace", index_option="freq")
+        builder.add_bytes_field(PASSAGE, stored=True)
         # One thread is enough, because splitting text into tokens in Python takes most of the time. Leaving the block
         # ends the writer's threads, even after an error: they would go on writing into a folder that is being deleted.
-        with tantivy.Index(_schema(), path=str(folder)).writer(heap_size=HEAP_BYTES, num_threads=1) as writer:
-            for number, passage in enumerate(passages, start=1):
+        with tantivy.Index(builder.build(), path=str(folder)).writer(heap_size=HEAP_BYTES, num_threads=1) as writer:
+            for passage in passages:
+                number += 1
                 document = tantivy.Document()
-                document.add_unsigned(POSITION, number)
                 document.add_text(TOKENS, " ".join(_passage_tokens(passage)))
                 document.add_bytes(PASSAGE, json.dumps([passage.id, passage.title, passage.text]).encode())
                 writer.add_document(document)
         return number
-
-
-def best_hits(searcher: tantivy.Searcher, query: tantivy.Query, k: int) -> list[tuple[float, tantivy.DocAddress]]:
-    """The `k` best hits, with equal scores in the order of the corpus instead of tantivy's segments."""
-    size, limit = searcher.num_docs, k
-    while True:
-        limit = min(2 * limit, size)
-        hits = searcher.search(query, limit=limit, count=False).hits
-        # All that tie with the k-th hit must be among them, so that the sort below decides, not chance.
-        if len(hits) < limit or limit == size or hits[-1][0] < hits[k - 1][0]:
-            break
-    positions = searcher.fast_field_values(POSITION, [address for _, address in hits])
-    order = sorted(range(len(hits)), key=lambda i: (-hits[i][0], positions[i]))
-    return [hits[i] for i in order[:k]]
-
-
-def _schema() -> Any:
-    builder = _tantivy().SchemaBuilder()
-    builder.add_unsigned_field(POSITION, fast=True)
-    builder.add_text_field(TOKENS, tokenizer_name="whitespace", index_option="freq")
-    builder.add_bytes_field(PASSAGE, stored=True)
-    return builder.build()
 
 
 def _tantivy() -> ModuleType:

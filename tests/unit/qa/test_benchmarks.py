@@ -7,14 +7,13 @@ import json
 import datasets
 import pytest
 
-from sorl_trl.qa import BENCHMARKS, Question, load_benchmark
+from sorl_trl.qa import Question, load_benchmark
 from sorl_trl.qa.benchmarks import (
     UnusableRow,
     parse_flashrag,
     parse_medmcqa,
     parse_medqa,
     parse_pubmedqa,
-    parse_search_r1,
 )
 
 FLASHRAG = {
@@ -44,7 +43,6 @@ PUBMEDQA = {
     "context": {"contexts": ["Cells die, programmed."], "labels": ["BACKGROUND"]},
     "final_decision": "yes",
 }
-FLASHRAG_SETS = ["nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"]
 
 
 def test_flashrag():
@@ -58,12 +56,6 @@ def test_flashrag():
     assert parse_flashrag(row).metadata == {}
 
 
-def test_search_r1_ids_name_their_source():
-    question = parse_search_r1(SEARCH_R1)
-    assert (question.id, question.data_source) == ("hotpotqa-train_0", "hotpotqa")
-    assert (question.question, question.golden_answers) == ("who wrote it?", ("Ann",))
-
-
 def test_medqa():
     row = MEDQA | {"id": "test_0", "data_source": "medqa"}
     about = {"answer": "Vitamin C", "meta_info": "step1"}
@@ -73,27 +65,19 @@ def test_medqa():
     assert fewer.options == {"A": "yes", "B": "no"}
 
 
-@pytest.mark.parametrize(("cop", "text"), [(0, "one"), (3, "four")])
-def test_medmcqa_counts_from_zero(cop, text):
-    question = parse_medmcqa(MEDMCQA | {"cop": cop, "data_source": "medmcqa"})
-    assert question.golden_answers == (text,)
+def test_medmcqa_counts_from_zero():
+    question = parse_medmcqa(MEDMCQA | {"cop": 0, "data_source": "medmcqa"})
+    assert question.golden_answers == ("one",)
     assert question.options == {"A": "one", "B": "two", "C": "three", "D": "four"}
     assert question.metadata == {"exp": "because", "topic_name": None}
-
-
-def test_medmcqa_repeated_texts():
-    wrong_repeated = MEDMCQA | {"opa": "two", "opb": "two", "cop": 2, "data_source": "medmcqa"}
-    assert parse_medmcqa(wrong_repeated).golden_answers == ("three",)
     with pytest.raises(UnusableRow, match="another option"):
-        parse_medmcqa(wrong_repeated | {"cop": 1})
+        parse_medmcqa(MEDMCQA | {"opa": "two", "data_source": "medmcqa"})
 
 
-@pytest.mark.parametrize(("decision", "letter"), [("yes", "A"), ("no", "B"), ("maybe", "C")])
-def test_pubmedqa(decision, letter):
-    question = parse_pubmedqa(PUBMEDQA | {"final_decision": decision, "id": "?", "data_source": "pubmedqa"})
-    assert (question.id, question.golden_answers) == ("21645374", (decision,))
+def test_pubmedqa():
+    question = parse_pubmedqa(PUBMEDQA | {"id": "?", "data_source": "pubmedqa"})
+    assert (question.id, question.golden_answers) == ("21645374", ("yes",))
     assert question.options == {"A": "yes", "B": "no", "C": "maybe"}
-    assert question.options[letter] == decision
     assert "programmed" not in question.question
     assert question.metadata == {"context": PUBMEDQA["context"]}
 
@@ -102,11 +86,9 @@ def test_pubmedqa(decision, letter):
     ("parse", "row", "field"),
     [
         (parse_flashrag, FLASHRAG | {"question": " "}, "question"),
-        *[(parse_flashrag, FLASHRAG | {"golden_answers": none}, "golden_answers") for none in ([], None, ["", " "])],
+        *[(parse_flashrag, FLASHRAG | {"golden_answers": none}, "golden_answers") for none in (None, ["", " "])],
         (parse_medqa, MEDQA | {"options": {"A": "x", "B": "", "C": "y"}}, "B"),
-        (parse_medqa, MEDQA | {"answer_idx": ""}, "answer_idx"),
-        *[(parse_medmcqa, MEDMCQA | {"cop": none}, "cop") for none in (-1, None)],
-        (parse_medmcqa, MEDMCQA | {"opd": None}, "opd"),
+        (parse_medmcqa, MEDMCQA | {"cop": -1}, "cop"),
         (parse_pubmedqa, PUBMEDQA | {"final_decision": None}, "final_decision"),
     ],
 )
@@ -137,58 +119,26 @@ def flashrag(number, **changes):
     return FLASHRAG | {"id": f"test_{number}"} | changes
 
 
-def test_jsonl(folder):
-    write_jsonl(folder / "train.jsonl", flashrag(7))
-    write_jsonl(folder / "test.jsonl", flashrag(0), flashrag(1, golden_answers=["Bo"]))
-    first, second = load_benchmark("nq", source=folder)
-    assert (first.id, first.question, first.golden_answers) == ("test_0", "who wrote it?", ("Ann", "Ann Lee"))
-    assert (first.metadata, first.options, first.data_source) == ({"type": "bridge"}, {}, "nq")
-    assert (second.id, second.golden_answers) == ("test_1", ("Bo",))
-
-
-def test_json(folder):
-    (folder / "dev.json").write_text(json.dumps([flashrag(0), flashrag(1)]))
-    assert [question.id for question in load_benchmark("musique", source=str(folder))] == ["test_0", "test_1"]
-
-
-@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
-def test_splits_whose_columns_differ(folder, ending):
+def test_splits_whose_columns_differ(folder):
     """As Search-R1's: its test split joins sets whose metadata its training split lacks."""
     for split, metadata in (("train", {"level": "easy"}), ("test", {"level": None, "hops": 2})):
         rows = datasets.Dataset.from_list([SEARCH_R1 | {"metadata": metadata, "id": f"{split}_0"}])
-        path = folder / f"{split}.{ending}"
-        rows.to_parquet(path) if ending == "parquet" else rows.to_json(path)
+        rows.to_parquet(folder / f"{split}.parquet")
     [trained] = load_benchmark("nq_hotpotqa_train", "train", folder)
     assert (trained.id, trained.golden_answers) == ("hotpotqa-train_0", ("Ann",))
     [tested] = load_benchmark("nq_hotpotqa_train", source=folder)
     assert (tested.id, tested.metadata) == ("hotpotqa-test_0", {"level": None, "hops": 2})
 
 
-def test_splits_with_files_of_their_own_are_asked_for_one_by_one(monkeypatch):
-    asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *words, **more: asked.append((words, more)) or {"test": []})
-    with pytest.raises(ValueError, match="no row can be used"):
-        load_benchmark("nq_hotpotqa_train")
-    file = "hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet"
-    assert asked == [(("parquet", None), {"data_files": {"test": file}})]
-    with pytest.raises(ValueError, match=r"split of nq_hotpotqa_train.*'dev'.*'train', 'test'"):
-        load_benchmark("nq_hotpotqa_train", "dev")
-
-
-@pytest.mark.parametrize("name", FLASHRAG_SETS)
-def test_the_evaluation_split_is_test_else_dev(folder, name):
-    for split in ("train", "dev", "test"):
-        write_jsonl(folder / f"{split}.jsonl", flashrag(0, question=split))
-    [question] = load_benchmark(name, source=folder)
-    assert question.question == BENCHMARKS[name].evaluation_split
-    assert question.question == ("dev" if name in ("hotpotqa", "2wikimultihopqa", "musique") else "test")
-    assert question.data_source == name
-
-
-@pytest.mark.parametrize("split", ["dev", "validation"])
-def test_dev_and_validation_mean_the_same(folder, split):
-    write_jsonl(folder / "dev.jsonl", flashrag(0))
-    assert len(load_benchmark("nq", split, folder)) == 1
+@pytest.mark.parametrize(("name", "split"), [("nq", "test"), ("musique", "dev")])
+def test_the_evaluation_split_is_test_else_dev(folder, name, split):
+    """`dev` and `validation` mean the same."""
+    for each in ("train", "dev", "test"):
+        rows = [flashrag(0, golden_answers=[]), flashrag(1, question=each), flashrag(2)]
+        write_jsonl(folder / f"{each}.jsonl", *rows)
+    [question] = load_benchmark(name, source=folder, limit=1)
+    assert (question.question, question.data_source) == (split, name)
+    assert load_benchmark(name, "validation", folder)[0].question == "dev"
 
 
 def test_a_copy_of_the_hubs_repository(folder):
@@ -200,12 +150,6 @@ def test_a_copy_of_the_hubs_repository(folder):
     )
     (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
     assert [q.question for q in load_benchmark("popqa", source=folder)] == ["of popqa"]
-
-
-def test_the_limit_counts_questions(folder):
-    write_jsonl(folder / "test.jsonl", flashrag(0, golden_answers=[]), *map(flashrag, range(1, 4)))
-    questions = load_benchmark("nq", source=folder, limit=2)
-    assert [question.id for question in questions] == ["test_1", "test_2"]
 
 
 @pytest.mark.parametrize(
@@ -223,13 +167,6 @@ def test_what_is_wrong_is_named(folder, name, file, rows, named):
         load_benchmark(name, source=folder)
 
 
-def test_a_broken_file_is_an_error(folder):
-    (folder / "test.jsonl").write_text(json.dumps(FLASHRAG) + '\n{"id":\n')
-    with pytest.raises(ValueError, match="cannot be read"):
-        load_benchmark("nq", source=folder)
-
-
-@pytest.mark.parametrize("source", ["RUC-NLPIR/FlashRAG_datasets", "missing"])
-def test_a_missing_folder_is_not_looked_for_on_the_hub(source):
-    with pytest.raises(FileNotFoundError, match=f"source .*'{source}'"):
-        load_benchmark("nq", source=source)
+def test_a_missing_folder_is_not_looked_for_on_the_hub():
+    with pytest.raises(FileNotFoundError, match="source"):
+        load_benchmark("nq", source="RUC-NLPIR/FlashRAG_datasets")

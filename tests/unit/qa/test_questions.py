@@ -4,8 +4,6 @@ import json
 
 import pytest
 from datasets import Dataset
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from sorl_trl.qa import SEARCH_R1_TEMPLATE, Question, build_prompt_rows, load_questions, write_questions
 from sorl_trl.qa.questions import CHOICE_INSTRUCTION, question_text
@@ -20,7 +18,8 @@ def write(tmp_path, *lines):
 
 
 def test_flashrags_schema_is_read(tmp_path):
-    [question] = load_questions(write(tmp_path, json.dumps(RECORD | {"ignored": 1})))
+    """Blank lines hold no question."""
+    [question] = load_questions(write(tmp_path, "", json.dumps(RECORD | {"ignored": 1}), " ", ""))
     assert (question.options, question.data_source) == ({}, "")
     assert question == Question("test_0", "Who?", ("Ann", "Anna"), {"hops": 2})
 
@@ -37,13 +36,11 @@ def test_options_must_have_one_right_text(golden_answers, options):
     "line",
     [
         *["{", "[" * 100_000, "3", b"\xff", json.dumps({"id": 1, "golden_answers": ["Ann"]})],
-        *[json.dumps(RECORD | {"id": wrong}) for wrong in (None, True)],
         *[json.dumps(RECORD | {"question": wrong}) for wrong in (" ", "\ud800")],
         *[json.dumps(RECORD | {"golden_answers": wrong}) for wrong in ([], "Ann", ["Ann", ""])],
-        *[json.dumps(RECORD | {"metadata": [1]}), json.dumps(RECORD | {"options": ["x"]})],
-        json.dumps(RECORD | {"options": {"A": 1}}),
+        *[json.dumps(RECORD | {"id": True}), json.dumps(RECORD | {"options": {"A": 1}})],
     ],
-    ids=range(15),
+    ids=range(12),
 )
 def test_a_bad_line_is_named(tmp_path, line):
     path = write(tmp_path, json.dumps(RECORD), line, json.dumps(RECORD))
@@ -51,51 +48,27 @@ def test_a_bad_line_is_named(tmp_path, line):
         load_questions(path)
 
 
-def test_a_blank_line_holds_no_question(tmp_path):
-    assert len(load_questions(write(tmp_path, "", json.dumps(RECORD), " ", ""))) == 1
-
-
-texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
-metadata = st.dictionaries(texts, st.one_of(texts, st.integers(), st.none(), st.lists(texts)))
-
-
-open_questions = st.builds(Question, texts, texts, st.lists(texts, min_size=1).map(tuple), metadata)
-
-
-@st.composite
-def choice_questions(draw):
-    options = draw(st.dictionaries(st.sampled_from("ABCDE"), texts, min_size=1))
-    unique = [text for text in options.values() if list(options.values()).count(text) == 1]
-    assume(unique)
-    golden_answers = (draw(st.sampled_from(unique)),)
-    return Question(draw(texts), draw(texts), golden_answers, options=options, data_source=draw(texts))
-
-
-@settings(deadline=None)
-@given(st.lists(open_questions | choice_questions(), min_size=1))
-def test_what_is_written_is_read_back(tmp_path_factory, questions):
-    path = tmp_path_factory.mktemp("round-trip") / "questions.jsonl"
-    write_questions(iter(questions), path)
-    read = load_questions(path)
-    assert read == questions
-    assert [list(question.options) for question in read] == [list(question.options) for question in questions]
-
-
 UNKNOWN = Question("2", "Where?", ("Rome",))
 CHOICE = Question("3", "Which?", ("y",), options={"B": "x", "A": "y"}, data_source="medqa")
 TWO_LETTERS = Question("4", "Yes?", ("no",), options={"C": "no"}, data_source="pubmedqa")
 
 
+def test_what_is_written_is_read_back(tmp_path):
+    odd = Question('"\\', "\x00 \u2028 \U0001f600\n東京", ("a", " b"), {"hops": [2, None], "": {}})
+    questions = [odd, UNKNOWN, CHOICE, TWO_LETTERS]
+    write_questions(iter(questions), tmp_path / "questions.jsonl")
+    read = load_questions(tmp_path / "questions.jsonl")
+    assert read == questions
+    assert [list(question.options) for question in read] == [list(question.options) for question in questions]
+
+
 def test_braces_elsewhere_are_left_alone():
     questions = [Question("1", "What is {x}?", ("y",)), Question("2", "{question}", ("y",))]
+    with pytest.raises(ValueError, match="template"):
+        build_prompt_rows(questions, "no place")
     rows = build_prompt_rows(questions, 'Give {"answer": 1}. {question}')
     assert [row["prompt"] for row in rows] == ['Give {"answer": 1}. What is {x}?', 'Give {"answer": 1}. {question}']
     assert build_prompt_rows(questions)[0]["prompt"] == SEARCH_R1_TEMPLATE.replace("{question}", "What is {x}?")
-
-
-def test_a_template_needs_a_place_for_the_question():
-    with pytest.raises(ValueError, match="template"):
-        build_prompt_rows([UNKNOWN], "no place")
 
 
 def test_options_are_shown_below_the_question_in_their_order():

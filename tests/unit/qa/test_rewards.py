@@ -13,7 +13,6 @@ from sorl_trl.qa import (
     choice_reward,
     environment_reward,
     exact_match_reward,
-    f1_plus_reward,
     f1_reward,
     format_reward,
     search_hit_turn_reward,
@@ -51,7 +50,6 @@ def call(reward, trajectories, golden_answers, **columns):
         (answer_reward, [1.0, 0.0, None, 0.0]),
         (sub_exact_match_reward, [1.0, 1.0, None, 0.0]),
         (f1_reward, [1.0, 2 / 3, None, 0.0]),
-        (f1_plus_reward, [1.0, 2 / 3 - 0.1, None, -0.1]),
         (turn_format_reward, [[1.0, 1.0], [0.0, 1.0], None, [1.0]]),
         (format_reward, [1.0, 0.0, None, 0.0]),
         (search_hit_turn_reward, [[1.0, 0.0], [0.0, 0.0], None, [0.0]]),
@@ -99,19 +97,13 @@ def columns(*questions):
 def test_choice_reward(episode):
     trajectories = [
         episode().answer("B"),
-        episode().answer("rome"),
         episode().answer("A"),
         episode().search(None).end(StopReason.SEARCH_UNAVAILABLE),
     ]
-    scores = call(choice_reward, trajectories, [["Rome"]] * 4, **columns(CHOICE, CHOICE, CHOICE, CHOICE))
-    assert scores == [1.0, 1.0, 0.0, None]
-    assert call(choice_reward, [], [], options=[]) == []
-
-
-def test_choice_reward_of_an_open_question_is_refused(episode):
-    trajectories = [episode().answer("B"), episode().answer("Paris")]
-    with pytest.raises(ValueError, match=r"exactly one of the options \{\}, got \['Paris'\]"):
-        call(choice_reward, trajectories, [["Rome"], ["Paris"]], **columns(CHOICE, OPEN))
+    scores = call(choice_reward, trajectories, [["Rome"]] * 3, **columns(CHOICE, CHOICE, CHOICE))
+    assert scores == [1.0, 0.0, None]
+    with pytest.raises(ValueError, match="golden_answers"):
+        call(choice_reward, trajectories[:2], [["Rome"], ["Paris"]], **columns(CHOICE, OPEN))
 
 
 def test_answer_reward_of_a_mixed_set(episode):
@@ -119,9 +111,5 @@ def test_answer_reward_of_a_mixed_set(episode):
     golden_answers = [["Paris"], ["Rome"], ["Paris"], ["Rome"]]
     scores = call(answer_reward, trajectories, golden_answers, **columns(OPEN, CHOICE, OPEN, CHOICE))
     assert scores == [0.0, 1.0, 1.0, 1.0]
-
-
-def test_a_column_that_joining_data_sets_left_empty(episode):
-    trajectories = [episode().answer("Paris"), episode().answer("B")]
-    options = [None, [["A", "Oslo"], ["B", "Rome"]]]
-    assert call(answer_reward, trajectories, [["Paris"], ["Rome"]], options=options) == [1.0, 1.0]
+    joined = [None, [["A", "Oslo"], ["B", "Rome"]]]  # data sets with and without the column
+    assert call(answer_reward, trajectories[2:], [["Paris"], ["Rome"]], options=joined) == [1.0, 1.0]

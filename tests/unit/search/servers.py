@@ -30,7 +30,8 @@ def result(lists: object) -> Reply:
 
 def echo(request: dict[str, Any]) -> Reply:
     """Search-R1's answer: one hit for each query, that names it."""
-    return result([[{"document": f"{request['topk']}\n{query}", "score": 0.5}] for query in request["queries"]])
+    documents = [{"contents": f"{request['topk']}\n{query}"} for query in request["queries"]]
+    return result([[{"document": document, "score": 0.5}] for document in documents])
 
 
 class Server:

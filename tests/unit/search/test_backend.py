@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import socket
-
 import pytest
 from tests.unit.search.backends import FakeSearch, found
 
@@ -11,9 +9,8 @@ NO_WAIT = RetryPolicy(attempts=3, initial_wait_s=0)
 DOWN = SearchUnavailable("down")
 
 
-@pytest.mark.parametrize("error", [DOWN, ConnectionError("reset"), TimeoutError("slow"), socket.gaierror("name")])
-def test_an_engine_that_recovers_is_waited_for(error: Exception) -> None:
-    backend = FakeSearch([error, error])
+def test_an_engine_that_recovers_is_waited_for() -> None:
+    backend = FakeSearch([DOWN, ConnectionError("reset")])
     assert NO_WAIT.retrying()(backend.search_batch, ["a", "bc"], 3) == [found("a", 3), found("bc", 3)]
     assert backend.calls == [["a", "bc"]] * 3
 
@@ -47,11 +44,3 @@ def test_the_deadline_counts_the_time_of_attempts(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SearchUnavailable):
         policy.retrying()(backend.search_batch, ["a"], 3)
     assert len(backend.calls) == 3
-
-
-def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
-    backend = FakeSearch([DOWN] * 9)
-    policy = RetryPolicy(attempts=9, initial_wait_s=1000, max_wait_s=1000, deadline_s=0)
-    with pytest.raises(SearchUnavailable):
-        policy.retrying()(backend.search_batch, ["a"], 3)
-    assert len(backend.calls) == 1

@@ -1,12 +1,9 @@
-"""What the client reads in answers of every known form, and a real server that misbehaves on purpose."""
+"""What the client reads in an answer, and a real server that misbehaves on purpose."""
 
 from __future__ import annotations
 
 import base64
 import json
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -20,87 +17,43 @@ from sorl_trl.search.client import BATCH_SIZE, parse_response
 from sorl_trl.types import Passage
 
 PARIS = '"Paris"\nOn the Seine.'
-ROME = '"Rome"\nOn the Tiber.'
 
 
 @pytest.mark.parametrize(
     ("hit", "passage"),
     [
-        # Search-R1, dense and BM25
         ({"document": {"id": 7, "contents": PARIS}, "score": -2}, Passage("7", "Paris", "On the Seine.", -2.0)),
         (
-            {"document": {"title": "Paris", "text": "On the Seine.", "contents": PARIS}, "score": 9.5},
+            {"document": {"title": "Paris", "text": "On the Seine.", "contents": "other"}, "score": 9.5},
             Passage("", "Paris", "On the Seine.", 9.5),
         ),
-        # its reranker, its web search, slime, rLLM, MedRAG
-        ({"document": PARIS, "score": 1}, Passage("", "Paris", "On the Seine.", 1.0)),
-        ({"document": {"contents": PARIS}}, Passage("", "Paris", "On the Seine.")),
         ({"id": "7", "contents": PARIS}, Passage("7", "Paris", "On the Seine.")),
-        ({"id": "7", "content": PARIS, "score": 0.25}, Passage("7", "Paris", "On the Seine.", 0.25)),
+        *[
+            ({"document": {"contents": PARIS}, "score": score}, Passage("", "Paris", "On the Seine."))
+            for score in (None, "high", float("nan"), -float("inf"), 10**400)
+        ],
         (
-            {"document": {"id": "m", "title": "T", "content": "c\nd", "contents": "T. c d"}, "score": None},
-            Passage("m", "T", "c\nd"),
+            {"document": json.loads(r'{"id": "\ud800", "title": "\udc00T", "text": "a\ud83db\ud83d\ude00"}')},
+            Passage("\ufffd", "\ufffdT", "a\ufffdb\N{GRINNING FACE}"),
         ),
-        # others
-        ({"text": "On the Seine."}, Passage("", "", "On the Seine.")),
-        ([{"id": "7", "contents": PARIS}, 3], Passage("7", "Paris", "On the Seine.", 3.0)),
-        ([PARIS, 0.5], Passage("", "Paris", "On the Seine.", 0.5)),
-        ("On the Seine.", Passage("", "", "On the Seine.")),
-        ('""Heroes""\nA song.', Passage("", '"Heroes"', "A song.")),
-        ({"id": None, "contents": PARIS}, Passage("", "Paris", "On the Seine.")),
     ],
 )
-def test_the_hit_of_each_variant(hit: object, passage: Passage) -> None:
-    assert parse_response({"results": [[hit]]}, 1, 3) == [[passage]]
+def test_a_hit_with_its_score_or_without(hit: object, passage: Passage) -> None:
     assert parse_response({"result": [[hit, hit], []]}, 2, 3) == [[passage, passage], []]
     assert parse_response({"result": [[hit, hit]]}, 1, 1) == [[passage]], "hits beyond k are cut"
 
 
 @pytest.mark.parametrize(
-    ("score", "read"),
-    [
-        *[("1.5", 1.5), (" -2 ", -2.0), ("high", None), ("", None), ("nan", None), (True, None), ([1], None)],
-        *[(float("nan"), None), (float("inf"), None), (-float("inf"), None), (10**400, None)],
-    ],
-)
-def test_a_score_is_a_finite_number_however_spelled_or_none(score: object, read: float | None) -> None:
-    passage = Passage("", "Paris", "On the Seine.", read)
-    assert parse_response({"result": [[{"document": PARIS, "score": score}]]}, 1, 3) == [[passage]]
-
-
-@pytest.mark.parametrize("null", [None, {"document": None}, {"document": None, "score": 0.5}])
-def test_a_hit_without_a_document_is_left_out_and_null_is_no_hit(null: object) -> None:
-    paris, rome = Passage("", "Paris", "On the Seine."), Passage("", "Rome", "On the Tiber.")
-    response = {"result": [[null, PARIS, null, ROME], [PARIS, null], [null], [], None]}
-    assert parse_response(response, 5, 2) == [[paris, rome], [paris], [], [], []]
-
-
-def test_two_strings_in_the_place_of_hits_are_two_hits() -> None:
-    hits = [Passage("", "", "a document"), Passage("", "", "0.5")]
-    assert parse_response({"result": [["a document", "0.5"]]}, 1, 3) == [hits]
-
-
-def test_half_a_surrogate_pair_in_a_passage_is_replaced() -> None:
-    document = json.loads(r'{"id": "\ud800", "title": "\udc00T", "text": "a\ud83db\ud83d\ude00"}')
-    passage = Passage("\ufffd", "\ufffdT", "a\ufffdb\N{GRINNING FACE}")
-    assert parse_response({"result": [[document]]}, 1, 3) == [[passage]]
-
-
-@pytest.mark.parametrize(
     "response",
     [
-        *[[], {}, {"result": None}, {"error": "no query"}, {"result": {"a": 1}}],
-        *[{"result": []}, {"result": [[]]}, {"result": [[], [], []]}],
-        *[{"result": [[], {"document": PARIS}]}, {"result": [[], [PARIS, 0.5]]}, {"result": [[], [3]]}],
-        {"result": [[], [[PARIS, 0.5, 1]]]},
-        {"result": [[], [["Seine", "Tiber"]]]},  # a pair would lose the second
-        *[{"result": [[], [{}]]}, {"result": [[], [{"text": 3}]]}],
+        *[[], {}, {"result": None}, {"result": {"a": 1}}, {"result": [[]]}, {"result": [[], [], []]}],
+        *[{"result": [[], None]}, {"result": [[], {"document": {"contents": PARIS}}]}, {"result": [[], [3]]}],
+        *[{"result": [[], [{}]]}, {"result": [[], [{"document": None}]]}, {"result": [[], [{"contents": 3}]]}],
     ],
 )
-def test_what_is_no_result_is_shown(response: object) -> None:
-    with pytest.raises(MalformedResponse) as caught:
+def test_what_is_no_result_is_refused(response: object) -> None:
+    with pytest.raises(MalformedResponse):
         parse_response(response, 2, 3)
-    assert repr(json.dumps(response)[:200]) in str(caught.value)
 
 
 json_values = st.recursive(
@@ -156,27 +109,9 @@ def test_one_failed_request_fails_the_batch_at_once(server: Server) -> None:
     ended = threading.Event()
     hanging = Reply([b"{"], pause=ended.wait)
     server.reply = lambda request: Reply(status=503) if "q0" in request["queries"] else hanging
-    with pytest.raises(SearchUnavailable, match="HTTP 503"):
+    with pytest.raises(SearchUnavailable, match="503"):
         HTTPSearch(server.url, timeout_s=600).search_batch([f"q{i}" for i in range(100)], 3)
     ended.set()
-
-
-SEARCH = """
-import os, signal, sys, threading
-from sorl_trl.search import HTTPSearch
-threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
-HTTPSearch(sys.argv[1], timeout_s=600).search_batch([f"q{i}" for i in range(100)], 3)
-"""
-
-
-@pytest.mark.trains
-def test_ctrl_c_ends_a_search_whose_server_hangs(server: Server) -> None:
-    ended = threading.Event()
-    server.reply = lambda _: Reply([b"{"], pause=ended.wait)
-    done = subprocess.run([sys.executable, "-c", SEARCH, server.url], timeout=60, stderr=subprocess.PIPE)
-    ended.set()
-    assert done.returncode == -signal.SIGINT, done.stderr
-    assert server.requests
 
 
 def test_a_password_is_sent_and_never_shown(server: Server) -> None:
@@ -186,17 +121,17 @@ def test_a_password_is_sent_and_never_shown(server: Server) -> None:
     server.reply = lambda request: Reply(b"no", status=401)
     with pytest.raises(MalformedResponse) as refused:
         HTTPSearch(private).search_batch(["a"], 3)
-    assert str(refused.value).startswith(f"{server.url}: HTTP 401")
-    with pytest.raises(ValueError) as error:
+    assert "s3cret" not in str(refused.value)
+    with pytest.raises(ValueError, match="url") as error:
         HTTPSearch("http://me:s3cret@127.0.0.1")
-    assert "got 'http://127.0.0.1'" in str(error.value) and "s3cret" not in str(error.value)
+    assert "s3cret" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("statuses", "error"),
     [
         ((400, 413, 414, 422), SearchError),
-        ((401, 403, 404, 405), MalformedResponse),
+        ((307, 401, 403, 404, 405), MalformedResponse),
         ((408, 429, 500, 502, 503, 504), SearchUnavailable),
     ],
 )
@@ -208,21 +143,15 @@ def test_a_status_says_whose_fault_it_is(server: Server, statuses: tuple[int, ..
         assert len(str(caught.value)) < 400
 
 
-def test_a_redirect_is_not_followed(server: Server) -> None:
-    server.reply = lambda _: Reply(status=307, headers={"Location": "/elsewhere"})
-    with pytest.raises(MalformedResponse, match="HTTP 307 to '/elsewhere'"):
-        HTTPSearch(server.url).search_batch(["a"], 3)
-
-
 @pytest.mark.parametrize(
     "reply",
     [
-        *map(Reply, [b"", b"<html>login</html>", b"{", b"\xff\xfe\xff", b"[" * 100_000]),
+        *map(Reply, [b"<html>login</html>", b"\xff\xfe\xff", b"[" * 100_000]),
         Reply(b'{"result": [[', headers={"Content-Length": "1000", "Connection": "close"}),
         Reply(b"not gzip", headers={"Content-Encoding": "gzip"}),
         Reply(b"{", reset=True),
     ],
-    ids=["nothing", "html", "half an object", "no text", "too deep", "broken off", "no gzip", "reset"],
+    ids=["html", "no text", "too deep", "broken off", "no gzip", "reset"],
 )
 def test_a_body_that_is_not_json_or_never_arrives_is_unavailable(server: Server, reply: Reply) -> None:
     server.reply = lambda _: reply
@@ -230,29 +159,20 @@ def test_a_body_that_is_not_json_or_never_arrives_is_unavailable(server: Server,
         HTTPSearch(server.url).search_batch(["a"], 3)
 
 
-def test_a_body_that_drips_for_ever_is_given_up(server: Server) -> None:
-    """Each byte comes in time, and the whole never does."""
+def test_a_body_without_end_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that drips is too late, and one that pours too long."""
     ended = threading.Event()
     server.reply = lambda _: Reply([b" "] * 100_000, pause=lambda: ended.wait(0.01))
-    with pytest.raises(SearchUnavailable, match=r"0\.1 s"):
+    with pytest.raises(SearchUnavailable):
         HTTPSearch(server.url, timeout_s=0.1).search_batch(["a"], 3)
     ended.set()
-
-
-def test_a_body_without_end_is_no_search_result(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sorl_trl.search.client.LONGEST_RESPONSE", 1000)
     server.reply = lambda _: Reply([b"x" * 100] * 1000)
-    with pytest.raises(MalformedResponse, match="1,000 bytes"):
+    with pytest.raises(MalformedResponse):
         HTTPSearch(server.url).search_batch(["a"], 3)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        *["", "localhost:8000/retrieve", "ftp://host/retrieve", "http://", "http://host:port/retrieve", "/retrieve"],
-        *["http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/?k=3"],
-    ],
-)
+@pytest.mark.parametrize("url", ["localhost:8000/retrieve", "http://host:port/retrieve", "http://127.0.0.1:8000/"])
 def test_a_url_without_a_server_or_a_path_is_named(url: str) -> None:
-    with pytest.raises(ValueError, match="url must be an http or https URL with a path"):
+    with pytest.raises(ValueError, match="url"):
         HTTPSearch(url)

@@ -9,19 +9,17 @@ import sys
 
 import bm25s
 import pytest
-import tantivy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sorl_trl.search import BM25Index, IndexCorrupted, TantivyIndex, lexical, write_corpus
-from sorl_trl.search.lexical import STOP_WORDS, best_hits, tokenize
+from sorl_trl.search import BM25Index, TantivyIndex, write_corpus
+from sorl_trl.search.lexical import tokenize
 from sorl_trl.types import Passage
 
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [
-        ("", []),
         ("?! ... — ・、。 <|im_end|>", ["im", "end"]),
         ("The U.S. and C++", ["u", "s", "c"]),
         ("Curaçao CURACAO", ["curacao", "curacao"]),
@@ -45,15 +43,6 @@ from sorl_trl.types import Passage
 )
 def test_tokens_worked_by_hand(text, tokens):
     assert tokenize(text) == tokens
-
-
-@settings(deadline=None)
-@given(st.text())
-def test_any_text_gives_words_only(text):
-    for token in tokenize(text):
-        assert token
-        assert not set(token) & set(" \n\t_.,?!<>/\"'")
-        assert token not in STOP_WORDS
 
 
 def build(engine, folder, *texts):
@@ -91,16 +80,6 @@ def test_a_loaded_index_equals_bm25s_in_memory_with_ties_in_order(tmp_path_facto
     assert found == sorted((-score, i) for i, score in enumerate(scores.tolist()) if score > 0)[:k]
 
 
-@pytest.mark.trains
-def test_builds_are_byte_for_byte_equal_in_every_process(corpus_path, index_dir, tmp_path):
-    """The order of a Python set of strings changes with the hash seed: nothing in the index may depend on it."""
-    program = "import sys; from sorl_trl.search import BM25Index; BM25Index.build(*sys.argv[1:], show_progress=False)"
-    command = [sys.executable, "-c", program, str(corpus_path), str(tmp_path / "again")]
-    subprocess.run(command, check=True, env=os.environ | {"PYTHONHASHSEED": "1"})
-    for path in index_dir.iterdir():
-        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
-
-
 def test_jax_is_left_alone(tmp_path):
     """bm25s would start it, and a started JAX takes three quarters of a GPU's memory."""
     (tmp_path / "jax").mkdir()
@@ -116,33 +95,9 @@ def test_jax_is_left_alone(tmp_path):
 @given(texts=st.lists(words, min_size=1, max_size=8), query=words)
 def test_tantivy_finds_what_bm25_finds(tmp_path_factory, texts, query):
     folder = tmp_path_factory.mktemp("index")
-    found = build(TantivyIndex, folder, *texts, "cat").search_batch([query], 100)[0]
-    reference = build(BM25Index, folder, *texts, "cat").search_batch([query], 100)[0]
+    index = build(TantivyIndex, folder, *texts, "cat")
+    [found] = index.search_batch([query], 100)
+    [reference] = build(BM25Index, folder, *texts, "cat").search_batch([query], 100)
     assert {hit.id for hit in found} == {hit.id for hit in reference}
-    assert found == sorted(found, key=lambda hit: (-hit.score, int(hit.id)))
-
-
-def test_ties_keep_the_order_of_the_corpus_in_any_order_of_segments():
-    """tantivy orders ties by segment, and segments as their merges happen to end."""
-    index = tantivy.Index(lexical._schema())
-    writer = index.writer(heap_size=15_000_000, num_threads=1)
-    for position in (5, 3, 4, 6, 2, 1):
-        document = tantivy.Document()
-        document.add_unsigned("position", position)
-        document.add_text("tokens", "same same" if position == 4 else "same other")
-        writer.add_document(document)
-        writer.commit()
-    index.reload()
-    assert index.searcher().num_segments > 1
-    query = tantivy.Query.term_query(index.schema, "tokens", "same", "freq")
-    for k in range(1, 9):
-        hits = best_hits(index.searcher(), query, k)
-        found = index.searcher().fast_field_values("position", [address for _, address in hits])
-        assert found == [4, 1, 2, 3, 5, 6][:k]
-
-
-def test_what_tantivy_cannot_open_is_named(tmp_path):
-    build(TantivyIndex, tmp_path, "cat")
-    (tmp_path / "tantivy/tantivy/meta.json").write_text("{}")
-    with pytest.raises(IndexCorrupted, match=r"index .*tantivy: "):
-        TantivyIndex.load(tmp_path / "tantivy")
+    assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
+    assert TantivyIndex.load(folder / "tantivy").search_batch([query], 100) == [found], "always the same"
