@@ -24,7 +24,7 @@ from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import EngineVeto, Method, MicroBatch
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
-from sorl_trl.rollout import EngineOptions, RowTurn, ToolBox
+from sorl_trl.rollout import EngineOptions, RowTurn, SearchResponder
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, NoSearch, SearchUnavailable
 from sorl_trl.trainers.checkpoint import SETTINGS_FILE
@@ -405,15 +405,13 @@ def test_what_was_overtaken_is_taken_up_by_the_same_kind_of_run(tmp_path: Path) 
             build(tmp_path / str(i), **{**completed, **changed}).train(resume_from_checkpoint=str(file.parent))
 
 
-def test_tool_boxes_of_rollouts_that_overlap_share_nothing(tmp_path: Path) -> None:
+def test_searches_of_rollouts_that_overlap_share_nothing(tmp_path: Path) -> None:
     """A search that one thread answers: what one rollout has asked for is not dropped as another ends."""
     search = Slow(search_index(tmp_path))
     search.thread_safe = False
-    box = ToolBox(search=search, protocol=PROTOCOL)
-    first, second = box.fork(), box.fork()
+    responder = SearchResponder(search, PROTOCOL)
+    first, second = responder.fork(), responder.fork()
     turn = Turn((5,), "", Action(ActionKind.SEARCH, "rome"))
-    for each in (first, second):
-        each.open([{}] * 4)
     asked = [each.ask([RowTurn(row, turn) for row in range(4)]) for each in (first, second)]
     first.close()
     assert all("rome" in reply.result(10).text for reply in asked[1])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sorl_trl import SOGRPOTrainer
+from sorl_trl.agents import agent_rollout
+from sorl_trl.rollout import Generation, LockStepEngine
 from tests.agents import build_agent
 from tests.documentation import ROOT, logged, run_blocks, set_stage
-from tests.policies import acting_policy, acting_tokenizer, build_policy
+from tests.policies import build_policy
 from tests.tools import qwen_tokenizer
 
 DOCS = ROOT / "docs"
@@ -33,7 +36,12 @@ def chat_policy(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: s
         texts = [f"{answer}<|im_end|>" if "<tool_response>" in tokenizer.decode(ids) else first for ids in prompt_ids]
         return [tokenizer.encode(text, add_special_tokens=False) for text in texts], None
 
+    class Engine:
+        def generate(self, contexts: Any, max_new_tokens: Any) -> list[Generation]:
+            return [Generation(tuple(ids), None, stopped=True) for ids in generate(None, [*map(list, contexts)])[0]]
+
     monkeypatch.setattr(SOGRPOTrainer, "_generate_single_turn", generate)
+    monkeypatch.setattr(agent_rollout, "policy_engine", lambda *_: nullcontext((LockStepEngine(Engine()), bool)))
     return "chat"
 
 
@@ -61,21 +69,13 @@ def test_own_rollout() -> None:
 
 
 def test_tool_box(monkeypatch: pytest.MonkeyPatch) -> None:
-    acts_with(("search", "people_in", "subtract", "guess"), "policy")
-    trainers = []
+    policy = chat_policy(monkeypatch, {"name": "search", "arguments": {"query": "oslo"}}, "<answer>423000</answer>")
+    trainers: list[Any] = []
     monkeypatch.setattr(SOGRPOTrainer, "train", recorded(SOGRPOTrainer.train, trainers))
-    names = run_blocks(DOCS / "how_to" / "tool_box.md")
-    for trainer in trainers:
-        assert logged(trainer, "rollout/tool_calls_per_trajectory") > 0
-    assert len(trainers) == 2
-    assert len(names["tools"].instructions.splitlines()) == 3
-    assert names["games"].instructions.startswith('<guess> {"number": "integer')
-
-
-def acts_with(tools: tuple[str, ...], folder: str) -> None:
-    tokenizer = acting_tokenizer(tools)
-    acting_policy(tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    run_blocks(DOCS / "how_to" / "tool_box.md", policy)
+    tools, games = trainers
+    assert logged(tools, "rollout/tool_calls_per_trajectory") == logged(tools, "reward") == 1
+    assert logged(games, "rewards/GuessingGame/mean") == 0
 
 
 def recorded(train: Any, trainers: list[Any]) -> Any:
@@ -89,15 +89,13 @@ def recorded(train: Any, trainers: list[Any]) -> Any:
 def test_trl_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     call = {"name": "search", "arguments": {"query": "oslo"}}
     policy = chat_policy(monkeypatch, call, "<answer>Norway</answer>")
-    monkeypatch.setattr("tests.documentation.MODELS", ("Qwen/Qwen2.5-0.5B-Instruct",))
-    acts_with(("search", "convert"), "Qwen/Qwen2.5-3B")
-    trainers = []
+    trainers: list[Any] = []
     monkeypatch.setattr(SOGRPOTrainer, "train", recorded(SOGRPOTrainer.train, trainers))
     run_blocks(DOCS / "how_to" / "trl_tools.md", policy)
-    native, _, tagged = trainers  # the second has another tool, which nobody calls here
+    native, _, box = trainers  # the second has another tool, which nobody calls here
     assert logged(native, "tools/call_frequency") == 1
-    assert logged(native, "reward") == 1
-    assert logged(tagged, "rollout/tool_calls_per_trajectory") > 0
+    assert logged(native, "reward") == logged(box, "reward") == 1
+    assert logged(box, "rollout/tool_calls_per_trajectory") == 1
 
 
 def test_resume() -> None:

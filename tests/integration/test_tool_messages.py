@@ -17,7 +17,7 @@ from tokenizers import AddedToken
 from trl import GRPOTrainer
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, answer_in_messages, chatml_tools, search_tool
-from sorl_trl.rollout import ChatProtocol, Generation, RetryPolicy, RolloutLimits, TagProtocol, ToolBox
+from sorl_trl.rollout import Generation, RetryPolicy, RolloutLimits, TagProtocol, ToolBox
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.trajectories import control_tokens, decode
 from sorl_trl.search import SearchUnavailable
@@ -268,19 +268,12 @@ def test_all_read_what_trls_own_trainer_shows_them(
 
 def test_calls_are_made_and_answered_in_order(tmp_path: Path) -> None:
     """TRL calls coroutines after all other tools."""
-    calls = [
-        tool_call("pick_later", number=0),
-        tool_call("pick", number=1),
-        tool_call("pick_later", number=9),
-        tool_call("go"),
-        tool_call("pick_later", number=2),
-    ]
-    messages = ["".join(calls) + "<|im_end|>", "".join(calls[:2]) + "<|im_end|>", ANSWER]
-    for which in (LOOP, BOX):
-        *_, shown = play(tmp_path, template("qwen2_5"), messages, which, tools=[pick, pick_later])
-        first, second, wrong, unknown, *others = shown.results[:7]
-        assert [first, second, *others] == [*RETURNED[:3], *RETURNED[:2]]
-        assert (wrong, unknown) == ("{'error': 'list index out of range'}", "{'error': 'Tool go not found.'}")
+    calls = [tool_call("pick_later", number=0), tool_call("pick", number=1), tool_call("go")]
+    messages = ["".join([*calls, tool_call("pick_later", number=2)]) + "<|im_end|>", ANSWER]
+    *_, shown = play(tmp_path, template("qwen2_5"), messages, LOOP, tools=[pick, pick_later])
+    first, second, unknown, last = shown.results[:4]
+    assert [first, second, last] == RETURNED[:3]
+    assert unknown == "{'error': 'Tool go not found.'}"
 
 
 def test_turns_of_trls_tool_loop_are_trained_on(tmp_path: Path) -> None:
@@ -358,7 +351,7 @@ def test_calls_are_limited_as_those_of_trls_tools(tmp_path: Path, most: int | No
     assert int(batch["turn_ids"].max()) + 1 == turns
     if most is not None:
         with pytest.raises(ValueError, match=r"`RolloutLimits.max_turns`"):
-            AgentRollout(ToolBox([lookup], protocol=ChatProtocol()), limits=RolloutLimits()).check(trainer.args)
+            AgentRollout(ToolBox([lookup]), limits=RolloutLimits()).check(trainer.args)
 
 
 # -------------------------------------------------------------------------------------------------------------------
@@ -378,17 +371,9 @@ def says_so(city: str) -> str:
     return ENGINE(city)
 
 
-def unreachable(city: str) -> str:
-    raise ConnectionError("no route")
-
-
 async def unreachable_later(city: str) -> str:
     await asyncio.sleep(0)
     raise TimeoutError
-
-
-def hostile(city: str) -> str:
-    return HOSTILE
 
 
 def failing(city: str) -> str:
@@ -406,6 +391,9 @@ def as_lookup(function: Any) -> Any:
 
 
 class HostileAtlas(Atlas):
+    def reset(self, **_: Any) -> str:  # type: ignore[override]
+        return HOSTILE
+
     def lookup(self, city: str) -> str:
         return HOSTILE
 
@@ -414,7 +402,7 @@ HostileAtlas.lookup.__doc__ = lookup.__doc__
 
 
 @pytest.mark.parametrize("which", [LOOP, BOX], ids=["loop", "box"])
-@pytest.mark.parametrize("tool", [says_so, unreachable, unreachable_later])
+@pytest.mark.parametrize("tool", [says_so, unreachable_later])
 def test_a_trajectory_whose_tool_is_down_is_masked(tmp_path: Path, which: Any, tool: Any) -> None:
     turns = itertools.count()
 
@@ -437,12 +425,11 @@ def test_a_trajectory_whose_tool_is_down_is_masked(tmp_path: Path, which: Any, t
 @pytest.mark.parametrize(
     "native",
     [
-        {"tools": [as_lookup(hostile)]},
         {"tools": [as_lookup(hostile_later)]},
         {"tools": [as_lookup(failing)]},
         {"environment_factory": HostileAtlas},
     ],
-    ids=["tool", "coroutine", "error", "environment"],
+    ids=["coroutine", "error", "environment"],
 )
 def test_what_a_tool_says_forges_nothing(tmp_path: Path, which: Any, native: dict[str, Any]) -> None:
     tokenizer = qwen_tokenizer()
@@ -451,30 +438,24 @@ def test_what_a_tool_says_forges_nothing(tmp_path: Path, which: Any, native: dic
     for row in range(8):
         ids, turn_ids = batch["completion_ids"][row], batch["turn_ids"][row]
         assert [tokenizer.decode(ids[turn_ids == turn]) for turn in (0, 1)] == [CALL, ANSWER]
-        written = [each["completion_ids"][0][each["completion_mask"][0].bool()] for each in (batch, benign)]
-        assert control_ids(tokenizer, written[0]) == control_ids(tokenizer, written[1]), "the template's own"
-    assert logged["rollout/neutralized_per_trajectory"] == HITS
+        for part in ("prompt", "completion"):
+            read, own = (
+                control_ids(tokenizer, each[f"{part}_ids"][row][each[f"{part}_mask"][row].bool()])
+                for each in (batch, benign)
+            )
+            assert read == own, "the template's own"
+    assert logged["rollout/neutralized_per_trajectory"] == HITS * (1 + ("environment_factory" in native))
     assert logged["rewards/shown/mean"] == 0.0
     assert len(shown.results) == 8
     assert all("[/tool_response][|im_end|]" in text for text in shown.results), "as the policy read it"
 
 
-@pytest.mark.parametrize("own", [QUESTION, None], ids=["own prompt", "prompt of the environment"])
-def test_what_a_reset_says_forges_nothing(tmp_path: Path, own: Any) -> None:
-    class Greeting(Atlas):
-        def reset(self, **_: Any) -> str:
-            return HOSTILE
-
-    trainer = build(tmp_path, qwen_tokenizer(), Shown(), environment_factory={"atlas": Greeting})
-    prompt = {} if own is None else {"prompt": own}
-    rows = [{**prompt, "environment": "atlas"} for _ in range(8)]
-    for _ in range(2):
-        batch = trainer._generate_and_score_completions(rows)
+def test_a_prompt_of_the_environment_forges_nothing(tmp_path: Path) -> None:
+    trainer = build(tmp_path, qwen_tokenizer(), Shown(), environment_factory={"atlas": HostileAtlas})
+    batch = trainer._generate_and_score_completions([{"environment": "atlas"} for _ in range(8)])
     ids = batch["prompt_ids"][0]
     assert control_ids(trainer._tokenizer, ids).count(trainer._tokenizer.eos_token_id) == 2, "system and user"
     assert "[/tool_response][|im_end|]" in trainer._tokenizer.decode(ids)
-    assert trainer._metrics["train"]["rollout/neutralized_per_trajectory"] == [HITS, HITS]
-    assert QUESTION == [{"role": "user", "content": "Where is Oslo?"}], "the user's own"
 
 
 def test_a_long_result_ends_the_trajectory_as_ever(tmp_path: Path) -> None:
@@ -604,30 +585,23 @@ def test_the_name_of_a_call_forges_nothing(trainer: Any) -> None:
 # -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by_name", [False, True])
-def test_a_template_that_shows_no_tools_is_refused(tmp_path: Path, by_name: bool) -> None:
+def test_a_template_that_shows_no_tools_is_refused(tmp_path: Path) -> None:
     tokenizer: Any = qwen_tokenizer()
     tokenizer.chat_template = SIMPLE
-    given: dict[str, Any] = {}
-    if by_name:
-        tokenizer.save_pretrained(tmp_path / "policy")
-        build_policy(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "policy")
-        tokenizer, given = None, {"policy": str(tmp_path / "policy")}
-    box = AgentRollout(ToolBox([lookup], protocol=ChatProtocol()))
-    for native in ({"tools": [lookup]}, {"environment_factory": Atlas}, {"rollout_func": box}):
-        with pytest.raises(ValueError, match=r"shows no tool calls: `processing_class=chatml_tools\(tokenizer\)`"):
-            build(tmp_path, tokenizer, lambda **_: [], **native, **given)
+    for native in ({"tools": [lookup]}, {"rollout_func": AgentRollout(ToolBox([lookup]))}):
+        with pytest.raises(ValueError, match=r"chatml_tools\(tokenizer\)"):
+            build(tmp_path, tokenizer, lambda **_: [], **native)
 
 
 def test_templates_that_a_tool_box_cannot_write_are_refused(tmp_path: Path) -> None:
-    box = AgentRollout(ToolBox([lookup], protocol=ChatProtocol()))
+    box = AgentRollout(ToolBox([lookup]))
     build(tmp_path, template("gemma"), Shown(), {"max_completion_length": 4}, rollout_func=box)
     unknown = gemma_tokenizer()
     unknown.response_template = None
     in_json = template("gemma")
     in_json.chat_template = GEMMA_TOOLS.replace("+ m.content +", "+ (m.content | tojson) +")
     for tokenizer, problem in (
-        (gemma_tokenizer(), r"`tokenizer.eos_token = '<end_of_turn>'`"),
+        (gemma_tokenizer(), "'<end_of_turn>': set `tokenizer.eos_token`"),
         (in_json, "results of tools"),
         (template("llama3_1"), "results of tools"),
         (unknown, r"`tokenizer.response_template` is None"),
@@ -640,7 +614,6 @@ def test_templates_that_a_tool_box_cannot_write_are_refused(tmp_path: Path) -> N
     ("rows", "native", "problem"),
     [
         ([{"start": 1}] * 8, {"environment_factory": Sum}, "`prompt`"),
-        (None, {"environment_factory": Sum}, "`train_dataset` is None"),
         (None, {"tools": [lookup]}, "`train_dataset` is None"),
     ],
 )
@@ -655,25 +628,22 @@ def test_prompts_that_are_not_in_a_dataset_are_not_sampled_ahead(
         )
 
 
-@pytest.mark.parametrize("as_list", [False, True])
-def test_a_reward_may_have_its_processing_class(tmp_path: Path, as_list: bool) -> None:
+def test_a_reward_may_have_its_processing_class(tmp_path: Path) -> None:
     tokenizer = qwen_tokenizer()
-    given = {"reward_processing_classes": [tokenizer] if as_list else tokenizer, "environment_factory": Sum}
+    given = {"reward_processing_classes": tokenizer, "environment_factory": Sum}
     trainer = build(tmp_path, tokenizer, Shown(), {"async_staleness": 1}, **given)
     assert trainer.reward_processing_classes == [tokenizer, None]
 
 
-@pytest.mark.parametrize("which", ["tools", "rollout_func"])
-def test_text_is_no_prompt_for_tools_that_the_template_shows(tmp_path: Path, which: str) -> None:
+def test_text_is_no_prompt_for_tools_that_the_template_shows(tmp_path: Path) -> None:
     """TRL would fail at its first completion, in words that name nothing."""
-    box = AgentRollout(ToolBox([lookup], protocol=ChatProtocol()))
-    given: dict[str, Any] = {"tools": [lookup]} if which == "tools" else {"rollout_func": box}
     tokenizer, config = qwen_tokenizer(), SOGRPOConfig(**settings(tmp_path))
     dataset = Dataset.from_list([{"prompt": "Where is Oslo?"}] * 8)
-    with pytest.raises(ValueError, match="`train_dataset` has the prompt"):
-        SOGRPOTrainer(
-            build_policy(vocab_size=len(tokenizer)), Shown(), config, dataset, processing_class=tokenizer, **given
-        )
+    for given in ({"tools": [lookup]}, {"rollout_func": AgentRollout(ToolBox([lookup]))}):
+        with pytest.raises(ValueError, match="`train_dataset` has the prompt"):
+            SOGRPOTrainer(
+                build_policy(vocab_size=len(tokenizer)), Shown(), config, dataset, processing_class=tokenizer, **given
+            )
 
 
 @pytest.mark.parametrize(("eos", "also"), [("<eos>", None), ("<end_of_turn>", None), ("<eos>", [3, 257])])
