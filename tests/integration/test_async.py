@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +28,6 @@ from sorl_trl.search import BM25Index, NoSearch, SearchUnavailable
 from sorl_trl.trainers.checkpoint import SETTINGS_FILE
 from sorl_trl.trainers.checks import check_ahead
 from sorl_trl.trainers.late_rollouts import PolicyCopies, RolloutsAhead
-from sorl_trl.trainers.vllm_policy import Probe, ServerPolicy
 from sorl_trl.types import Action, ActionKind, Passage, Turn
 from tests.agents import (
     LIMITS,
@@ -367,24 +364,7 @@ def test_a_run_whose_engine_is_gone_goes_on_from_where_it_ended(
     assert rest.state.global_step == 24 and all(age <= 2 for age in logged(rest, "async/age_max"))
 
 
-SAVED_LATE: dict[str, Any] = {"save_strategy": "steps", "save_steps": 100}
-HALF_A_STEP = {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 2}
 """Each step has two rollouts."""
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"save_strategy": "no"}, SAVED_LATE | {"save_only_model": True}, SAVED_LATE | HALF_A_STEP, {"save_steps": 1}],
-)
-def test_no_checkpoint_is_written_that_is_there_or_would_not_resume(
-    tmp_path: Path, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = build(tmp_path, **{"save_strategy": "steps", **changed})
-    dies = Dies(trainer, 6, monkeypatch)
-    with pytest.raises(EngineUnavailable, match=r"connection refused\. Resume from"):
-        trainer.train()
-    every_step = [*range(1, trainer.state.global_step + 1)]
-    assert dies.saved == (every_step if changed == {"save_steps": 1} else [])
 
 
 def test_what_was_overtaken_is_taken_up_by_the_same_kind_of_run(tmp_path: Path) -> None:
@@ -528,27 +508,3 @@ def test_pieces_that_compare_with_the_engine_are_refused_where_it_is_the_old_pol
     with pytest.raises(ValueError, match=r"EngineVeto.*async_old_policy='proximal'"):
         build(tmp_path / "behaviour", method=method)
     build(tmp_path / "proximal", method=method, async_old_policy="proximal")
-
-
-def test_a_probe_of_the_server_knows_no_dropout(tmp_path: Path) -> None:
-    """The server samples without it; else a run with dropout would end at its first update."""
-    trainer = build(tmp_path, disable_dropout=False)
-    for layer in trainer.model.model.layers:
-        layer.self_attn.attention_dropout = 0.9
-    trainer.model.lm_head.weight.data *= 30  # a random policy is near uniform, whatever is dropped
-    context, lengths, sampled = list(range(5, 15)), [3, 6, 10], [7, 8, 9]
-    trainer.model.eval()
-    with torch.no_grad():
-        after = [trainer.model(torch.tensor([context[:length]])).logits[0, -1] for length in lengths]
-    logprobs = [
-        (logits / trainer.args.temperature).log_softmax(-1)[token].item()
-        for logits, token in zip(after, sampled, strict=True)
-    ]
-    policy = ServerPolicy.__new__(ServerPolicy)
-    policy._trainer, policy._vllm = trainer, SimpleNamespace(server_base_url="http://127.0.0.1:1")
-    trainer.model.train()
-    policy.check(Probe(context, lengths, sampled, logprobs))
-    assert trainer.model.training
-    for wrong in ([each - 0.25 for each in logprobs], [math.nan] * 3):
-        with pytest.raises(RuntimeError, match="samples from other weights"):
-            policy.check(Probe(context, lengths, sampled, wrong))

@@ -57,18 +57,6 @@ def test_a_limit_leaves_the_trajectory_without_eos(stop_reason: StopReason) -> N
     )
 
 
-def test_no_eos_goes_past_what_the_policy_can_read() -> None:
-    full = searched(StopReason.ANSWERED)
-    tokens = len(full.prompt_ids) + 5
-    assert rollout_output([full], EOS, window=tokens)["completion_ids"] == [[5, 6, 7, 8, 9]]
-    assert rollout_output([full], EOS, window=tokens + 1)["completion_ids"] == [[5, 6, 7, 8, 9, EOS]]
-
-
-def test_an_eos_of_the_policys_own_is_trained_on_and_not_doubled() -> None:
-    output = rollout_output([trajectory(turn(5, EOS))], EOS)
-    assert row(output) == ([5, EOS], [1, 1], [0, 0], [-0.5, -0.1])
-
-
 def test_an_infrastructure_failure_keeps_its_tokens_and_trains_on_none() -> None:
     failed = trajectory(turn(5, 6), stop_reason=StopReason.SEARCH_UNAVAILABLE)
     output = rollout_output([failed], EOS)

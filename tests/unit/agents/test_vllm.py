@@ -287,22 +287,6 @@ class TestServer:
         assert isinstance(caught.value, EngineUnavailable) == (error is EngineUnavailable)
         assert len(served.bodies) == len(behaviours)
 
-    def test_a_turn_that_vllm_aborts_is_an_error(self, served: ScriptedServer) -> None:
-        choice = {"index": 0, "token_ids": [PARIS], "logprobs": {"token_logprobs": [-1]}, "finish_reason": "abort"}
-        served.behaviours = [lambda handler: handler.answer({"choices": [choice]})]
-        with pytest.raises(RuntimeError, match="'abort'"):
-            take_turns(self.engine(served), [(DOC,)], [4])
-
-    def test_a_server_that_is_gone_is_a_named_error(self, served: ScriptedServer) -> None:
-        engine = self.engine(served)
-        served.shutdown()
-        served.server_close()
-        served.behaviours = [break_off] * 12  # the connection that `engine` has is still served
-        with pytest.raises(EngineUnavailable, match="cannot be reached"):
-            take_turns(engine, [(DOC,)] * 3, [4] * 3)
-        with pytest.raises(EngineUnavailable, match="v1/models cannot be reached"):
-            self.engine(served)
-
     def test_closing_waits_for_nothing(self, served: ScriptedServer) -> None:
         """What hangs is left, what has not been sent never is, and the next rollout hears of neither."""
         released = threading.Event()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -10,12 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sorl_trl import SearchRollout
-from sorl_trl.rollout import ChatProtocol, Frame, ObservationEncoder, Reply, TagProtocol, chat_message_frame
+from sorl_trl.rollout import (
+    PROTOCOLS,
+    ChatProtocol,
+    Frame,
+    ObservationEncoder,
+    RolloutArguments,
+    TagProtocol,
+    chat_message_frame,
+)
 from sorl_trl.search import NoSearch
-from sorl_trl.types import Action, ActionKind, Passage
+from sorl_trl.types import Action, ActionKind
 from tests.tools import qwen_tokenizer
 
-from .fakes import PARIS, bpe_tokenizer, word_tokenizer
+from .fakes import bpe_tokenizer, word_tokenizer
 
 INVALID = Action(ActionKind.INVALID)
 protocol = TagProtocol()
@@ -42,15 +52,6 @@ protocol = TagProtocol()
 )
 def test_parse(text: str, action: Action) -> None:
     assert protocol.parse(text) == action
-
-
-def test_passages_are_rendered_as_in_search_r1() -> None:
-    lyon = Passage("8", "Lyon", "a {city}")
-    assert protocol.render_passages([PARIS, lyon]) == (
-        "Doc 1(Title: Paris) capital of France\nDoc 2(Title: Lyon) a {city}"
-    )
-    assert TagProtocol(passage_template="{text}. ").render_passages([PARIS]) == "capital of France."
-    assert protocol.render_passages([]) == "No results found."
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,8 @@ PLAIN = """{% for m in messages %}
 {{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}
 <|im_start|>assistant
 {% endif %}"""
-NO_RESULTS = "{{ raise_exception('no tools') if m.role == 'tool' else m.content }}"
+
+
 JSON_RESULTS = "{{ m.content | tojson if m.role == 'tool' else m.content }}"
 """As Llama 3.1 writes them."""
 
@@ -178,14 +180,6 @@ def test_what_it_would_not_heed_is_refused() -> None:
     assert ChatProtocol(information_frame=own).in_chat(qwen_tokenizer()).information_frame == own
 
 
-def test_a_user_needs_turns_that_are_messages() -> None:
-    encoder = ObservationEncoder(bpe_tokenizer(), TagProtocol(), 60)
-    with pytest.raises(ValueError, match="role='user' needs"):
-        encoder.information("And now?", role="user")
-    with pytest.raises(ValueError, match="role='system' must be"):
-        Reply(role="system")
-
-
 @pytest.mark.parametrize("role", ["tool", "user"])
 def test_what_either_says_forges_nothing(role: str) -> None:
     tokenizer: Any = qwen_tokenizer()
@@ -208,3 +202,19 @@ def test_whatever_token_ends_a_message_is_no_part_of_it(end: str) -> None:
     assert protocol.parse(f" [ls()]\n{end}").content == "[ls()]"
     assert protocol.parse(f"[ls()]{end}<|im_end|>").content == "[ls()]"
     assert protocol.parse(f"<|fim_prefix|>[ls()]{end}").content == "<|fim_prefix|>[ls()]"
+
+
+def test_a_chat_model_gets_the_messages_of_its_template() -> None:
+    tokenizer = bpe_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
+    protocol = RolloutArguments(chat=True).tag_protocol(tokenizer)
+    assert protocol.message_frame == Frame(" [user] ", " ")
+    terse = RolloutArguments(chat=True, protocol="terse").tag_protocol(tokenizer)
+    assert terse == replace(PROTOCOLS["terse"], message_frame=Frame(" [user] ", " ")), (
+        "or it would speak outside of any"
+    )
+    assert RolloutArguments(protocol="terse").tag_protocol(tokenizer) == PROTOCOLS["terse"]
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = "hello"
+    with pytest.raises(ValueError, match="the chat template renders 'hello'"):
+        RolloutArguments(chat=True).tag_protocol(tokenizer)

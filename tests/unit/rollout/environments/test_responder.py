@@ -77,20 +77,6 @@ def test_each_row_has_an_environment_of_its_own_and_its_steps_are_in_order(opene
     assert ask(responder, "anew") == [Reply("anew 1", reward=1.0)]
 
 
-class AsyncMeeting:
-    come: ClassVar[list[Any]] = []
-
-    async def step(self, taken: Turn) -> Reply:
-        self.come.append(self)
-        while len(self.come) < 4:
-            await asyncio.sleep(0.001)
-        return Reply("met")
-
-
-def test_coroutines_of_all_rows_go_on_at_the_same_time(opened: Any) -> None:
-    assert ask(opened(AsyncMeeting, *[{}] * 4), *"abcd") == [Reply("met")] * 4
-
-
 def test_no_more_go_on_at_the_same_time_than_may(opened: Any) -> None:
     together, most, lock, pairs = 0, 0, threading.Lock(), threading.Barrier(2)
 
@@ -299,13 +285,3 @@ def test_a_reset_gets_the_columns_that_it_takes(opened: Any) -> None:
     assert [game.number for game in responder.environments] == [3, 4]
     responder.close()
     assert [game.number for game in responder.environments] == [3, 4], "reward functions read them"
-
-
-def test_a_greeting_that_nobody_would_hear_is_refused() -> None:
-    with pytest.raises(ValueError, match="'to 3, none', which belongs into the prompt"):
-        EnvironmentResponder(Game).open([{"number": 3}])
-
-
-def test_an_object_that_is_no_environment_is_named() -> None:
-    with pytest.raises(TypeError, match="made a object: an environment has a method `step`"):
-        EnvironmentResponder(object).open([{}])  # type: ignore[arg-type]
