@@ -142,12 +142,6 @@ def test_a_late_reply_is_waited_for_at_its_poll() -> None:
     assert first.observations[0].text == "<information> Paris </information>"
 
 
-def test_where_no_row_is_generating_nothing_is_polled_while_replies_are_on_their_way() -> None:
-    engine = Scripted([[SEARCH, SHORT], [SEARCH, SHORT]])
-    collector(FakeSearch(), rejoin_after=100).collect([(1,), (2,)], engine)
-    assert (engine.polls, engine.submitted) == (5 + 3, [(0, 0), (0, 1), (5, 0), (5, 1)])
-
-
 def until_called(search: FakeSearch) -> Any:
     """Before the fourth poll: the first search, of the turns that ended with the third, is under way."""
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.rollout import ObservationEncoder, TagProtocol, chat_message_frame
+from sorl_trl.rollout import ObservationEncoder, TagProtocol
 from sorl_trl.rollout.observation import MessageSanitizer
 from sorl_trl.types import Observation
 from tests import policies
@@ -67,17 +67,6 @@ def test_truncation_cuts_the_body_and_never_the_frame() -> None:
     assert (empty.text, empty.truncated) == ("<information> </information>", True)
 
 
-def test_messages_have_their_frames() -> None:
-    tokenizer = bpe_tokenizer()
-    protocol = TagProtocol(invalid_feedback="Wrong.", message_frame=chat_message_frame(tokenizer))
-    messages = ObservationEncoder(tokenizer, protocol, 500)
-    assert messages.information(protocol.search_failed).text == f"{PREFIX}{protocol.search_failed}{SUFFIX}"
-    assert messages.invalid_feedback(message_closed=False).text == "\nWrong.\n"
-    closed = messages.invalid_feedback(message_closed=True)
-    assert closed.text == "\n<|im_start|>user\nWrong.<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.eos_token_id in closed.token_ids, "a frame is trusted: its control tokens are real"
-
-
 GREETING_WORDS = ["<pad>", "<eos>", "<unk>", "<answer>", "[answer]", "go", "rome", "(eos)", "(answer]", "now", "<"]
 
 
@@ -89,8 +78,6 @@ def greeter() -> MessageSanitizer:
     ("prompt", "greeting", "expected", "hits"),
     [
         ("now", " go rome", "now go rome", 0),
-        ("now", None, "now", 0),
-        ("<answer>", " go", "<answer> go", 0),
         ("now", " <answer>", "now [answer]", 1),
         ("now", " < guess >", "now [guess]", 1),
         ("now <", "answer>", "now <answer)", 1),
@@ -120,12 +107,10 @@ USE, GO = {"type": "text", "text": "Use <answer>"}, {"type": "text", "text": "go
     ("own", "content", "clean"),
     [
         ("Use <answer>.", "Use <answer>. <answer>", "Use <answer>. [answer]"),
-        ("", "<answer>", "[answer]"),
         ("Use <answer>", "<answer> anew", "[answer] anew"),
         ([USE, GO], [USE, GO, {"type": "text", "text": "<answer>"}], [USE, GO, {"type": "text", "text": "[answer]"}]),
         ("Use <answer>", [USE, IMAGE, GO], [USE, IMAGE, GO]),
         ("Use", [USE], [{"type": "text", "text": "Use [answer]"}]),
-        ([VIDEO, USE], [VIDEO, USE, IMAGE], [VIDEO, USE, IMAGE]),
         ([USE], [USE, VIDEO], [USE, {"type": "text", "text": "{'type': 'video', 'video': 'now'}"}]),
         ([USE], [USE, {"type": "image", "image": "<answer>"}], [USE, {"type": "image", "image": "[answer]"}]),
         (

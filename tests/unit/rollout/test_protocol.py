@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl import SearchRollout
 from sorl_trl.rollout import (
     PROTOCOLS,
     ChatProtocol,
@@ -21,7 +20,6 @@ from sorl_trl.rollout import (
     TagProtocol,
     chat_message_frame,
 )
-from sorl_trl.search import NoSearch
 from sorl_trl.types import Action, ActionKind
 from tests.tools import qwen_tokenizer
 
@@ -133,14 +131,8 @@ QWEN_TOOL = Frame(
     between="\n</tool_response>\n<tool_response>\n",
 )
 USER = Frame("\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
-PLAIN = """{% for m in messages %}
-<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}
-<|im_start|>assistant
-{% endif %}"""
 
 
-JSON_RESULTS = "{{ m.content | tojson if m.role == 'tool' else m.content }}"
 """As Llama 3.1 writes them."""
 
 
@@ -149,35 +141,11 @@ def test_frames_are_the_messages_of_the_chat_template() -> None:
     assert (protocol.information_frame, protocol.message_frame) == (QWEN_TOOL, USER)
 
 
-@pytest.mark.parametrize(
-    "written",
-    ["{{ raise_exception('no tools') if m.role == 'tool' else m.content }}", JSON_RESULTS],
-    ids=["no", "json"],
-)
-def test_a_template_that_cannot_show_results_says_them_as_the_user(written: str) -> None:
-    tokenizer: Any = qwen_tokenizer()
-    tokenizer.chat_template = PLAIN.replace("{{ m.content }}", written)
-    protocol = ChatProtocol().in_chat(tokenizer)
-    assert protocol.information_frame == protocol.message_frame
-    assert "user" in protocol.message_frame.prefix
-
-
 def test_a_turn_is_its_whole_message() -> None:
     protocol = ChatProtocol().in_chat(bpe_tokenizer())
     assert protocol.stop_strings == ()
     message = " <search>x</search> and <answer>y</answer> "
     assert protocol.parse(f"{message}<|im_end|>") == Action(ActionKind.MESSAGE, message.strip())
-
-
-def test_what_it_would_not_heed_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"tools=.* must be empty"):
-        ChatProtocol(tools=("look",))
-    with pytest.raises(ValueError, match="use `TagProtocol`"):
-        SearchRollout(NoSearch(), ChatProtocol())
-    with pytest.raises(ValueError, match="prompts that are messages"):
-        ChatProtocol().check(bpe_tokenizer())
-    own = Frame("(", ")")
-    assert ChatProtocol(information_frame=own).in_chat(qwen_tokenizer()).information_frame == own
 
 
 @pytest.mark.parametrize("role", ["tool", "user"])

@@ -74,9 +74,7 @@ def test_text_is_a_prompt_as_it_stands_and_a_question_is_put_into_the_template(t
     ("row", "named"),
     [
         ({"number": 1}, "`prompt` or a `question`"),
-        ({"prompt": 7}, "`prompt`"),
         ({"prompt": [{"role": "user"}]}, "`prompt`"),
-        ({"prompt": "Go", "id": 1.5}, "`id`"),
         ({"prompt": "Go", "golden_answers": "oslo"}, "`golden_answers`"),
         ("Go", "a task must be a JSON object"),
     ],

@@ -110,21 +110,12 @@ class OwnMask(LlamaForCausalLM):
         return super().forward(*args, **kwargs)
 
 
-class FlatMask(LlamaForCausalLM):
-    @wraps(LlamaForCausalLM.forward)
-    def forward(self, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
-        if attention_mask is not None:
-            _, _ = attention_mask.shape
-        return super().forward(*args, **kwargs)
-
-
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
         (OwnGenerate, "OwnGenerate has a `generate` of its own"),
         (NoCache, "does not use the cache"),
         (OwnMask, "computes other logits with slots"),
-        (FlatMask, "failed on a cache of slots"),
     ],
 )
 def test_what_only_a_forward_shows_is_refused(llama: Any, kind: Any, reason: str) -> None:
