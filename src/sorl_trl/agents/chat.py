@@ -127,13 +127,7 @@ def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote
         )
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema")):
-        try:
-            add_response_schema(processing_class)
-        except ValueError as error:
-            raise ValueError(
-                "tools or an environment are given, but `tokenizer.response_template` is None, and TRL knows none for "
-                "this chat template: set one, with which transformers parses calls."
-            ) from error
+        add_response_schema(processing_class)
     return processing_class
 
 

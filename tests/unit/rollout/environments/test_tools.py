@@ -45,52 +45,6 @@ def call(box: ToolBox, *calls: tuple[str, dict[str, Any]], row: int = 0) -> Any:
     return [each.text for each in reply.results] or reply
 
 
-class Game:
-    """As it is written for TRL."""
-
-    def reset(self, number: int = 7, **kwargs: Any) -> str:
-        self.number, self.guesses = number, 0
-        return f"\nGuess {number - 1} or {number}."
-
-    def guess(self, number: int) -> str:
-        """
-        Guess the number.
-
-        Args:
-            number: The number that you guess.
-
-        Returns:
-            Whether it is right.
-        """
-        self.guesses += 1
-        if self.guesses > 2:
-            raise ValueError("The game is over.")
-        return "Right!" if number == self.number else "Wrong."
-
-    def nothing(self) -> None:
-        """Do nothing."""
-
-    def get_reward(self) -> float:
-        return float(self.guesses)
-
-    def _hidden(self) -> str:
-        return "hidden"
-
-
-def test_public_methods_are_tools_of_an_object_per_trajectory() -> None:
-    games = ToolBox(environment_factory=Game)
-    assert [tool.__name__ for tool in games.shown[None]] == ["guess", "nothing"]
-    examples = [{"number": 3, "prompt": "?"}, {"prompt": "?"}]
-    assert games.greet(examples) == ["\nGuess 2 or 3.", "\nGuess 6 or 7."]
-    games.open(examples)
-    assert call(games, ("guess", {"number": 2}), ("guess", {"number": 3}), ("nothing", {})) == [
-        *("Wrong.", "Right!", "None"),
-    ]
-    assert [type(game) for game in games.environments] == [Game, Game], "the user's own"
-    games.close()
-    assert games.environments[0].guesses == 2
-
-
 def exits() -> str:
     """Exit."""
     raise SystemExit
@@ -202,6 +156,7 @@ def test_rows_may_have_environments_of_several_kinds() -> None:
     typed = [box.protocol_of(row, box.protocol.in_chat(CHAT)).parse(tool_call("add", number="7")) for row in (0, 1)]
     assert [each.calls[0].arguments["number"] for each in typed] == [7, "7"], "by each kind's own schema"
     box.close()
+    assert box.environments[1].count == 3, "for reward functions"
 
 
 class Notebook(Counter):
@@ -326,11 +281,16 @@ class Judged(Counter):
         return self.given
 
 
+class Scored(Counter):
+    __slots__ = ()
+
+    def get_reward(self) -> float:
+        return 0.0
+
+
 def test_their_own_reward_is_a_reward_function() -> None:
-    box = ToolBox(environment_factory={"game": Game, "judged": Judged, "none": Counter})
-    objects = [Game(), Judged(), Game(), Judged(None), Judged([0.5, None]), Counter()]
-    for each in objects:
-        each.reset()
+    box = ToolBox(environment_factory={"scored": Scored, "judged": Judged, "none": Counter})
+    objects = [Scored(), Judged(), Scored(), Judged(None), Judged([0.5, None]), Counter()]
     reasons = [StopReason.ANSWERED] * 6
     reasons[2] = StopReason.ENVIRONMENT_UNAVAILABLE
     trajectories = [Trajectory((1,), (), reason) for reason in reasons]
@@ -338,7 +298,7 @@ def test_their_own_reward_is_a_reward_function() -> None:
         function.__name__: asyncio.run(function(environments=objects, trajectory=trajectories, prompts=[]))
         for function in box.rewards
     }
-    assert rewards == {"Game": [0.0, *[None] * 5], "Judged": [None, 0.5, None, None, [0.5, None], None]}
+    assert rewards == {"Scored": [0.0, *[None] * 5], "Judged": [None, 0.5, None, None, [0.5, None], None]}
 
 
 class Toolless:
