@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "gemma2": (lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**GEMMA)), "DynamicSlidingWindowLayer"),
     "gemma3": (lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GEMMA)), "DynamicSlidingWindowLayer"),
     "phi3": (lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**GQA)), "`prepare_inputs_for_generation` of its own"),
-    "bloom": (lambda: hf.BloomForCausalLM(hf.BloomConfig(**BLOOM)), "does not take position_ids"),
+    "bloom": (lambda: hf.BloomForCausalLM(hf.BloomConfig(**BLOOM)), "failed on a cache of slots"),
     "qwen3_next": (lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**GQA)), "LinearAttentionLayer"),
     "gpt_neo": (lambda: hf.GPTNeoForCausalLM(hf.GPTNeoConfig(**GPT_NEO)), "local attention"),
     "t5": (lambda: hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=32, d_model=8, num_layers=1)), "an encoder"),

@@ -10,15 +10,15 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
-Work: TypeAlias = "Callable[[], object]"
+_Work: TypeAlias = "Callable[[], object]"
 
 
-def start(work: Work, name: str) -> None:
+def start(work: _Work, name: str) -> None:
     """Run `work` in a thread of its own."""
     threading.Thread(target=work, name=name, daemon=True).start()
 
 
-def work_off(waiting: SimpleQueue[Work | None]) -> None:
+def _work_off(waiting: SimpleQueue[_Work | None]) -> None:
     """Run what the queue brings, one item after another, until it brings None."""
     while (work := waiting.get()) is not None:
         work()
@@ -32,7 +32,7 @@ class DaemonThreads:
     """
 
     def __init__(self, count: int, name: str) -> None:
-        self._waiting: SimpleQueue[Work | None] = SimpleQueue()
+        self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
         self._to_start, self._lock, self._name = count, threading.Lock(), name
         weakref.finalize(self, _end, self._waiting, count)
 
@@ -49,11 +49,11 @@ class DaemonThreads:
         with self._lock:
             if self._to_start:
                 self._to_start -= 1
-                start(partial(work_off, self._waiting), self._name)
+                start(partial(_work_off, self._waiting), self._name)
         self._waiting.put(call)
         return future
 
 
-def _end(waiting: SimpleQueue[Work | None], count: int) -> None:
+def _end(waiting: SimpleQueue[_Work | None], count: int) -> None:
     for _ in range(count):
         waiting.put(None)

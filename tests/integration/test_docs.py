@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sorl_trl import SOGRPOTrainer
+from sorl_trl.agents import agent_rollout
 from sorl_trl.methods import PPOMin
 from sorl_trl.qa import exact_match_reward
+from sorl_trl.rollout import Generation, LockStepEngine
 from tests.agents import build_agent
 from tests.documentation import ROOT, logged, run_blocks, set_stage
-from tests.policies import acting_policy, acting_tokenizer, build_policy
+from tests.policies import build_policy
 from tests.tools import qwen_tokenizer
 
 HOW_TO = ROOT / "docs" / "how_to"
@@ -38,14 +41,8 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def save_acting(tools: tuple[str, ...], folder: str) -> None:
-    tokenizer = acting_tokenizer(tools)
-    acting_policy(tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 def save_chat(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: str) -> None:
-    """A chat model; in the place of its sampling, every trajectory calls a tool and then answers."""
+    """A chat model, `chat`; in the place of its sampling, every trajectory calls a tool and then answers."""
     tokenizer = qwen_tokenizer()
     build_policy(vocab_size=len(tokenizer)).save_pretrained("chat")
     tokenizer.save_pretrained("chat")
@@ -55,7 +52,12 @@ def save_chat(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: str
         texts = [f"{answer}<|im_end|>" if "<tool_response>" in tokenizer.decode(ids) else first for ids in prompt_ids]
         return [tokenizer.encode(text, add_special_tokens=False) for text in texts], None
 
+    class Engine:
+        def generate(self, contexts: Any, max_new_tokens: Any) -> list[Generation]:
+            return [Generation(tuple(ids), None, stopped=True) for ids in generate(None, [*map(list, contexts)])[0]]
+
     monkeypatch.setattr(SOGRPOTrainer, "_generate_single_turn", generate)
+    monkeypatch.setattr(agent_rollout, "policy_engine", lambda *_: nullcontext((LockStepEngine(Engine()), bool)))
 
 
 def test_readme() -> None:
@@ -91,23 +93,21 @@ def test_own_rollout() -> None:
     assert trainer._buffered_inputs[0]["context_ids"].min() == -1
 
 
-def test_tool_box(trainers: list[Any]) -> None:
-    save_acting(("search", "people_in", "subtract", "guess"), "policy")
-    names = run_blocks(HOW_TO / "tool_box.md")
-    assert len(trainers) == 2
-    assert all(logged(trainer, "rollout/tool_calls_per_trajectory") > 0 for trainer in trainers)
-    assert names["games"].instructions.startswith('<guess> {"number": "integer')
+def test_tool_box(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
+    save_chat(monkeypatch, {"name": "search", "arguments": {"query": "oslo"}}, "<answer>423000</answer>")
+    run_blocks(HOW_TO / "tool_box.md", "chat")
+    tools, games = trainers
+    assert logged(tools, "rollout/tool_calls_per_trajectory") == logged(tools, "reward") == 1
+    assert logged(games, "rewards/GuessingGame/mean") == 0
 
 
 def test_trl_tools(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
     save_chat(monkeypatch, {"name": "search", "arguments": {"query": "oslo"}}, "<answer>Norway</answer>")
-    monkeypatch.setattr("tests.documentation.MODELS", ("Qwen/Qwen2.5-0.5B-Instruct",))
-    save_acting(("search", "convert"), "Qwen/Qwen2.5-3B")
     run_blocks(HOW_TO / "trl_tools.md", "chat")
-    native, _, tagged = trainers  # the second has another tool, which nobody calls here
+    native, _, box = trainers  # the second has another tool, which nobody calls here
     assert logged(native, "tools/call_frequency") == 1
-    assert logged(native, "reward") == 1
-    assert logged(tagged, "rollout/tool_calls_per_trajectory") > 0
+    assert logged(native, "reward") == logged(box, "reward") == 1
+    assert logged(box, "rollout/tool_calls_per_trajectory") == 1
 
 
 def test_resume() -> None:

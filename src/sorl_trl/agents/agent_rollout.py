@@ -72,7 +72,7 @@ class AgentRollout:
     From `generation_kwargs`, the rollout takes only how tokens are sampled; it sets the ends of turns, the output and
     the seed itself.
 
-    Raises TypeError if `responder` or `engine` has another type, and ValueError for a `protocol` beside shown tools.
+    Raises TypeError if `responder` or `engine` has another type, and ValueError for a `protocol` beside a `ToolBox`.
     """
 
     def __init__(
@@ -90,7 +90,9 @@ class AgentRollout:
         if engine is not None and not isinstance(engine, EngineOptions):
             raise TypeError(f"engine is {engine!r}, but must be an `EngineOptions`")
         if responder.shown and protocol is not None:
-            raise ValueError("protocol is given beside tools that the chat template shows: give it to the `ToolBox`")
+            raise ValueError(
+                "protocol is given beside tools that the chat template shows, whose format it is: leave it out"
+            )
         self._responder = responder
         self.protocol = protocol or getattr(responder, "protocol", None) or TagProtocol()
         self.limits = limits

@@ -122,19 +122,12 @@ def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote
     if not supports_tool_calling(processing_class):
         raise ValueError(
             "tools or an environment are given, but the chat template shows no tool calls: "
-            "`processing_class=chatml_tools(tokenizer)` gives a ChatML model another template, and a `ToolBox` "
-            "without `protocol=ChatProtocol()`, as in `rollout_func=AgentRollout(ToolBox(tools))`, needs none."
+            "`processing_class=chatml_tools(tokenizer)` gives a ChatML model another template, and an environment "
+            "with a method `step`, as in `rollout_func=AgentRollout(EnvironmentResponder(…))`, needs none."
         )
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema")):
-        try:
-            add_response_schema(processing_class)
-        except ValueError as error:
-            raise ValueError(
-                "tools or an environment are given, but `tokenizer.response_template` is None, and TRL knows none for "
-                "this chat template: set one, with which transformers parses calls, or give a `ToolBox` without "
-                "`protocol=ChatProtocol()`."
-            ) from error
+        add_response_schema(processing_class)
     return processing_class
 
 
@@ -151,17 +144,11 @@ def check_results(setup: RolloutSetup, protocol: TagProtocol) -> None:
     )
     theirs = [*GRPOTrainer._get_tool_suffix_ids(trainer, [*map(_result, _RESULTS)])]
     if ours != theirs:
-        end = message_end(setup.tokenizer, setup.chat_template_kwargs)
-        if end not in (None, setup.tokenizer.eos_token) and ours[-len(theirs) :] == theirs:
-            raise ValueError(
-                f"the chat template ends messages with {end!r}, but `tokenizer.eos_token` is "
-                f"{setup.tokenizer.eos_token!r}, so that TRL leaves out what the template writes after the end of a "
-                f"message: set `tokenizer.eos_token = {end!r}`."
-            )
-        raise ValueError(
-            "the chat template writes results of tools as a `ToolBox` cannot, as JSON or with the tool's name: give "
-            "the trainer `tools=` without `async_staleness`, or the `ToolBox` a `TagProtocol`."
-        )
+        end, eos = message_end(setup.tokenizer, setup.chat_template_kwargs), setup.tokenizer.eos_token
+        how = "as JSON or with the tool's name: leave out `async_staleness`, and give the trainer `tools=`"
+        if end not in (None, eos):
+            how = f"after messages that end with {end!r}: set `tokenizer.eos_token`, which is {eos!r}, to this"
+        raise ValueError(f"the chat template writes results of tools as a `ToolBox` cannot, {how}.")
 
 
 def messages_of(

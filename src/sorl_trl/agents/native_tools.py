@@ -12,8 +12,8 @@ from typing import Any
 
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.checks import POSITIVE_COUNT
-from sorl_trl.rollout import ChatProtocol, SearchResponder, TagProtocol, ToolBox, Unavailable
-from sorl_trl.rollout.environments.responder import result_of, start_awaiting
+from sorl_trl.rollout import SearchResponder, TagProtocol, ToolBox, Unavailable
+from sorl_trl.rollout.environments.responder import start_awaiting
 from sorl_trl.rollout.environments.tools import Tool, call_tool, methods_of, named
 from sorl_trl.rollout.observation import MessageSanitizer, is_image, is_text
 from sorl_trl.search import RetryPolicy, SearchBackend
@@ -84,7 +84,7 @@ def tools_as_rollout(given: Mapping[str, Any]) -> dict[str, Any]:
             f"`async_staleness` is {given['args'].async_staleness}, but `train_dataset` is None: prompts are sampled "
             "ahead from a `datasets.Dataset`, which environments cannot replace."
         )
-    box = ToolBox(tools or (), factory, protocol=ChatProtocol())
+    box = ToolBox(tools or (), factory)
     functions = given.get("reward_funcs")
     functions = [] if functions is None else functions if isinstance(functions, list) else [functions]
     args, own = given["args"], box.rewards
@@ -136,7 +136,7 @@ class ToolSanitizer:
 
     def _wait(self, value: Any) -> Any:
         """A value, or what comes of it in TRL's event loop, which TRL has if a tool is a coroutine function."""
-        return result_of(start_awaiting(value, self._trainer.async_loop)) if inspect.isawaitable(value) else value
+        return start_awaiting(value, self._trainer.async_loop).result() if inspect.isawaitable(value) else value
 
     def masked(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
         """The return value of TRL's tool loop, with trajectories masked if a tool was down."""

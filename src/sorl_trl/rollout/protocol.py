@@ -222,9 +222,8 @@ class ChatProtocol(TagProtocol):
             raise ValueError("`ChatProtocol` needs prompts that are messages, such as [{'role': 'user', …}]")
         if self.functions and getattr(tokenizer, "response_template", None) is None:
             raise ValueError(
-                "the tokenizer has no `response_template`, with which tool calls are parsed: set one; "
-                "`trl.chat_template_utils.add_response_schema(tokenizer)` has those of the chat templates that TRL "
-                "knows"
+                "the tokenizer has no `response_template`, with which tool calls are parsed: set one, such as with "
+                "`trl.chat_template_utils.add_response_schema(tokenizer)`"
             )
 
     def parse(self, text: str) -> Action:

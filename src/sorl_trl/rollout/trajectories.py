@@ -112,8 +112,8 @@ def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
 def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Compute means and shares over a batch. The keys are always the same; a mean over nothing is 0.
 
-    A search or another tool call counts only if it was answered: not in the last turn, which gets no answer, and not
-    while the engine is down. A call after which the environment ended the trajectory counts as answered.
+    A search counts only if it was answered: not in the last turn, which gets no answer, and not while the engine is
+    down.
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     observations = [observation for trajectory in trajectories for observation in trajectory.observations]
@@ -123,7 +123,7 @@ def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     statistics = {
         "turns_per_trajectory": _ratio(len(turns), per_trajectory),
         "searches_per_trajectory": _ratio(len(searches), per_trajectory),
-        "tool_calls_per_trajectory": _ratio(sum(map(_answered_calls, trajectories)), per_trajectory),
+        "tool_calls_per_trajectory": _ratio(sum(map(_calls_of_tools, trajectories)), per_trajectory),
         "invalid_actions_per_trajectory": _ratio(
             sum(turn.action.kind is ActionKind.INVALID for turn in turns), per_trajectory
         ),
@@ -169,16 +169,10 @@ def _answered_searches(trajectory: Trajectory) -> list[tuple[Turn, Observation]]
     ]
 
 
-def _answered_calls(trajectory: Trajectory) -> int:
-    """The number of answered calls of tools other than a search."""
-    is_done = trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
-    following = [*trajectory.segments[1:], Observation((), "") if is_done else None]
-    answered = zip(trajectory.segments, following, strict=False)
-    return sum(
-        (turn.action.kind is ActionKind.TOOL) + len(reply.results)  # a message may call several tools
-        for turn, reply in answered
-        if isinstance(turn, Turn) and isinstance(reply, Observation)
-    )
+def _calls_of_tools(trajectory: Trajectory) -> int:
+    """Calls in tags other than a search, and answered calls in messages, of which one may make several."""
+    in_tags = sum(turn.action.kind is ActionKind.TOOL for turn in trajectory.turns)
+    return in_tags + sum(len(observation.results) for observation in trajectory.observations)
 
 
 def _ratio(total: float, count: float) -> float:

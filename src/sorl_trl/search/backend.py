@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
-import ssl
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from http.client import BadStatusLine, IncompleteRead
 from typing import Annotated, Any, Protocol
+from urllib.error import URLError
 
 import tenacity
 
@@ -34,82 +32,32 @@ class SearchUnavailable(Exception):
     """
 
 
-_DOWN = (
-    *(SearchUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError, socket.gaierror),
-    *(ssl.SSLEOFError, ssl.SSLZeroReturnError, IncompleteRead, BadStatusLine, asyncio.IncompleteReadError),
-)
-_UNREACHABLE = {errno.EADDRNOTAVAIL, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH}
-_CLIENTS = ("aiohttp", "grpc", "httpcore", "httpx", "requests", "urllib", "websocket", "websockets")
-"""Packages, in any version, whose own errors mean "down" by the names below."""
-_LOST_CONNECTION = {
-    *("RemoteProtocolError", "ReadError", "WriteError", "CloseError"),  # httpx, httpcore
-    *("ChunkedEncodingError", "ServerDisconnectedError", "ClientPayloadError"),  # requests, aiohttp
-    *("ContentTooShortError", "FutureTimeoutError"),  # urllib, grpc
-    *("WebSocketConnectionClosedException", "WebSocketTimeoutException"),  # websocket-client
+_DOWN = (SearchUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError, socket.gaierror)
+_DOWN_BY_NAME = {
+    *("NetworkError", "RemoteProtocolError", "TimeoutException"),  # httpx, whose ConnectError is a NetworkError
+    *("ConnectionError", "ChunkedEncodingError", "Timeout"),  # requests
+    *("ClientConnectionError", "ClientPayloadError"),  # aiohttp
 }
-_REFUSED = {1003, 1007, 1008, 1009, 1010}
-"""Codes of WebSocket servers that refuse what they were sent; those from 3000 on are the application's."""
-_RESPONSE_ATTRIBUTES = ("response", "status", "status_code")
-"""Attributes with which clients pass on that a server has answered."""
-_MISTAKES = (
-    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError),
-    SearchError,
-)
-"""Errors that mean what they say, whatever was being handled when they were raised."""
+"""Names of the classes with which clients say that a service cannot be reached or that the connection is lost."""
 
 
 def is_down(error: BaseException | None) -> bool:
     """Whether an error means that a service cannot be reached, or that the connection to it is lost.
 
-    It does if it is `SearchUnavailable`, one of Python's errors for that, or a known client's, and if one of these
-    caused it or was being handled when it was raised, however deep. `raise … from None` hides what was handled. A
-    group is down if all its members are.
-
-    An answer of a server, such as HTTP 404, is not "down", nor is a mistake of the program, such as a KeyError, even
-    where it is made while a lost connection is handled. Other kinds of OSError, such as a missing file, are mistakes
-    in the setup.
+    It does if it is `SearchUnavailable`, one of Python's errors for that, or one of a known client's, and if one of
+    these caused it or was being handled when it was raised, however deep. `raise … from None` hides what was handled.
+    An answer of a server, such as HTTP 404, is not "down".
     """
     seen = set[int]()
     while isinstance(error, Exception) and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, _DOWN) or _is_unreachable(error) or _has_lost_connection(error):
+        names = {kind.__name__ for kind in type(error).__mro__}
+        if isinstance(error, _DOWN) or names & _DOWN_BY_NAME:
             return True
-        if isinstance(members := getattr(error, "exceptions", None), tuple):  # a group, of Python 3.11 or of a package
-            return all(map(is_down, members))
-        if isinstance(error, _MISTAKES) or any(
-            getattr(error, name, None) is not None for name in _RESPONSE_ATTRIBUTES
-        ):
-            return False
-        is_hidden = error.__suppress_context__ and _package(type(error)) not in _CLIENTS  # httpcore hides its reasons
-        error = error.__cause__ or (None if is_hidden else error.__context__)
+        if isinstance(error, URLError) and isinstance(error.reason, OSError):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
-
-
-def _is_unreachable(error: Exception) -> bool:
-    """Whether Python found no way to a host, for which it has no class of errors."""
-    if not isinstance(error, OSError):
-        return False
-    if error.errno is None:
-        # asyncio joins the texts of its attempts, as for both addresses of localhost, and drops their kinds.
-        return str(error).startswith("Multiple exceptions: [Errno")
-    return error.errno in _UNREACHABLE
-
-
-def _has_lost_connection(error: Exception) -> bool:
-    """Whether a known client's error says that its connection was lost."""
-    names = {kind.__name__ for kind in type(error).__mro__ if _package(kind) in _CLIENTS}
-    if "RpcError" in names:
-        status = error.code() if hasattr(error, "code") else None
-        return getattr(status, "name", None) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
-    if "ConnectionClosed" in names:
-        code: int = getattr(getattr(error, "rcvd", None), "code", 1006)  # 1006: without a word
-        return code < 3000 and code not in _REFUSED
-    return bool(names) and (not names.isdisjoint(_LOST_CONNECTION) or isinstance(error.__cause__, EOFError))
-
-
-def _package(kind: type) -> str:
-    """The package that defines a class, without the version that some carry in their names."""
-    return kind.__module__.partition(".")[0].rstrip("0123456789")
 
 
 @dataclass(frozen=True)

@@ -106,17 +106,10 @@ def test_a_template_of_ours_shows_tools(tmp_path: Path) -> None:
     assert (saved.chat_template, saved.response_template) == (tokenizer.chat_template, tokenizer.response_template)
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"chat_template": SIMPLE, "eos_token": "<|endoftext|>"}, r"`tokenizer.eos_token` is '<\|endoftext\|>'"),
-        ({"chat_template": None}, "no chat template"),
-        ({}, "shows tools"),
-    ],
-)
-def test_a_template_of_ours_is_for_chatml_without_tools(change: dict[str, Any], problem: str) -> None:
-    tokenizer = qwen_tokenizer()
-    for name, value in change.items():
-        setattr(tokenizer, name, value)
-    with pytest.raises(ValueError, match=problem):
+def test_a_template_of_ours_is_for_chatml_without_tools() -> None:
+    tokenizer: Any = qwen_tokenizer()
+    with pytest.raises(ValueError, match="shows tools"):
+        chatml_tools(tokenizer)
+    tokenizer.chat_template, tokenizer.eos_token = SIMPLE, "<|endoftext|>"
+    with pytest.raises(ValueError, match=r"`tokenizer.eos_token`"):
         chatml_tools(tokenizer)

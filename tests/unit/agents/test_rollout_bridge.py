@@ -37,42 +37,28 @@ def row(output: dict[str, Any], index: int = 0) -> tuple[Any, ...]:
     return tuple(output[key][index] for key in ("completion_ids", "env_mask", "turn_ids", "logprobs"))
 
 
-@pytest.mark.parametrize("stop_reason", [StopReason.ANSWERED, StopReason.MAX_TURNS])
-def test_a_complete_trajectory_ends_in_an_eos_that_is_not_trained_on(stop_reason: StopReason) -> None:
-    assert row(rollout_output([searched(stop_reason)], EOS)) == (
+@pytest.mark.parametrize(
+    ("stop_reason", "trained", "ends"),
+    [
+        (StopReason.ANSWERED, True, True),
+        (StopReason.MAX_TURNS, True, True),
+        (StopReason.TRAJECTORY_LIMIT, True, False),
+        (StopReason.SEARCH_UNAVAILABLE, False, True),
+    ],
+)
+def test_a_complete_trajectory_ends_in_an_eos_that_is_not_trained_on(
+    stop_reason: StopReason, trained: bool, ends: bool
+) -> None:
+    """An infrastructure failure keeps its tokens, and none is trained on."""
+    expected = (
         [5, 6, 7, 8, 9, EOS],
-        [1, 1, 0, 0, 1, 0],
-        [0, 0, -1, -1, 1, -1],
+        [1, 1, 0, 0, 1, 0] if trained else [0] * 6,
+        [0, 0, -1, -1, 1, -1] if trained else [-1] * 6,
         [-0.5, -0.6, 0.0, 0.0, -0.9, 0.0],
     )
-
-
-@pytest.mark.parametrize("stop_reason", [StopReason.TURN_LIMIT, StopReason.TRAJECTORY_LIMIT])
-def test_a_limit_leaves_the_trajectory_without_eos(stop_reason: StopReason) -> None:
-    assert row(rollout_output([searched(stop_reason)], EOS)) == (
-        [5, 6, 7, 8, 9],
-        [1, 1, 0, 0, 1],
-        [0, 0, -1, -1, 1],
-        [-0.5, -0.6, 0.0, 0.0, -0.9],
-    )
-
-
-def test_no_eos_goes_past_what_the_policy_can_read() -> None:
-    full = searched(StopReason.ANSWERED)
-    tokens = len(full.prompt_ids) + 5
-    assert rollout_output([full], EOS, window=tokens)["completion_ids"] == [[5, 6, 7, 8, 9]]
-    assert rollout_output([full], EOS, window=tokens + 1)["completion_ids"] == [[5, 6, 7, 8, 9, EOS]]
-
-
-def test_an_eos_of_the_policys_own_is_trained_on_and_not_doubled() -> None:
-    output = rollout_output([trajectory(turn(5, EOS))], EOS)
-    assert row(output) == ([5, EOS], [1, 1], [0, 0], [-0.5, -0.1])
-
-
-def test_an_infrastructure_failure_keeps_its_tokens_and_trains_on_none() -> None:
-    failed = trajectory(turn(5, 6), stop_reason=StopReason.SEARCH_UNAVAILABLE)
-    output = rollout_output([failed], EOS)
-    assert row(output) == ([5, 6, EOS], [0, 0, 0], [-1, -1, -1], [-0.5, -0.6, 0.0])
+    output = rollout_output([searched(stop_reason)], EOS)
+    assert row(output) == tuple(each[: 5 + ends] for each in expected)
+    assert row(rollout_output([trajectory(turn(5, EOS))], EOS))[0] == [5, EOS], "the policy's own is not doubled"
 
 
 def test_one_turn_without_logprobs_leaves_all_without() -> None:

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from sorl_trl.agents import vllm_server
 from sorl_trl.agents.vllm import EngineUnavailable, VLLMColocateEngine, VLLMServerEngine, vllm_engine
 from sorl_trl.agents.vllm_server import VLLMServer
 from sorl_trl.rollout import TurnEnd, generate_turns
-from sorl_trl.trainers import vllm_policy
-from sorl_trl.trainers.vllm_policy import PolicyGeneration, ServerPolicy, WeightClient
+from sorl_trl.trainers.vllm_policy import ServerPolicy, WeightClient
 from tests.engines import take_turns
 from tests.scripted_vllm import (
     LOGPROB,
@@ -287,22 +285,6 @@ class TestServer:
         assert isinstance(caught.value, EngineUnavailable) == (error is EngineUnavailable)
         assert len(served.bodies) == len(behaviours)
 
-    def test_a_turn_that_vllm_aborts_is_an_error(self, served: ScriptedServer) -> None:
-        choice = {"index": 0, "token_ids": [PARIS], "logprobs": {"token_logprobs": [-1]}, "finish_reason": "abort"}
-        served.behaviours = [lambda handler: handler.answer({"choices": [choice]})]
-        with pytest.raises(RuntimeError, match="'abort'"):
-            take_turns(self.engine(served), [(DOC,)], [4])
-
-    def test_a_server_that_is_gone_is_a_named_error(self, served: ScriptedServer) -> None:
-        engine = self.engine(served)
-        served.shutdown()
-        served.server_close()
-        served.behaviours = [break_off] * 12  # the connection that `engine` has is still served
-        with pytest.raises(EngineUnavailable, match="cannot be reached"):
-            take_turns(engine, [(DOC,)] * 3, [4] * 3)
-        with pytest.raises(EngineUnavailable, match="v1/models cannot be reached"):
-            self.engine(served)
-
     def test_closing_waits_for_nothing(self, served: ScriptedServer) -> None:
         """What hangs is left, what has not been sent never is, and the next rollout hears of neither."""
         released = threading.Event()
@@ -347,17 +329,3 @@ class TestWeights:
         with pytest.raises(EngineUnavailable, match="was restarted"):
             client.update_named_params([], parameters)
         assert gathered == ["a", "b", "c"]
-
-    def test_a_trainer_of_this_package_sends_them_through_our_client(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Client:
-            def __init__(self, base_url: str, group_port: int, connection_timeout: float) -> None:
-                self.given = (base_url, group_port, connection_timeout)
-
-            def init_communicator(self, device: torch.device) -> None:
-                self.device = device
-
-        monkeypatch.setattr(vllm_policy, "WeightClient", Client)
-        options = {"mode": "server", "server_port": 8001, "group_port": 7, "server_timeout": 5.0}
-        generation = PolicyGeneration(torch.nn.Linear(1, 1), Accelerator(cpu=True), word_tokenizer(), **options)
-        assert generation.vllm_client.given == ("http://0.0.0.0:8001", 7, 5.0)
-        assert generation.vllm_client.device == torch.device("cpu")

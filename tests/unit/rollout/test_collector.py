@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GenerationConfig
 
 from sorl_trl.rollout import (
     Collector,
@@ -14,15 +13,12 @@ from sorl_trl.rollout import (
     RetryPolicy,
     RolloutLimits,
     SearchResponder,
-    SlotEngine,
     TagProtocol,
-    TurnEnd,
     assemble,
     rollout_statistics,
 )
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Observation, StopReason, Trajectory
-from tests.policies import build_policy
 
 from .fakes import PARIS, WORDS, FakeSearch, ScriptedGenerator, check_rows, turn_of, word_tokenizer
 
@@ -139,12 +135,6 @@ def test_the_window_ends_a_trajectory() -> None:
         assert generator.budgets[-1] == [last_budget], window
 
 
-def test_a_turn_closed_at_the_limit_by_other_means_than_a_tag_gets_feedback() -> None:
-    """It ended with an end-of-sequence token, the last that was allowed: the row goes on."""
-    trajectory = collect_one([SILENCE, ANSWER], RolloutLimits(max_turn_tokens=3))
-    assert (texts(trajectory)[1], trajectory.stop_reason) == ("I should", StopReason.ANSWERED)
-
-
 def test_a_prompt_that_fills_the_window_has_no_turn(caplog: pytest.LogCaptureFixture) -> None:
     collector = Collector(word_tokenizer(), FakeSearch(), PROTOCOL)
     generator = ScriptedGenerator({11: [ANSWER], 12: [ANSWER]}, window=6)
@@ -157,12 +147,6 @@ def test_a_prompt_that_fills_the_window_has_no_turn(caplog: pytest.LogCaptureFix
     check_rows(trajectories)
     assert [len(row.completion_ids) for row in rows] == [3, 0, 0]
     assert rollout_statistics(trajectories)["stop_reason/context_limit"] == pytest.approx(2 / 3)
-
-
-def test_a_long_observation_is_cut() -> None:
-    cut = collect_one([SEARCH, ANSWER], RolloutLimits(max_observation_tokens=4))
-    assert texts(cut)[1] == "<information> capital of </information>"
-    assert cut.observations[0].truncated
 
 
 def test_rows_advance_together_and_share_one_search() -> None:
@@ -183,24 +167,6 @@ def test_a_rank_without_live_rows_generates_for_a_dummy() -> None:
     assert len(trajectories[0].segments) == 1
     idle = iter([True, False])
     assert collect({}, any_active=lambda active: next(idle))[0] == []
-
-
-def test_memory_ends_trajectories_as_positions_do(caplog: pytest.LogCaptureFixture) -> None:
-    """Not the run: there is room for 30 tokens, and a turn's last one is not read in it."""
-    model, tokenizer = build_policy(seed=3, vocab_size=len(WORDS)).eval(), word_tokenizer()
-    end = TurnEnd(tokenizer, PROTOCOL.stop_strings, [WORDS.index("<eos>")])
-    token_bytes = 2 * 16 * 4  # keys and values of one layer of width 16
-    engine = SlotEngine(model, end, GenerationConfig(do_sample=False), cache_bytes=30 * token_bytes)
-    long = tuple(range(3, 3 + 20)) * 2
-    trajectories = Collector(tokenizer, FakeSearch(), PROTOCOL, RolloutLimits(max_turns=30)).collect(
-        [(3, 4, 5), long], engine
-    )
-    assert engine.window == 31
-    assert [t.stop_reason for t in trajectories] == [StopReason.CONTEXT_LIMIT] * 2
-    assert 0 < sum(len(segment.token_ids) for segment in trajectories[0].segments) <= 31 - 3
-    assert trajectories[1].segments == ()
-    assert "31 are read with what follows" in caplog.text
-    check_rows(trajectories)
 
 
 word_ids = st.lists(st.integers(0, len(WORDS) - 1), min_size=1, max_size=8).map(tuple)
@@ -230,28 +196,3 @@ def test_whatever_the_policy_says_the_invariants_hold(
         assert all(len(seen.token_ids) <= limits.max_observation_tokens for seen in trajectory.observations)
         assert not isinstance(trajectory.segments[-1], Observation)
         assert (trajectory.answer is not None) == (trajectory.stop_reason is StopReason.ANSWERED)
-
-
-class BrokenGenerator:
-    def __init__(self, generation: Generation) -> None:
-        self.generation = generation
-
-    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        return [self.generation]
-
-
-@pytest.mark.parametrize(
-    ("generation", "message"),
-    [
-        (Generation((), None, True), "generation 0 has 0 tokens"),
-        (Generation((1, 2), (0.0,), True), "1 logprobs for 2 tokens"),
-    ],
-)
-def test_a_broken_generator_is_an_error(generation: Generation, message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
-        Collector(word_tokenizer(), FakeSearch()).collect([(11,)], BrokenGenerator(generation))
-
-
-def test_an_empty_prompt_is_named() -> None:
-    with pytest.raises(ValueError, match=r"`prompts` \[1\] are empty"):
-        Collector(word_tokenizer(), FakeSearch()).collect([(11,), ()], BrokenGenerator(Generation((1,), None, True)))

@@ -142,18 +142,6 @@ def test_a_late_reply_is_waited_for_at_its_poll() -> None:
     assert first.observations[0].text == "<information> Paris </information>"
 
 
-def test_where_no_row_is_generating_nothing_is_polled_while_replies_are_on_their_way() -> None:
-    engine = Scripted([[SEARCH, SHORT], [SEARCH, SHORT]])
-    collector(FakeSearch(), rejoin_after=100).collect([(1,), (2,)], engine)
-    assert (engine.polls, engine.submitted) == (5 + 3, [(0, 0), (0, 1), (5, 0), (5, 1)])
-
-
-def test_feedback_that_nobody_has_to_look_up_is_given_at_once() -> None:
-    engine = Scripted([["I should <eos>", SHORT], [LONG]])
-    collector(FakeSearch(), rejoin_after=4).collect([(1,), (2,)], engine)
-    assert engine.submitted == [(0, 0), (0, 1), (3, 0)]
-
-
 def until_called(search: FakeSearch) -> Any:
     """Before the fourth poll: the first search, of the turns that ended with the third, is under way."""
 
@@ -272,19 +260,6 @@ def test_after_retries_in_vain_the_rest_of_the_rollout_tries_once_each() -> None
         assert len(search.calls) == calls
 
 
-def test_an_interruption_between_polls_closes_engine_and_environment() -> None:
-    def interrupt(poll: int) -> None:
-        if poll == 6:
-            raise KeyboardInterrupt
-
-    held = Held()
-    engine = Scripted([[SEARCH], [LONG]], interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        collector(held).collect([(1,), (2,)], engine)
-    assert (engine.is_open, held.is_open) == (False, False)
-    assert list(held.asked) == [0] and not held.asked[0].done()
-
-
 class Server(Scripted):
     """Ends turns when it is told to, in whatever order."""
 
@@ -330,16 +305,3 @@ def test_each_row_goes_as_it_would_alone(scripts: list[list[str]], rejoin_after:
 
 def ids(trajectory: Trajectory) -> list[tuple[int, ...]]:
     return [segment.token_ids for segment in trajectory.segments]
-
-
-class Forgetful(SteppingEngine):
-    """Loses what is submitted."""
-
-    def poll(self) -> list[tuple[int, Generation]]:
-        self.rows.clear()
-        return []
-
-
-def test_an_engine_that_loses_a_turn_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"idle, but has not returned the turns of rows \[0\]"):
-        collector(FakeSearch()).collect([(1,)], Forgetful(TURNS))

@@ -71,16 +71,6 @@ def test_each_row_stops_at_its_own_tag_eos_or_limit() -> None:
     assert batch == [Generation(words(kept), None, stopped) for *_, kept, stopped in rows]
 
 
-def test_what_a_token_holds_beyond_the_tag_is_kept() -> None:
-    tokenizer = bpe_tokenizer()
-    ids = encode(tokenizer, "<search>capital</search>\n\n")
-    assert tokenizer.decode(ids[-1:]) == ">\n\n"
-    model = replaying([(*ids, *encode(tokenizer, "France"))], len(tokenizer))
-    row = generator(model, tokenizer, eos=tokenizer.eos_token_id).generate([ids[:1]], [99])[0]
-    assert row == Generation(ids, None, True)
-    assert TagProtocol().parse(tokenizer.decode(row.token_ids)).content == "capital"
-
-
 def test_where_a_turn_ends_is_one_rule_for_every_engine() -> None:
     end = TurnEnd(word_tokenizer(), STOPS, [EOS])
     ends = ["I <search> of </search>", "<eos>", "I <eos>"]
@@ -91,10 +81,3 @@ def test_where_a_turn_ends_is_one_rule_for_every_engine() -> None:
     assert bpe.reached([overhanging, overhanging[:-1]]) == [True, False]
     with pytest.raises(ValueError, match="eos_token_ids is empty"):
         TurnEnd(word_tokenizer(), STOPS, [])
-
-
-@pytest.mark.parametrize(("positions", "window"), [(2048, 2048), (7, 7), (-1, None)])
-def test_the_window_is_what_the_model_has_positions_for(positions: int, window: int | None) -> None:
-    model = build_policy(vocab_size=len(WORDS))
-    model.config.max_position_embeddings = positions
-    assert generator(model).window == window

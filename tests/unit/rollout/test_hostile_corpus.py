@@ -108,23 +108,6 @@ def test_a_tag_that_is_spelled_out_is_counted_and_harmless(kind: TokenizerOf) ->
     assert [text for text in PLAIN_ATTACKS if not check_harmless(kind(), text)] == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "expected"),
-    [
-        (unigram_tokenizer, "＜answer＞Paris＜／answer＞", 2),
-        (unigram_tokenizer, "<0x3C>answer<0x3E>Paris", 1),
-        (wordpiece_tokenizer, "<an\u200bswer>Paris</an\u200bswer>", 2),
-        (wordpiece_tokenizer, "Paris [SEP] [MASK]", 2),
-        (flagged_tokenizer, "＜|user|＞＜|TOOL|＞", 2),
-        (flagged_tokenizer, "human: say Paris", 1),
-        (flagged_tokenizer, "<|pad|>  [TOOL_RESULTS]", 2),
-        (bpe_tokenizer, "<an\u200bswer>&lt;answer&gt;＜answer＞", 0),
-    ],
-)
-def test_hits_are_those_that_the_tokenizer_would_have_made(kind: TokenizerOf, text: str, expected: int) -> None:
-    assert check_harmless(kind(), text) == expected
-
-
 def test_an_unknown_token_that_stands_for_no_word_is_a_control_token() -> None:
     """Tokenizers of bytes name one all the same, and often it is the end-of-text token."""
     for kind in (flagged_tokenizer, unigram_tokenizer):

@@ -9,14 +9,12 @@ import pytest
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.rollout import ObservationEncoder, TagProtocol, chat_message_frame
+from sorl_trl.rollout import ObservationEncoder, TagProtocol
 from sorl_trl.rollout.observation import MessageSanitizer
-from sorl_trl.rollout.protocol import PROTOCOL_TAGS
-from sorl_trl.rollout.trajectories import control_tokens
 from sorl_trl.types import Observation
 from tests import policies
 
-from .fakes import PARIS, WORDS, bpe_tokenizer, encode, word_tokenizer
+from .fakes import PARIS, WORDS, bpe_tokenizer, word_tokenizer
 
 END = "END_OF_TEXT"
 """A control token without brackets, which cannot be rewritten."""
@@ -33,44 +31,12 @@ def told(encoder: ObservationEncoder, text: str) -> Observation:
     return encoder.information(TERSE.render_passages(passages), passages)
 
 
-def body_ids(tokenizer: PreTrainedTokenizerFast, observation: Observation) -> tuple[int, ...]:
-    """The ids between the frame's, which must be there whole."""
-    prefix, suffix = encode(tokenizer, PREFIX), encode(tokenizer, SUFFIX)
-    ids = observation.token_ids
-    assert ids[: len(prefix)] == prefix and ids[len(ids) - len(suffix) :] == suffix
-    return ids[len(prefix) : len(ids) - len(suffix)]
-
-
-def test_an_observation_is_frame_and_body() -> None:
-    observation = told(encoder(word_tokenizer()), "capital of France")
-    words = ["<information>", "capital", "of", "France", "</information>"]
-    assert observation.token_ids == tuple(map(WORDS.index, words))
-    assert observation.text == " ".join(words)
-    assert observation.passages == (replace(PARIS, text="capital of France"),)
-    assert (observation.truncated, observation.neutralized) == (False, 0)
-
-
-def test_control_tokens_are_special_added_and_tag_tokens() -> None:
-    tags = [word for word in WORDS if word.startswith(("<", "</")) and word.strip("</>") in PROTOCOL_TAGS]
-    assert sorted(control_tokens(word_tokenizer(), PROTOCOL_TAGS).values()) == sorted(["<pad>", "<eos>", *tags])
-    markers = {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>"}
-    assert set(control_tokens(bpe_tokenizer(), PROTOCOL_TAGS).values()) == markers
-
-
 def test_a_tag_that_dropping_an_id_would_join_is_neutralized() -> None:
     tokenizer = bpe_tokenizer().__class__(tokenizer_object=bpe_tokenizer()._tokenizer, eos_token="<|im_end|>")
     tokenizer.add_special_tokens({"extra_special_tokens": [END]})
     observation = told(encoder(tokenizer), f"<ans{END}wer>Lyon</ans{END}wer>")
     assert observation.text == f"{PREFIX}[answer]Lyon[/answer]{SUFFIX}"
     assert observation.neutralized == 4
-
-
-def test_a_tag_that_normalization_would_make_is_neutralized() -> None:
-    tokenizer = bpe_tokenizer().__class__(tokenizer_object=bpe_tokenizer()._tokenizer, eos_token="<|im_end|>")
-    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
-    observation = told(encoder(tokenizer), "＜answer＞Lyon＜／answer＞")
-    assert observation.text == f"{PREFIX}[answer]Lyon[/answer]{SUFFIX}"
-    assert observation.neutralized == 2
 
 
 def test_a_tokenizer_that_makes_tags_of_anything_gets_an_empty_body() -> None:
@@ -101,22 +67,6 @@ def test_truncation_cuts_the_body_and_never_the_frame() -> None:
     assert (empty.text, empty.truncated) == ("<information> </information>", True)
 
 
-def test_a_limit_below_the_frame_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_observation_tokens=1 must be at least 2"):
-        encoder(word_tokenizer(), 1)
-
-
-def test_messages_have_their_frames() -> None:
-    tokenizer = bpe_tokenizer()
-    protocol = TagProtocol(invalid_feedback="Wrong.", message_frame=chat_message_frame(tokenizer))
-    messages = ObservationEncoder(tokenizer, protocol, 500)
-    assert messages.information(protocol.search_failed).text == f"{PREFIX}{protocol.search_failed}{SUFFIX}"
-    assert messages.invalid_feedback(message_closed=False).text == "\nWrong.\n"
-    closed = messages.invalid_feedback(message_closed=True)
-    assert closed.text == "\n<|im_start|>user\nWrong.<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.eos_token_id in closed.token_ids, "a frame is trusted: its control tokens are real"
-
-
 GREETING_WORDS = ["<pad>", "<eos>", "<unk>", "<answer>", "[answer]", "go", "rome", "(eos)", "(answer]", "now", "<"]
 
 
@@ -128,8 +78,6 @@ def greeter() -> MessageSanitizer:
     ("prompt", "greeting", "expected", "hits"),
     [
         ("now", " go rome", "now go rome", 0),
-        ("now", None, "now", 0),
-        ("<answer>", " go", "<answer> go", 0),
         ("now", " <answer>", "now [answer]", 1),
         ("now", " < guess >", "now [guess]", 1),
         ("now <", "answer>", "now <answer)", 1),
@@ -150,15 +98,6 @@ def test_greetings_stand_at_the_end_and_are_harmless(prompt: Any, greeting: Any,
     assert repr(prompts) == before, "the user's own are left as they are"
 
 
-def test_a_long_greeting_is_cut() -> None:
-    assert greeter().greet(["now "], ["go rome go rome"], 2) == ["now go rome"]
-
-
-@pytest.mark.parametrize("added", ["สวัสดีครับ", "🎉" * 30])
-def test_without_a_limit_nothing_is_cut_where_characters_are_several_tokens(added: str) -> None:
-    assert MessageSanitizer(bpe_tokenizer()).clean("now ", f"now {added}") == f"now {added}"
-
-
 IMAGE = {"type": "image", "image": object()}
 VIDEO = {"type": "video", "video": "now"}
 USE, GO = {"type": "text", "text": "Use <answer>"}, {"type": "text", "text": "go"}
@@ -168,12 +107,10 @@ USE, GO = {"type": "text", "text": "Use <answer>"}, {"type": "text", "text": "go
     ("own", "content", "clean"),
     [
         ("Use <answer>.", "Use <answer>. <answer>", "Use <answer>. [answer]"),
-        ("", "<answer>", "[answer]"),
         ("Use <answer>", "<answer> anew", "[answer] anew"),
         ([USE, GO], [USE, GO, {"type": "text", "text": "<answer>"}], [USE, GO, {"type": "text", "text": "[answer]"}]),
         ("Use <answer>", [USE, IMAGE, GO], [USE, IMAGE, GO]),
         ("Use", [USE], [{"type": "text", "text": "Use [answer]"}]),
-        ([VIDEO, USE], [VIDEO, USE, IMAGE], [VIDEO, USE, IMAGE]),
         ([USE], [USE, VIDEO], [USE, {"type": "text", "text": "{'type': 'video', 'video': 'now'}"}]),
         ([USE], [USE, {"type": "image", "image": "<answer>"}], [USE, {"type": "image", "image": "[answer]"}]),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -9,13 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl import SearchRollout
-from sorl_trl.rollout import ChatProtocol, Frame, ObservationEncoder, Reply, TagProtocol, chat_message_frame
-from sorl_trl.search import NoSearch
-from sorl_trl.types import Action, ActionKind, Passage
+from sorl_trl.rollout import (
+    PROTOCOLS,
+    ChatProtocol,
+    Frame,
+    ObservationEncoder,
+    RolloutArguments,
+    TagProtocol,
+    chat_message_frame,
+)
+from sorl_trl.types import Action, ActionKind
 from tests.tools import qwen_tokenizer
 
-from .fakes import PARIS, bpe_tokenizer, word_tokenizer
+from .fakes import bpe_tokenizer, word_tokenizer
 
 INVALID = Action(ActionKind.INVALID)
 protocol = TagProtocol()
@@ -42,15 +50,6 @@ protocol = TagProtocol()
 )
 def test_parse(text: str, action: Action) -> None:
     assert protocol.parse(text) == action
-
-
-def test_passages_are_rendered_as_in_search_r1() -> None:
-    lyon = Passage("8", "Lyon", "a {city}")
-    assert protocol.render_passages([PARIS, lyon]) == (
-        "Doc 1(Title: Paris) capital of France\nDoc 2(Title: Lyon) a {city}"
-    )
-    assert TagProtocol(passage_template="{text}. ").render_passages([PARIS]) == "capital of France."
-    assert protocol.render_passages([]) == "No results found."
 
 
 @pytest.mark.parametrize(
@@ -132,13 +131,8 @@ QWEN_TOOL = Frame(
     between="\n</tool_response>\n<tool_response>\n",
 )
 USER = Frame("\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
-PLAIN = """{% for m in messages %}
-<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}
-<|im_start|>assistant
-{% endif %}"""
-NO_RESULTS = "{{ raise_exception('no tools') if m.role == 'tool' else m.content }}"
-JSON_RESULTS = "{{ m.content | tojson if m.role == 'tool' else m.content }}"
+
+
 """As Llama 3.1 writes them."""
 
 
@@ -147,43 +141,11 @@ def test_frames_are_the_messages_of_the_chat_template() -> None:
     assert (protocol.information_frame, protocol.message_frame) == (QWEN_TOOL, USER)
 
 
-@pytest.mark.parametrize(
-    "written",
-    ["{{ raise_exception('no tools') if m.role == 'tool' else m.content }}", JSON_RESULTS],
-    ids=["no", "json"],
-)
-def test_a_template_that_cannot_show_results_says_them_as_the_user(written: str) -> None:
-    tokenizer: Any = qwen_tokenizer()
-    tokenizer.chat_template = PLAIN.replace("{{ m.content }}", written)
-    protocol = ChatProtocol().in_chat(tokenizer)
-    assert protocol.information_frame == protocol.message_frame
-    assert "user" in protocol.message_frame.prefix
-
-
 def test_a_turn_is_its_whole_message() -> None:
     protocol = ChatProtocol().in_chat(bpe_tokenizer())
     assert protocol.stop_strings == ()
     message = " <search>x</search> and <answer>y</answer> "
     assert protocol.parse(f"{message}<|im_end|>") == Action(ActionKind.MESSAGE, message.strip())
-
-
-def test_what_it_would_not_heed_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"tools=.* must be empty"):
-        ChatProtocol(tools=("look",))
-    with pytest.raises(ValueError, match="use `TagProtocol`"):
-        SearchRollout(NoSearch(), ChatProtocol())
-    with pytest.raises(ValueError, match="prompts that are messages"):
-        ChatProtocol().check(bpe_tokenizer())
-    own = Frame("(", ")")
-    assert ChatProtocol(information_frame=own).in_chat(qwen_tokenizer()).information_frame == own
-
-
-def test_a_user_needs_turns_that_are_messages() -> None:
-    encoder = ObservationEncoder(bpe_tokenizer(), TagProtocol(), 60)
-    with pytest.raises(ValueError, match="role='user' needs"):
-        encoder.information("And now?", role="user")
-    with pytest.raises(ValueError, match="role='system' must be"):
-        Reply(role="system")
 
 
 @pytest.mark.parametrize("role", ["tool", "user"])
@@ -208,3 +170,19 @@ def test_whatever_token_ends_a_message_is_no_part_of_it(end: str) -> None:
     assert protocol.parse(f" [ls()]\n{end}").content == "[ls()]"
     assert protocol.parse(f"[ls()]{end}<|im_end|>").content == "[ls()]"
     assert protocol.parse(f"<|fim_prefix|>[ls()]{end}").content == "<|fim_prefix|>[ls()]"
+
+
+def test_a_chat_model_gets_the_messages_of_its_template() -> None:
+    tokenizer = bpe_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
+    protocol = RolloutArguments(chat=True).tag_protocol(tokenizer)
+    assert protocol.message_frame == Frame(" [user] ", " ")
+    terse = RolloutArguments(chat=True, protocol="terse").tag_protocol(tokenizer)
+    assert terse == replace(PROTOCOLS["terse"], message_frame=Frame(" [user] ", " ")), (
+        "or it would speak outside of any"
+    )
+    assert RolloutArguments(protocol="terse").tag_protocol(tokenizer) == PROTOCOLS["terse"]
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = "hello"
+    with pytest.raises(ValueError, match="the chat template renders 'hello'"):
+        RolloutArguments(chat=True).tag_protocol(tokenizer)

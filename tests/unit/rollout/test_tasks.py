@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sorl_trl.qa import Question
 from sorl_trl.rollout import (
     EnvironmentResponder,
     Reply,
@@ -76,9 +74,7 @@ def test_text_is_a_prompt_as_it_stands_and_a_question_is_put_into_the_template(t
     ("row", "named"),
     [
         ({"number": 1}, "`prompt` or a `question`"),
-        ({"prompt": 7}, "`prompt`"),
         ({"prompt": [{"role": "user"}]}, "`prompt`"),
-        ({"prompt": "Go", "id": 1.5}, "`id`"),
         ({"prompt": "Go", "golden_answers": "oslo"}, "`golden_answers`"),
         ("Go", "a task must be a JSON object"),
     ],
@@ -86,20 +82,6 @@ def test_text_is_a_prompt_as_it_stands_and_a_question_is_put_into_the_template(t
 def test_what_is_no_task_is_named_with_its_line(tmp_path: Path, row: Any, named: str) -> None:
     with pytest.raises(ValueError, match=f"line 2: .*{named}"):
         load_tasks(written(tmp_path / "tasks.jsonl", {"prompt": "Go"}, row))
-
-
-@pytest.mark.parametrize(("prompts", "named"), [(["Go", SAID], "others are messages"), ([SAID], "chat template")])
-def test_prompts_that_cannot_be_put_are_refused(tmp_path: Path, prompts: Sequence[Any], named: str) -> None:
-    tasks = load_tasks(written(tmp_path / "tasks.jsonl", *({"prompt": prompt} for prompt in prompts)))
-    tokenizer = bpe_tokenizer()
-    tokenizer.chat_template = CHATML if len(prompts) > 1 else None
-    with pytest.raises(ValueError, match=named):
-        prompt_rows(tasks, IN_WORLD, tokenizer)
-
-
-def test_a_search_agent_is_asked_questions_without_their_other_columns() -> None:
-    (row,) = prompt_rows([Question("1", "where", ("oslo",), {"hops": 2})], RolloutArguments(), bpe_tokenizer())
-    assert "hops" not in row
 
 
 def test_a_column_names_the_kind_of_a_rows_environment() -> None:
@@ -118,11 +100,3 @@ def test_a_column_names_the_kind_of_a_rows_environment() -> None:
     with pytest.raises(ValueError, match="environment='moon'"):
         responder.open([{"environment": "moon"}])
     responder.close()
-
-
-def test_a_protocol_of_another_kind_is_named() -> None:
-    class Talking(World):
-        protocol = "http"
-
-    with pytest.raises(TypeError, match="`protocol`"):
-        EnvironmentResponder(Talking)

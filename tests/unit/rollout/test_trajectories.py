@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from sorl_trl.rollout import rollout_statistics
-from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
+from sorl_trl.types import Action, ActionKind, Observation, StopReason, ToolResult, Trajectory, Turn
 
 from .fakes import PARIS
 
@@ -49,19 +49,10 @@ def test_an_empty_batch_has_the_same_keys() -> None:
     assert set(empty.values()) == {0.0}
 
 
-def test_calls_of_tools_count_once_they_were_answered() -> None:
+def test_calls_of_tools_are_counted_in_tags_and_in_messages() -> None:
     call = Turn((5,), "", Action(ActionKind.TOOL, "1 + 1", "calculate"))
-    seen = Observation((4,), "2")
-    counts = {
-        StopReason.MAX_TURNS: 1.0,  # the last one is not answered
-        StopReason.ENVIRONMENT_DONE: 2.0,  # it is, by the end
-        StopReason.ENVIRONMENT_UNAVAILABLE: 1.0,
-    }
-    for reason, count in counts.items():
-        statistics = rollout_statistics([Trajectory((1,), (call, seen, call), reason)])
-        assert statistics["tool_calls_per_trajectory"] == count
-        assert statistics["searches_per_trajectory"] == 0.0
-    invalid = Turn((5,), "", Action(ActionKind.INVALID))
-    for segments in [(), (invalid,), (FRANCE, seen)]:
-        statistics = rollout_statistics([Trajectory((1,), segments, StopReason.ENVIRONMENT_DONE)])
-        assert statistics["tool_calls_per_trajectory"] == 0.0
+    message = turn(ActionKind.MESSAGE, 5)
+    results = Observation((4,), "", results=(ToolResult("add", "2"), ToolResult("add", "3")))
+    segments = [(call, Observation((4,), "2"), call), (message, results, message), (FRANCE, FOUND)]
+    trajectories = [Trajectory((1,), each, StopReason.MAX_TURNS) for each in segments]
+    assert rollout_statistics(trajectories)["tool_calls_per_trajectory"] == (2 + 2) / 3

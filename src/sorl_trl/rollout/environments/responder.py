@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
-from traceback import walk_tb
 from typing import Any, TypeAlias
 
 from sorl_trl.checks import POSITIVE_COUNT, Number
-from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout.environments.environment import THREAD, Environment, Reply, Responder, RowTurn
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search.backend import is_down
-from sorl_trl.threads import Work, start, work_off
+from sorl_trl.threads import DaemonThreads, start
 from sorl_trl.types import StopReason, Turn
 
 logger = logging.getLogger(__name__)
@@ -60,11 +56,10 @@ class Calls:
         self._timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         self._free = threading.Semaphore(concurrency)
         self._open: set[Future[Any]] = set()
-        self._rows: list[SimpleQueue[Work | None]] = [SimpleQueue() for _ in range(rows)]
-        self._loop = asyncio.new_event_loop()
-        start(partial(_serve, self._loop), THREAD)
-        for waiting in self._rows:
-            start(partial(work_off, waiting), THREAD)
+        self._rows = [DaemonThreads(1, THREAD) for _ in range(rows)]
+        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        start(lambda: asyncio.run(_serve(started)), THREAD)
+        self._loop, self._ended = started.result()
 
     def make(self, row: int, function: Callable[[Wait], Any], late: Any) -> Future[Any]:
         """Call `function` in the row's thread, without waiting for it. It gets a function that awaits coroutines.
@@ -74,7 +69,7 @@ class Calls:
         answer: Future[Any] = Future()
         self._open.add(answer)
         answer.add_done_callback(self._open.discard)
-        self._rows[row].put(partial(self._call, function, late, answer))
+        self._rows[row].submit(self._call, function, late, answer)
         return answer
 
     def close(self) -> None:
@@ -82,9 +77,8 @@ class Calls:
         for answer in list(self._open):
             if answer.cancel():
                 answer.set_running_or_notify_cancel()  # tells those who wait for it
-        for waiting in self._rows:
-            waiting.put(None)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._rows.clear()
+        self._loop.call_soon_threadsafe(self._ended.set)
 
     def _call(self, function: Callable[[Wait], Any], late: Any, answer: Future[Any]) -> None:
         self._free.acquire()
@@ -115,28 +109,20 @@ class Calls:
         wait_for([outcome])
         if answer.done():
             raise Abandoned
-        return result_of(outcome)
+        return outcome.result()
 
 
 def start_awaiting(awaitable: Any, loop: asyncio.AbstractEventLoop) -> Future[Any]:
-    """Await something in a loop of another thread. `result_of` tells what came of it."""
+    """Await something in a loop of another thread."""
     return asyncio.run_coroutine_threadsafe(_contained(awaitable), loop)
 
 
-def result_of(outcome: Future[Any]) -> Any:
-    """What came of something that `start_awaiting` has begun to await, once it is there."""
-    value, error = outcome.result()
-    if error is not None:
-        raise error
-    return value
-
-
-async def _contained(awaitable: Any) -> tuple[Any, BaseException | None]:
-    """Await something, and return its error: a SystemExit that is raised would end the loop that all rows share."""
+async def _contained(awaitable: Any) -> Any:
+    """Await something. What would end the loop, which all rows share, becomes a RuntimeError."""
     try:
-        return await awaitable, None
-    except BaseException as error:
-        return None, error
+        return await awaitable
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"a coroutine raised {error!r}") from error
 
 
 def _settle(answer: Future[Any], value: Any = None, error: BaseException | None = None) -> None:
@@ -145,18 +131,11 @@ def _settle(answer: Future[Any], value: Any = None, error: BaseException | None 
         answer.set_result(value) if error is None else answer.set_exception(error)
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped, and cancel the tasks that have not ended."""
-    loop.run_forever()
-    loop.run_until_complete(_cancel_all())
-    loop.close()
-
-
-async def _cancel_all() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+async def _serve(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    """Name the loop, and the event that ends it. `asyncio.run` then cancels what has not ended."""
+    ended = asyncio.Event()
+    started.set_result((asyncio.get_running_loop(), ended))
+    await ended.wait()
 
 
 class EnvironmentResponder(Responder):
@@ -299,7 +278,6 @@ def _reply(environment: Any, method: str, call: Callable[[], Any], wait: Wait) -
         if is_down(error):
             logger.warning("%s is unavailable, a trajectory is masked: %r", name, error)
             return UNAVAILABLE
-        check_signals(name, error)
         raise
     kind, words = _MUST_RETURN[method]
     if not isinstance(reply, kind):
@@ -323,13 +301,3 @@ def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:
         name = getattr(method, "__qualname__", repr(method))
         raise TypeError(f"{name} needs {missing}, but an example has {sorted(example)}")
     return method(**taken)
-
-
-def check_signals(name: str, error: BaseException | None) -> None:
-    """Raise UserMistake if Python has refused to handle a signal, which it allows in the main thread alone."""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)] if isinstance(error, ValueError) else []
-    if frames and frames[-1].f_globals["__name__"] == signal.__name__:
-        raise UserMistake(
-            f"{name} sets a signal handler, as for `signal.alarm`, but is called in a thread, where Python allows "
-            "none: leave its limit of time to `timeout_s`, or give the trainer `tools=` without `async_staleness`."
-        ) from error

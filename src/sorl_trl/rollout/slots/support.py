@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +18,6 @@ IN_SEGMENTS = "sorl_segments"
 _ATTENTION = ("eager", "sdpa", IN_SEGMENTS)
 # Other kinds recompute frequencies from the longest row of a batch, which cached keys would not match.
 _ROTARY = ("default", "linear", "llama3", "yarn")
-_TAKEN = ("attention_mask", "past_key_values", "position_ids", "use_cache")
 _GENERATION_METHODS = ("generate", "prepare_inputs_for_generation", "_sample", "_get_logits_processor")
 # Options that slots serve, that the engine sets, or that do not affect which token comes next.
 _SERVED_OPTIONS = {
@@ -55,9 +53,6 @@ def check_model(base: PreTrainedModel) -> None:
     name, config = type(base).__name__, base.config.get_text_config(decoder=True)
     if base.config.is_encoder_decoder:
         raise NotServed(f"{name} has an encoder")
-    missing = [each for each in _TAKEN if each not in inspect.signature(type(base).forward).parameters]
-    if missing:
-        raise NotServed(f"the forward of {name} does not take {', '.join(missing)}")
     for method in _GENERATION_METHODS:
         if getattr(type(base), method, None) is not getattr(GenerationMixin, method) or method in vars(base):
             raise NotServed(f"{name} has a `{method}` of its own")
@@ -138,8 +133,8 @@ def bytes_per_token(model: Any, base: PreTrainedModel) -> int:
     ids = [each % base.config.get_text_config().vocab_size for each in _IDS]
     cache = SlotCache(2, len(ids))
     with torch.no_grad(), _in_eval_mode(model):
-        plain = model(input_ids=torch.tensor([ids], device=base.device), use_cache=False).logits[0, -1].float()
         try:
+            plain = model(input_ids=torch.tensor([ids], device=base.device), use_cache=False).logits[0, -1].float()
             logits = _in_slots(Forward(model, base), cache, ids)
         except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             raise NotServed(f"{type(base).__name__} failed on a cache of slots ({error})") from error

@@ -58,26 +58,9 @@ def test_an_engine_that_goes_down_in_between_is_not_asked_on() -> None:
     assert ["d"] not in search.calls
 
 
-def test_passages_may_come_one_by_one() -> None:
-    class Lazy(FakeSearch):
-        def search_batch(self, queries: Sequence[str], k: int) -> Any:
-            return ((each for each in passages) for passages in super().search_batch(queries, k))
-
-    assert responder(Lazy()).search("a") == {"a": FOUND}
-
-
 @pytest.mark.parametrize("found", [None, [None], {"a": []}, [[{"text": "t"}]]])
 def test_what_is_no_passage_is_said(found: Any) -> None:
     search = FakeSearch()
     search.search_batch = lambda queries, k: found  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="must return a list of `Passage` for each query"):
         responder(search).search("a")
-
-
-def test_programming_errors_propagate() -> None:
-    search = FakeSearch()
-    search.search_batch = lambda queries, k: [[PARIS]]  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="1 results for 2 queries"):
-        responder(search).search("ab")
-    with pytest.raises(KeyError):
-        responder(FakeSearch([KeyError("bug")])).search("ab")

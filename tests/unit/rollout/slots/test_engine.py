@@ -68,31 +68,6 @@ def test_a_group_is_prefilled_once(llama: Any) -> None:
     assert generate_turns(fresh, rest, [5] * 6) == again
 
 
-def test_another_context_is_read_again(llama: Any) -> None:
-    engine = opened(llama, 2)
-    (turn, _) = generate_turns(engine, [PROMPT, PROMPT[1:]], [6, 1])
-    assert len(turn.token_ids) > 1
-    context = [*PROMPT, *turn.token_ids, 9]
-    context[3] = 12
-    before = engine.prefilled_tokens
-    again = generate_turns(engine, [context], [6])
-    assert engine.prefilled_tokens - before == len(context)
-    assert again == generate_turns(opened(llama, 1), [context], [6])
-    shorter = generate_turns(engine, [context[:4]], [6])
-    assert shorter == generate_turns(opened(llama, 1), [context[:4]], [6])
-
-
-def test_a_prefill_is_done_in_parts(llama: Any) -> None:
-    contexts = [PROMPT * 5, PROMPT, PROMPT[:2], PROMPT[:3] * 4]
-    turns = generate_turns(opened(llama, 4), contexts, [6] * 4)
-    widths: list[int] = []
-    llama.register_forward_pre_hook(lambda _, __, kwargs: widths.append(kwargs["input_ids"].numel()), with_kwargs=True)
-    parts = opened(llama, 4, prefill_tokens=7)
-    widths.clear()
-    assert generate_turns(parts, contexts, [6] * 4) == turns
-    assert max(widths) <= 7 and parts.prefilled_tokens == sum(map(len, contexts))
-
-
 def test_rows_wait_for_memory_and_this_is_said_once(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
     engine_module._warn_once.cache_clear()
     plan = families.random_plan(rows=8)

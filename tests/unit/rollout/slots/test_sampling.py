@@ -58,12 +58,6 @@ def test_what_is_none_comes_from_the_model_and_then_from_the_defaults() -> None:
     assert (config.temperature, config.top_p, config.top_k) == (0.3, 0.9, 50)
 
 
-def test_the_likeliest_is_not_filtered() -> None:
-    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 2.0]])
-    sampler = Sampler(GenerationConfig(do_sample=False, temperature=0.1, top_k=1))
-    assert sampler.choose(logits, [])[0] == [1, 0]
-
-
 def test_a_token_without_probability_is_never_chosen() -> None:
     """Not at the ends either, whatever rounding does."""
     sampler = Sampler(GenerationConfig(do_sample=True, top_k=0))
