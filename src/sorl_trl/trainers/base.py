@@ -56,7 +56,7 @@ from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
-from sorl_trl.trainers.rewards import InformationGain, rewarding_turns
+from sorl_trl.trainers.rewards import rewarding_turns
 from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
 from sorl_trl.trainers.sampled import checked_rollout
 from sorl_trl.trainers.trajectory_dump import TrajectoryDump
@@ -137,7 +137,7 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _set_up_rewards(self) -> None:
         for function in self.reward_funcs:
-            if isinstance(function, InformationGain):
+            if hasattr(function, "attach"):
                 function.attach(self)
         named = enumerate(zip(self.reward_funcs, self.reward_func_names, strict=True))
         self.reward_funcs = [rewarding_turns(function, index, name) for index, (function, name) in named]
