@@ -43,8 +43,6 @@ from sorl_trl.trainers.checks import (
     check_config,
     check_dataset,
     check_method,
-    check_precision,
-    check_processor,
     check_reward_names,
     check_trained,
     disable_noise,
@@ -110,8 +108,6 @@ class TurnLevelTrainer(GRPOTrainer):
             super().__init__(**given)
         if args.disable_dropout:
             disable_noise(self.model)
-        check_processor(args)
-        check_precision(self)
         check_optimizers(self)
         if isinstance(rollout, AgentRollout) and rollout.shows_tools:
             rollout.protocol_for(rollout.setup(self))
