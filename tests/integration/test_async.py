@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -27,10 +26,9 @@ from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import EngineOptions, RowTurn, ToolBox
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, NoSearch, SearchUnavailable
-from sorl_trl.trainers.checkpoint import SETTINGS_FILE
 from sorl_trl.trainers.checks import check_ahead
 from sorl_trl.trainers.late_rollouts import PolicyCopies, RolloutsAhead
-from sorl_trl.trainers.vllm_policy import Probe, ServerPolicy
+from sorl_trl.trainers.vllm_policy import ServerPolicy
 from sorl_trl.types import Action, ActionKind, Passage, Turn
 from tests.agents import (
     LIMITS,
@@ -289,8 +287,6 @@ def test_a_resumed_run_asks_the_prompts_that_are_left(whole: Any, tmp_path: Path
         begun = -(-step // 4)
         assert asked(rest) == asked(whole)[begun:]
         assert max(logged(rest, "async/age_max")[-(6 - begun) :]) <= 2
-    saved = json.loads((folder / SETTINGS_FILE).read_text())
-    assert saved["limits.max_turns"] == LIMITS.max_turns, "how what is ahead was sampled"
 
 
 THREE_AT_ONCE = {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 3}
@@ -545,8 +541,9 @@ def test_a_probe_of_the_server_knows_no_dropout(tmp_path: Path) -> None:
     policy = ServerPolicy.__new__(ServerPolicy)
     policy._trainer, policy._vllm = trainer, SimpleNamespace(server_base_url="http://127.0.0.1:1")
     trainer.model.train()
-    policy.check(Probe(context, lengths, sampled, logprobs))
+    contexts = [context[:length] for length in lengths]
+    policy.check([*zip(contexts, sampled, logprobs, strict=True)])
     assert trainer.model.training
     for wrong in ([each - 0.25 for each in logprobs], [math.nan] * 3):
         with pytest.raises(RuntimeError, match="samples from other weights"):
-            policy.check(Probe(context, lengths, sampled, wrong))
+            policy.check([*zip(contexts, sampled, wrong, strict=True)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl import SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.checkpoint import SETTINGS_FILE
 from tests.agents import build_agent, search_index
 
 FIELDS = {"num_iterations": 1, "steps_per_generation": 2, "save_strategy": "steps", "lr_scheduler_type": "linear"}
@@ -43,46 +41,28 @@ def checkpoint(run: Path, tmp_path: Path) -> Path:
 def test_what_the_optimizer_holds_goes_on_and_is_reported_as_it_acts(
     tmp_path: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saved = json.loads((checkpoint / SETTINGS_FILE).read_text())
+    before = build(tmp_path).args
     resumed = build(tmp_path, **CHANGED, save_steps=3)
     with caplog.at_level(logging.WARNING):
         resumed.train(resume_from_checkpoint=str(checkpoint))
-    for name, value in CHANGED.items():
-        assert f"`{name}` was {saved[name]}, is {value} (the checkpoint's goes on" in caplog.text
-        assert getattr(resumed.args, name) == saved[name]
+    for name in CHANGED:
+        assert f"`{name}` {getattr(before, name)}" in caplog.text
+        assert getattr(resumed.args, name) == getattr(before, name)
     groups = {bool(group.get("critic")): group for group in resumed.optimizer.param_groups}
-    assert groups[False]["initial_lr"] == saved["learning_rate"] == 1e-3
-    assert groups[False]["betas"] == (saved["adam_beta1"], saved["adam_beta2"])
-    assert (groups[False]["eps"], groups[False]["weight_decay"]) == (saved["adam_epsilon"], saved["weight_decay"])
-    assert groups[True]["initial_lr"] == saved["value_head_learning_rate"] == 0.1
+    assert groups[False]["initial_lr"] == before.learning_rate == 1e-3
+    assert groups[False]["betas"] == (before.adam_beta1, before.adam_beta2)
+    assert (groups[False]["eps"], groups[False]["weight_decay"]) == (before.adam_epsilon, before.weight_decay)
+    assert groups[True]["initial_lr"] == before.value_head_learning_rate == 0.1
     assert (tmp_path / "checkpoint-3").is_dir(), "checkpoints are saved as this run is told"
 
 
-def test_what_else_differs_is_one_line(tmp_path: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = checkpoint / SETTINGS_FILE
-    file.write_text(json.dumps({**json.loads(file.read_text()), "gone": 1, "vf_coef": 7}))
-    resumed = build(tmp_path, lr_scheduler_type="constant", max_steps=3)
-    with caplog.at_level(logging.WARNING):
-        resumed.train(resume_from_checkpoint=str(checkpoint))
-    (line,) = [record.getMessage() for record in caplog.records if "This run differs" in record.getMessage()]
-    for change in ("max_steps` was 4, is 3", "vf_coef` was 7, is ", "`lr_scheduler_type` was 'linear', is 'constant'"):
-        assert change in line
-    assert "gone" not in line
-
-
 def test_an_optimizer_that_cannot_read_the_state_is_refused(tmp_path: Path, checkpoint: Path) -> None:
-    with pytest.raises(UserMistake, match="`optim` is 'adafactor'"):
+    with pytest.raises(UserMistake, match="`optim`"):
         build(tmp_path, optim="adafactor").train(resume_from_checkpoint=str(checkpoint))
 
 
-def test_a_checkpoint_with_a_critic_is_refused_without_one(tmp_path: Path, checkpoint: Path) -> None:
-    resumed = build_agent(tmp_path, BM25Index.load(tmp_path / "index"), SOGRPOTrainer)
-    with pytest.raises(UserMistake, match="SOGRPOTrainer"):
-        resumed.train(resume_from_checkpoint=str(checkpoint))
-
-
-@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
-def test_optimizers_of_one_state_go_on_from_one_another(tmp_path: Path, checkpoint: Path, optim: str) -> None:
-    resumed = build(tmp_path, optim=optim)
+def test_optimizers_of_one_state_go_on_from_one_another(tmp_path: Path, checkpoint: Path) -> None:
+    fused = {"adamw_torch": "adamw_torch_fused"}
+    resumed = build(tmp_path, optim=fused.get(str(build(tmp_path).args.optim), "adamw_torch"))
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert resumed.state.global_step == 4

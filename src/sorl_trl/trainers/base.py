@@ -30,14 +30,7 @@ from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
 from sorl_trl.records.resume_point import resume_point
 from sorl_trl.trainers.batch import GOOD_TOKENS, advantages_of, micro_batches, turns_of
-from sorl_trl.trainers.checkpoint import (
-    EpochRepeatSampler,
-    load_cycle,
-    load_weights,
-    save_cycle,
-    save_settings,
-    take_up_settings,
-)
+from sorl_trl.trainers.checkpoint import EpochRepeatSampler, load_cycle, load_weights, save_cycle
 from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,
@@ -285,8 +278,6 @@ class TurnLevelTrainer(GRPOTrainer):
         checkpoint = resume_point(self.args, resume_from_checkpoint)
         # Replace both, because a run that was interrupted within a step leaves values in them.
         self._metric_log, self._bias_normalizer = MetricLog(self), bias_normalizer(self)
-        if checkpoint is not None:
-            take_up_settings(self, Path(checkpoint))
         if self.args.is_on_policy:
             warn_on_main_process(
                 self.args,
@@ -294,6 +285,8 @@ class TurnLevelTrainer(GRPOTrainer):
                 "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several.",
             )
         with nullcontext() if self._ahead is None else self._ahead.running():
+            if checkpoint is not None:
+                load_cycle(self, Path(checkpoint), self._ahead)
             return super().train(checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
@@ -312,8 +305,6 @@ class TurnLevelTrainer(GRPOTrainer):
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder = Path(self._get_output_dir(trial=trial)) / name
             save_cycle(self, folder, self._ahead)
-            if self.args.should_save:
-                save_settings(self, folder)
         # transformers writes the trainer's state last, so a checkpoint that has it is complete.
         with raise_if_disk_full(Path(self.args.output_dir)):
             super()._save_checkpoint(model, trial)
@@ -335,7 +326,6 @@ class TurnLevelTrainer(GRPOTrainer):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if resume_from_checkpoint is not None:
-            load_cycle(self, Path(resume_from_checkpoint), self._ahead)
             self.state.compute_steps(self.args, max_steps)  # from this run's settings
         return prepared
 

@@ -54,15 +54,13 @@ def config(folder: Path, config_class: Any = SOGRPOConfig, **fields: Any) -> Any
     return config_class(str(folder), use_cpu=True, bf16=False, **fields)
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "warned"), [("sequence", {}, 1), *((name, SETTINGS[name], 0) for name in SETTINGS)]
-)
-def test_a_name_without_its_settings_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, fields: dict[str, Any], warned: int
-) -> None:
-    config_class = SOPPOConfig if "ppo" in name or "advantage_level" in fields else SOGRPOConfig
-    check_method(METHODS[name], config(tmp_path, config_class, num_generations=2, **fields), by_name=True)
-    assert len(caplog.records) == warned
+def test_a_name_without_its_settings_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, fields in SETTINGS.items():
+        config_class = SOPPOConfig if "ppo" in name or "advantage_level" in fields else SOGRPOConfig
+        check_method(METHODS[name], config(tmp_path, config_class, num_generations=2, **fields), by_name=True)
+    assert not caplog.records
+    check_method(METHODS["sequence"], config(tmp_path, epsilon=0.3), by_name=True)
+    assert "`importance_sampling_level`" in caplog.text and "`epsilon`" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,6 @@ def test_a_mistake_of_another_process_is_not_taken_for_an_engine_that_is_gone(mo
 
     monkeypatch.setattr(vllm_policy, "gather_object", lambda mine: [*mine, (False, "no such tool")])
     with pytest.raises(EngineUnavailable, match=r"^connection refused$"):
-        vllm_policy.together(None, fail)
+        vllm_policy.raise_on_all_ranks(None, fail)
     with pytest.raises(RuntimeError, match="another process failed: no such tool"):
-        vllm_policy.together(None, lambda: None)
+        vllm_policy.raise_on_all_ranks(None, lambda: None)
