@@ -94,3 +94,11 @@ def test_a_rollout_encodes_prompts_without_images_as_trl_does(policy: str, tmp_p
     encoded = SearchRollout(NoSearch()).setup(trainer).encode(prompts)
     assert encoded == trainer._tokenize_prompts(prompts)[0]
     assert len({*map(tuple, encoded)}) == 2, "a weak test"
+
+
+def test_an_image_that_a_tool_returns_is_refused(policy: str, tmp_path: Path) -> None:
+    trainer = build(SOGRPOTrainer, SOGRPOConfig, policy, tmp_path)
+    generate = trainer._generate
+    trainer._generate = lambda prompts: (*generate(prompts)[:-1], [["an image"]])
+    with pytest.raises(ValueError, match="only images in prompts"):
+        trainer._collect([dict(row) for row in pictures()])

@@ -254,7 +254,7 @@ class TurnLevelTrainer(GRPOTrainer):
     def _log(self, name: str, values: Tensor, keep: Tensor) -> None:
         """Log the mean over all processes of `values` where `keep` is True. Processes with more of them count more."""
         sums = MetricSums()
-        sums.add_mean(name, values, keep)
+        sums.add(name, values, keep)
         logged = self._metrics["train" if self.model.training else "eval"]
         for key, value in sums.reduce(self.accelerator).items():
             logged[key].append(value)
