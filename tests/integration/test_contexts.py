@@ -15,7 +15,6 @@ from tests.training import settings
 from tests.trajectories import SeveralContexts, parity_reward, prompts
 
 pytestmark = pytest.mark.trains
-TRAINERS = [(SOGRPOTrainer, SOGRPOConfig), (SOPPOTrainer, SOPPOConfig)]
 
 
 def build(trainer_class: Any, config_class: Any, folder: Path, tokenizer: Any, **overrides: Any) -> Any:
@@ -26,15 +25,12 @@ def build(trainer_class: Any, config_class: Any, folder: Path, tokenizer: Any, *
     return trainer_class(build_policy(), reward, args, prompts(), processing_class=tokenizer, rollout_func=rollout)
 
 
-@pytest.mark.parametrize(("trainer_class", "config_class"), TRAINERS)
-def test_a_run_resumes_exactly_within_a_rollout(
-    tmp_path: Path, tokenizer: Any, trainer_class: Any, config_class: Any
-) -> None:
+def test_a_run_resumes_exactly_within_a_rollout(tmp_path: Path, tokenizer: Any) -> None:
     """The rows that wait in a checkpoint keep their contexts, and `sorl view` is shown them."""
     saved = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4}
-    whole = build(trainer_class, config_class, tmp_path / "whole", tokenizer, **saved, save_trajectories_steps=1)
+    whole = build(SOPPOTrainer, SOPPOConfig, tmp_path / "whole", tokenizer, **saved, save_trajectories_steps=1)
     whole.train()
-    resumed = build(trainer_class, config_class, tmp_path / "resumed", tokenizer, max_steps=4)
+    resumed = build(SOPPOTrainer, SOPPOConfig, tmp_path / "resumed", tokenizer, max_steps=4)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert resumed.rollout_func.__wrapped__.calls == 0
     for name, weight in resumed.model.state_dict().items():

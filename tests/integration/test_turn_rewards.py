@@ -71,9 +71,7 @@ class TestAdvantages:
             returns.append(returns_of(turn_rewards, 0.5))
         assert_advantages(batch, returns)
 
-    @pytest.mark.parametrize(
-        ("scale", "training"), [("group", True), ("batch", True), ("none", True), ("group", False)]
-    )
+    @pytest.mark.parametrize(("scale", "training"), [("group", True), ("batch", True), ("group", False)])
     def test_an_outcome_on_the_last_turn_has_trls_advantage(
         self, tmp_path: Path, tokenizer: Any, scale: str, training: bool
     ) -> None:
@@ -114,36 +112,25 @@ class TestUnscored:
             returns.append([] if row in (1, 5) else returns_of(rewards, 1.0))
         assert_advantages(batch, returns)
 
-    @pytest.mark.parametrize("per_turn", [False, True], ids=["outcome", "turns"])
-    @pytest.mark.parametrize("reward", [math.inf, -math.inf, math.nan], ids=str)
-    def test_a_reward_that_is_no_number_is_none(
-        self, tmp_path: Path, tokenizer: Any, reward: float, per_turn: bool
-    ) -> None:
-        """Of two trajectories, which another function rewards, too; its word counts beside NaN, which is `None`."""
+    @pytest.mark.parametrize("reward", [math.inf, math.nan], ids=str)
+    def test_a_reward_that_is_no_number_is_none(self, tmp_path: Path, tokenizer: Any, reward: float) -> None:
+        """What another function gives counts beside NaN, which is `None`, but not beside infinity."""
 
         def scored(given: float | None, turn_ids: Any, **kwargs: Any) -> list[Any]:
-            rewards: list[Any] = uneven_reward(turn_ids, **kwargs)
-            for row in (1, 6):
-                rewards[row] = [given] * len(rewards[row]) if per_turn else given
-            return rewards
+            rewards = uneven_reward(turn_ids, **kwargs)
+            return [given if row in (1, 6) else each for row, each in enumerate(rewards)]
 
-        def other(completions: Any, **_: Any) -> list[float | None]:
-            return [None if row in (1, 6) and math.isinf(reward) else 3.0 for row in range(len(completions))]
-
-        def both(completions: Any, **_: Any) -> list[float]:
-            return [3.0] * len(completions)
+        def other(left_out: tuple[int, ...], completions: Any, **_: Any) -> list[float | None]:
+            return [None if row in left_out else 3.0 for row in range(len(completions))]
 
         batches = []
-        for given, beside in ((reward, both), (None, other)):
-            trainer = build(tmp_path, tokenizer, [functools.partial(scored, given), beside])
-            batches.append(rollout_batch(trainer))
-            share = 0.25 if math.isinf(reward) else 0.0
-            assert trainer._metrics["train"]["trajectories_unscored"] == [share]
-            assert math.isfinite(trainer._metrics["train"]["reward"][0])
+        for given, left_out in ((reward, ()), (None, (1, 6) if math.isinf(reward) else ())):
+            functions = [functools.partial(scored, given), functools.partial(other, left_out)]
+            batches.append(rollout_batch(build(tmp_path, tokenizer, functions)))
         assert torch.equal(batches[0]["advantages"], batches[1]["advantages"])
         assert batches[0]["advantages"].isfinite().all()
 
-    @pytest.mark.parametrize("reward", [100.0, [], [100.0] * 3], ids=str)
+    @pytest.mark.parametrize("reward", [100.0, [100.0] * 3], ids=str)
     def test_a_trajectory_without_a_turn_is_unscored(self, tmp_path: Path, tokenizer: Any, reward: Any) -> None:
         """Its search was down: the function may have seen turns that training does not."""
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import AdaLoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import AdaLoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
 from sorl_trl import load_critic
 from sorl_trl.trainers.critic import (
-    CRITIC_ATTRIBUTE,
     AdapterCritic,
     BackboneCall,
     Critic,
-    HeadCritic,
     ValueHead,
     add_critic_adapter,
     causal_lm_of,
@@ -25,7 +22,7 @@ from sorl_trl.trainers.critic import (
     known_adapter,
     trained_dtype,
 )
-from sorl_trl.trainers.critic_checkpoint import CONFIG_FILE, find_critic, restore_critic, save_critic
+from sorl_trl.trainers.critic_checkpoint import find_critic, restore_critic, save_critic
 from tests.critics import ADAPTERS, FILES, critic_parameters, lora_config, policy_with, random_head, with_values
 from tests.policies import build_policy
 
@@ -42,24 +39,18 @@ def batch() -> dict[str, Tensor]:
 
 
 class TestValueHead:
-    def test_a_new_one_says_zero(self) -> None:
-        assert torch.equal(ValueHead(16)(torch.randn(2, 3, 16)), torch.zeros(2, 3))
-
     def test_a_hand_worked_value(self) -> None:
         """(6, 0, 8, 0) has a norm of 10, and the root of 4 is 2: (4 · 6 + 2 · 8) / 20 + 0.5."""
         head = ValueHead(4)
         head.weight.data, head.bias.data = torch.tensor([[4.0, -1.0, 2.0, 5.0]]), torch.tensor([0.5])
         assert head(torch.tensor([[[6.0, 0.0, 8.0, 0.0], [0.0] * 4]])).tolist() == [[pytest.approx(2.5), 0.5]]
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     @pytest.mark.parametrize(("size", "scale"), [(16, 1.0), (4096, 256.0)])
-    def test_a_step_of_adam_moves_values_by_at_most_twice_the_rate(
-        self, size: int, scale: float, dtype: torch.dtype
-    ) -> None:
+    def test_a_step_of_adam_moves_values_by_at_most_twice_the_rate(self, size: int, scale: float) -> None:
         """Whatever the hidden size and the length of hidden states, which all point in much the same direction."""
         generator = torch.Generator().manual_seed(0)
-        states = (scale * (1 + torch.randn((8, 4, size), generator=generator))).to(dtype)
-        head = ValueHead(size, dtype)
+        states = scale * (1 + torch.randn((8, 4, size), generator=generator))
+        head = ValueHead(size)
         optimizer = torch.optim.Adam(head.parameters(), lr=0.125)
         (head(states) - 1).square().mean().backward()
         optimizer.step()
@@ -224,11 +215,10 @@ def test_the_base_model_the_policy_and_a_frozen_reference_stay_as_they_are(init:
     ("config", "named"),
     [
         (lora_config(init_lora_weights="pissa"), "`init_lora_weights='pissa'`"),  # another base model
-        (lora_config(init_lora_weights="olora"), "`init_lora_weights='olora'`"),
         (lora_config(bias="lora_only"), "`bias='lora_only'`"),  # its biases would be the critic's, too
         (AdaLoraConfig(target_modules=["q_proj"], total_step=10), "AdaLoraConfig"),  # a subclass of LoRA's
     ],
-    ids=["pissa", "olora", "bias", "adalora"],
+    ids=["pissa", "bias", "adalora"],
 )
 def test_an_adapter_that_a_critic_cannot_stand_beside_is_refused(config: Any, named: str) -> None:
     with pytest.raises(ValueError, match=named):
@@ -279,26 +269,6 @@ class TestFolder:
         files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
         assert files == {"critic_config.json"} | ({"adapter/adapter_config.json"} & FILES[kind])
         assert find_critic(tmp_path) == (tmp_path, kind)
-
-    def test_a_head_that_read_hidden_states_of_any_length_is_refused(self, tmp_path: Path, kind: str) -> None:
-        """Its weights fit, but its values would be others."""
-        model, critic = changed(kind)
-        save_critic(critic, model, tmp_path / "critic", model.state_dict())
-        (tmp_path / "critic" / CONFIG_FILE).write_text(json.dumps({"kind": kind}))
-        for use in (load_critic, lambda path: restore_critic(critic, model, path / "critic")):
-            with pytest.raises(ValueError, match="earlier sorl-trl"):
-                use(tmp_path)
-
-
-def test_a_head_beside_tuned_prompts_comes_back(tmp_path: Path) -> None:
-    """There, PEFT nests the policy one level less deep."""
-    tuned = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    model, critic = get_peft_model(build_policy(), tuned), HeadCritic(random_head())
-    causal_lm_of(model).add_module(CRITIC_ATTRIBUTE, critic)
-    save_critic(critic, model, tmp_path, model.state_dict())
-    other = HeadCritic(ValueHead(critic.head.weight.size(-1)))
-    restore_critic(other, model, tmp_path)
-    assert torch.equal(other.head.weight, critic.head.weight) and critic.head.weight.any()
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

@@ -75,14 +75,6 @@ def assert_same(a: Experience, b: Experience) -> None:
         assert torch.equal(first, second), name
 
 
-@pytest.mark.parametrize("build", BUILDERS)
-def test_without_any_turn(build: Callable[..., Experience]) -> None:
-    turn_ids = torch.full((2, 3), -1)
-    experience = build(torch.zeros(2, 0), torch.zeros(2, 3), torch.full((2, 3), NAN), turn_ids, 1.0, 1.0)
-    for units in (experience.advantages, experience.returns):
-        assert torch.equal(experience.on_tokens(units, turn_ids), torch.zeros(2, 3))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Metrics
 # ---------------------------------------------------------------------------------------------------------------------
@@ -126,13 +118,3 @@ class TestCriticMetrics:
             arrays = [torch.nn.functional.pad(x[[2, 1, 0]], (0, 3), value=garbage) for x in arrays]
             metrics = describe(*arrays, torch.nn.functional.pad(UNIT_TURNS[[2, 1, 0]], (0, 3), value=-1))
             assert metrics == pytest.approx(describe(), rel=1e-6, nan_ok=True)
-
-    def test_half_precision_is_reduced_in_float32(self) -> None:
-        """No mean of these 3001 numbers, and not their spread, is a number of bfloat16."""
-        rising = torch.arange(3001).view(1, -1).remainder(4).bfloat16()
-        metrics = describe(rising / 2, rising, rising, torch.zeros(1, 3001, dtype=torch.int64))
-        mean = 4500 / 3001
-        assert metrics["critic/explained_variance"] == pytest.approx(0.75)
-        assert metrics["critic/value_mean"] == pytest.approx(mean / 2)
-        assert metrics["critic/return_mean"] == metrics["advantages/mean"] == pytest.approx(mean)
-        assert metrics["advantages/std"] == pytest.approx(math.sqrt((750 * 14 - 3001 * mean**2) / 3000))

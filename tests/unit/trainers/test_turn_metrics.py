@@ -62,12 +62,6 @@ def test_hand_worked() -> None:
     )
 
 
-def test_what_is_shown_where_sequences_share_a_ratio_and_ranges_follow_their_length() -> None:
-    """The sequences have 3 tokens and 1; exp(0) and exp(0) are their ratios."""
-    metrics = batch_metrics(micro_batch(level="sequence", scaling="length")).reduce(ONE)
-    assert metrics["clip_fraction/sequence"] == 0.0
-
-
 def test_clip_ratios_are_trls() -> None:
     """Token 0 is stopped above 1 and token 3 below; what is stopped off the model tokens does not count."""
     stopped = torch.tensor([[True, False, True, True], [False, True, True, True]])
