@@ -64,19 +64,3 @@ def test_what_a_context_repeats_is_told_once(tmp_path: Path, tokenizer: Any) -> 
     assert trainer.state.log_history[0]["completions/max_length"] == max(
         sum(turn >= 0 for turn in row) for row in seen["turns"]
     )
-
-
-def test_a_rollout_may_name_its_fields_as_it_likes(tmp_path: Path, tokenizer: Any) -> None:
-    """Even as those that rollouts ahead of training return."""
-
-    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        output = SeveralContexts()(prompts, trainer)
-        return {**output, "rows": [7.0] * len(prompts), "sampled_at_step": 5}
-
-    def reward(rows: list[float], sampled_at_step: list[int], **_: Any) -> list[float]:
-        return [row + step for row, step in zip(rows, sampled_at_step, strict=True)]
-
-    trainer = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, rollout_func=rollout, reward_funcs=reward)
-    batch = trainer._generate_and_score_completions([dict(row) for row in prompts()])
-    assert trainer._metrics["train"]["reward"] == [12.0]
-    assert int(batch["generated_at_step"]) == 0

@@ -17,7 +17,6 @@ from sorl_trl import SOPPOConfig, SOPPOTrainer, load_critic
 from sorl_trl.trainers.critic_checkpoint import setup_critic
 from tests.agents import agent_policy, build_agent, questions
 from tests.critics import (
-    BATCH_SIZE,
     CASES,
     SMALL_ROLLOUTS,
     build_ppo,
@@ -35,7 +34,7 @@ from tests.critics import (
 )
 from tests.policies import build_policy
 from tests.training import saved_policy, settings
-from tests.trajectories import FixedRollout, prompts
+from tests.trajectories import FixedRollout
 
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1}
 
@@ -137,22 +136,6 @@ class TestRun:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_policys_step_does_not_depend_on_the_scale_of_the_value_loss(tmp_path: Path, tokenizer: Any) -> None:
-    """Although both gradients are clipped, and the critic's is a thousand times as large."""
-    ends, norms = [], []
-    for vf_coef in (1.0, 1000.0):
-        trainer, before = trained(
-            tmp_path, tokenizer, **CASES["adapter"], optim="sgd", max_steps=1, max_grad_norm=1e-3, vf_coef=vf_coef
-        )
-        ends.append(weights(policy_parameters(trainer.model)))
-        norms.append([trainer.state.log_history[0][name] for name in ("grad_norm", "critic/grad_norm")])
-        assert moved(before, ends[-1]) and moved(before, critic_parameters(trainer.model))
-    assert not moved(*ends)
-    (policy, critic), others = norms
-    assert policy > 1e-3
-    assert others == pytest.approx([policy, 1000 * critic], rel=1e-4)
-
-
 @pytest.mark.parametrize("case", ["trunk", "adapter"])
 def test_in_the_warm_up_the_policy_stands_still(tmp_path: Path, tokenizer: Any, case: str) -> None:
     """AdamW's weight decay included; the trunk's gradient does not move it either."""
@@ -166,47 +149,9 @@ def ready_adapter(folder: Path) -> PeftModel:
     return get_peft_model(AutoModelForCausalLM.from_pretrained(saved_policy(folder)), lora_config())
 
 
-def test_a_ready_adapter_keeps_its_frozen_reference(tmp_path: Path, tokenizer: Any) -> None:
-    """With `beta`, TRL copies the adapter as the reference, and PEFT freezes what it does not switch to."""
-    trainer, before = trained(tmp_path, tokenizer, critic="adapter", model=ready_adapter(tmp_path), beta=0.1)
-    changed = moved(before, dict(trainer.model.named_parameters()))
-    assert changed >= critic_parameters(trainer.model).keys()
-    assert any(".default." in name for name in changed)
-    assert any(".ref." in name for name in before)
-    assert not any(".ref." in name or ("lora" not in name and "critic" not in name) for name in changed)
-    rollout_batch(trainer)  # the pass of the reference is over before wrapped models look at what is trained
-    critic_weights = critic_parameters(trainer.model)
-    assert trainable(critic_weights) == critic_weights.keys()
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Engines and options see one ordinary model
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", ["adapter", "model"])
-def test_low_precision(tmp_path: Path, tokenizer: Any, case: str) -> None:
-    """The first losses agree with float32's as far as 8 bits go; the critic moves, its values are float32."""
-    exact, _ = trained(tmp_path, tokenizer, **CASES[case], max_steps=1)
-    for low in ({"bf16": True}, {"model_init_kwargs": {"dtype": "bfloat16"}}):
-        trainer, before = trained(tmp_path, tokenizer, **CASES[case], **low, max_steps=2)
-        own = critic_parameters(trainer.model)
-        assert moved(before, own) == own.keys()
-        batch = rollout_batch(trainer)
-        assert batch["old_values"].dtype == batch["returns"].dtype == torch.float32
-        for name in ("critic/value_loss", "critic/return_mean"):
-            theirs = exact.state.log_history[0][name]
-            assert trainer.state.log_history[0][name] == pytest.approx(theirs, rel=0.05, abs=0.02)
-
-
-def test_one_forward_for_each_micro_batch(tmp_path: Path, tokenizer: Any) -> None:
-    """What engines count on: one call of the wrapped model, one backward."""
-    trainer = build_ppo(tmp_path, tokenizer, critic="model", max_steps=2, num_iterations=1)
-    calls: list[bool] = []
-    trainer.model.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
-    trainer.train()
-    assert calls.count(False) == 3 + BATCH_SIZE // 4  # layouts are tried out; the old policy, 4 rows at a time
-    assert calls.count(True) == 2 * 2  # steps x micro-batches
 
 
 def test_the_critic_is_the_same_whatever_was_sampled_before(tmp_path: Path) -> None:
@@ -266,28 +211,6 @@ def test_a_critic_is_named_by_its_folder_or_by_its_checkpoint(tmp_path: Path, to
         if case == "head":
             with pytest.raises(ValueError, match="of kind 'head', this run's of kind 'model'"):
                 build_ppo(tmp_path, tokenizer, critic="model", critic_model_name_or_path=str(path))
-
-
-def test_the_best_checkpoint_comes_back_with_its_critic(tmp_path: Path, tokenizer: Any) -> None:
-    """Rewards fall, so that the first of three checkpoints is the best; the second is deleted."""
-    rewards = iter(range(100, 0, -1))
-
-    def worse_each_time(completion_ids: Any, **_: Any) -> list[float]:
-        return [float(next(rewards))] * len(completion_ids)
-
-    trainer = build_ppo(
-        tmp_path, tokenizer, **SMALL_ROLLOUTS, lora=True, max_steps=3, **EVERY_STEP, save_total_limit=2,
-        eval_strategy="steps", eval_steps=1, eval_dataset=prompts(2), per_device_eval_batch_size=2,
-        num_generations_eval=1, load_best_model_at_end=True, metric_for_best_model="eval_reward",
-        greater_is_better=True, reward_funcs=worse_each_time,
-    )  # fmt: skip
-    trainer.train()
-    assert trainer.state.best_model_checkpoint.endswith("checkpoint-1")
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-3"]
-    for step, is_best in ((1, True), (3, False)):
-        path = str(tmp_path / f"checkpoint-{step}/critic")
-        again = build_ppo(tmp_path, tokenizer, lora=True, critic_model_name_or_path=path)
-        assert is_best != bool(moved(weights(critic_parameters(again.model)), critic_parameters(trainer.model)))
 
 
 def test_a_value_model_is_one_of_any_width_loaded_as_the_policy_was(tmp_path: Path, tokenizer: Any) -> None:

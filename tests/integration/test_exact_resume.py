@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from trl.trainer.utils import RepeatSampler
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.command_line import UserMistake
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler
 from tests.agents import agent_policy, agent_tokenizer, build_agent, search_index, steps_after
@@ -153,3 +154,35 @@ def test_trls_checkpoint_is_said_to_go_on_with_new_trajectories(
     with caplog.at_level(logging.WARNING):
         trainer.train(resume_from_checkpoint=str(checkpoint))
     assert sum("new trajectories" in each for each in caplog.messages) == 1
+
+
+CHANGED = {"learning_rate": 0.5, "value_head_learning_rate": 0.4, "weight_decay": 0.3}
+CHANGED |= {"adam_beta1": 0.2, "adam_beta2": 0.1, "adam_epsilon": 0.6}
+
+
+def test_what_the_optimizer_holds_goes_on_and_is_reported_as_it_acts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = build(tmp_path / "first", SOPPOTrainer, **CYCLES["on_policy"], max_steps=1)
+    first.train()
+    resumed = build(tmp_path / "second", SOPPOTrainer, **CYCLES["on_policy"], **CHANGED, max_steps=3, save_steps=3)
+    with caplog.at_level(logging.WARNING):
+        resumed.train(resume_from_checkpoint=str(_checkpoint(first, 1)))
+    for name in CHANGED:
+        assert f"`{name}` {getattr(first.args, name)}" in caplog.text
+        assert getattr(resumed.args, name) == getattr(first.args, name)
+    groups = {bool(group.get("critic")): group for group in resumed.optimizer.param_groups}
+    assert groups[False]["initial_lr"] == first.args.learning_rate
+    assert groups[False]["betas"] == (first.args.adam_beta1, first.args.adam_beta2)
+    assert (groups[False]["eps"], groups[False]["weight_decay"]) == (first.args.adam_epsilon, first.args.weight_decay)
+    assert groups[True]["initial_lr"] == first.args.value_head_learning_rate
+    assert not _checkpoint(resumed, 2).is_dir(), "checkpoints are saved as this run is told"
+
+
+def test_an_optimizer_of_the_same_state_goes_on(tmp_path: Path, checkpoint: Path) -> None:
+    for optim in ("adamw_torch", "adamw_torch_fused"):
+        resumed = build(tmp_path / optim, **CYCLES["reused"], max_steps=4, optim=optim)
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+        assert resumed.state.global_step == 4
+    with pytest.raises(UserMistake, match="`optim`"):
+        build(tmp_path / "other", **CYCLES["reused"], optim="adafactor").train(resume_from_checkpoint=str(checkpoint))

@@ -73,17 +73,6 @@ class TestCollector:
         if trainer_class is not GRPOTrainer:
             assert logs[0]["trajectories_without_turn"] == sum(overlong) / len(overlong)
 
-    def test_an_exception_leaves_the_policy_as_it_was(self, tmp_path: Path) -> None:
-        class Broken:
-            def search_batch(self, queries: Any, k: int) -> Any:
-                raise KeyError("a bug")
-
-        trainer = build_agent(tmp_path, search=Broken(), gradient_checkpointing=True)
-        trainer.model.gradient_checkpointing_enable()
-        with pytest.raises(KeyError, match="a bug"):
-            trainer.train()
-        assert trainer.model.is_gradient_checkpointing
-
 
 class TestSearchFailures:
     def test_trajectories_without_search_are_masked_and_counted(self, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from tests.critics import (
     moved,
     policy_parameters,
     set_head,
-    trained_briefly,
     weights,
 )
 from tests.policies import build_policy
@@ -91,19 +90,6 @@ def test_trains_and_evaluates_with_the_collector(tmp_path: Path, lora: bool) -> 
     metrics = trainer.evaluate()
     assert math.isfinite(metrics["eval_loss"])
     assert {"eval_critic/explained_variance", "eval_critic/value_loss"} <= metrics.keys()
-
-
-def test_a_reference_that_follows(tmp_path: Path, tokenizer: Any) -> None:
-    """`sync_ref_model` pairs the policy's weights with the reference's, which has no critic."""
-    trainer = trained_briefly(
-        tmp_path, tokenizer, critic="model", beta=0.1, sync_ref_model=True, ref_model_sync_steps=1,
-        ref_model_mixup_alpha=1.0,
-    )  # fmt: skip
-    reference = dict(trainer.ref_model.named_parameters())
-    policy = policy_parameters(trainer.model)
-    assert reference.keys() == policy.keys()
-    assert not moved(weights(reference), policy)
-    assert moved(weights(dict(build_policy().named_parameters())), policy)
 
 
 @pytest.mark.parametrize("case", ["head", "adapter", "model_lora"])

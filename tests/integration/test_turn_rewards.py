@@ -148,18 +148,3 @@ class TestUnscored:
         totals = [row[0] for row in returns if row]
         assert trainer._metrics["train"]["reward"] == [pytest.approx(sum(totals) / 6)]
         assert trainer._metrics["train"]["trajectories_without_turn"] == [0.25]
-
-
-class TestWhatTheUserSees:
-    def test_the_completions_table_shows_the_mean_over_turns(self, tmp_path: Path, tokenizer: Any) -> None:
-        """Of this batch and of the one before it: each trajectory has its line."""
-        trainer = build(tmp_path, tokenizer, uneven_reward)
-        shown: list[float] = []
-        for batch in (rollout_batch(trainer), rollout_batch(trainer)):
-            for advantages, turn_ids, turns in zip(
-                batch["advantages"], batch["turn_ids"], turns_of(batch), strict=True
-            ):
-                shown.append(sum(advantages[turn_ids == k][0].item() for k in range(turns)) / turns)
-        assert list(trainer._logs["advantages"]) == pytest.approx(shown, abs=1e-6)
-        totals = trainer._logs["rewards"]["uneven_reward"]
-        assert totals[8] == pytest.approx(sum(uneven(0, turn) for turn in range(turns_of(batch)[0])))

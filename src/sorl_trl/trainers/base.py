@@ -45,12 +45,11 @@ from sorl_trl.trainers.config import SOGRPOConfig, TurnLevelConfig
 from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
-from sorl_trl.trainers.metrics import MetricLog, MetricSums
+from sorl_trl.trainers.metrics import MetricLog, MetricSums, TrajectoryDump
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
 from sorl_trl.trainers.rewards import rewarding_turns
 from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
 from sorl_trl.trainers.sampled import checked_rollout
-from sorl_trl.trainers.trajectory_dump import TrajectoryDump
 from sorl_trl.trainers.vllm_policy import used_by_trl
 
 

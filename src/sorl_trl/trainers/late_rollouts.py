@@ -193,9 +193,8 @@ class RolloutsAhead:
         All processes do it together, and all raise the error of a rollout under way.
         """
         if self._policy is not None:
-            raise_on_all_ranks(
-                self._trainer, self._raise_failures
-            )  # before weights are sent, because a server may be gone
+            # Before weights are sent, because a server may be gone.
+            raise_on_all_ranks(self._trainer, self._raise_failures)
             self._policy.renew(self._taken, self._setup.encode(prompts[:1])[0])
 
     def from_a_copy(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:

@@ -10,20 +10,12 @@ import pytest
 import torch
 import transformers as hf
 from peft import LoraConfig, get_peft_model
-from torch import nn
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.methods import METHODS, SETTINGS, EngineVeto, LeaveOneOut, Method, TurnRatio, ZeroVariance
 from sorl_trl.trainers.checks import check_method, check_reward_names, disable_noise
-from tests.model_families import BLOOM, GQA
+from tests.model_families import GQA
 
-OPT: dict[str, Any] = {
-    "vocab_size": 32,
-    "hidden_size": 32,
-    "word_embed_proj_dim": 32,
-    "ffn_dim": 48,
-    "num_hidden_layers": 2,
-}
 FALCON: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
@@ -31,21 +23,12 @@ def adapted(adapter: Any) -> Any:
     return get_peft_model(hf.LlamaForCausalLM(hf.LlamaConfig(**GQA)), adapter)
 
 
-def with_norm(norm: nn.Module) -> Any:
-    policy = hf.LlamaForCausalLM(hf.LlamaConfig(**GQA))
-    policy.model.norm = norm
-    return policy
-
-
 TO = {"target_modules": ["q_proj", "v_proj"]}
 NOISY: dict[str, Callable[[], Any]] = {
     "attention": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GQA, attention_dropout=0.5)),
-    "numbers": lambda: hf.BloomForCausalLM(hf.BloomConfig(**BLOOM, hidden_dropout=0.5)),
     "config": lambda: hf.FalconForCausalLM(hf.FalconConfig(**FALCON, hidden_dropout=0.5)),
-    "layers": lambda: hf.OPTForCausalLM(hf.OPTConfig(**OPT, num_attention_heads=4, dropout=0.0, layerdrop=0.5)),
     "routers": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**GQA, num_local_experts=4, router_jitter_noise=0.5)),
     "lora": lambda: adapted(LoraConfig(**TO, lora_dropout=0.5, init_lora_weights=False)),
-    "other layers": lambda: with_norm(nn.AlphaDropout(0.5)),
 }
 """Policies that draw at random in training mode, by what is drawn or where its strength is held."""
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedSchedulerWrapper
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import lr_scheduler
 
 from sorl_trl.methods import ClipRange, MicroBatch, Objective
@@ -33,19 +33,6 @@ def parameter(*values: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(values, dtype=torch.float64))
 
 
-def rank(others: ClippingBiasNormalizer) -> Any:
-    """An accelerator of two processes, of which the other one has `others`."""
-
-    def reduce(values: Tensor, reduction: str) -> Tensor:
-        is_clipped = others._gradients is not None
-        other = torch.tensor(float(is_clipped)) if reduction == "sum" else torch.zeros_like(values)
-        if is_clipped and reduction == "mean":
-            other = torch.cat([each.reshape(-1) for each in others._gradients])
-        return (values + other) / (1 if reduction == "sum" else 2)
-
-    return SimpleNamespace(device=torch.device("cpu"), reduce=reduce)
-
-
 def test_hand_worked_over_two_micro_batches() -> None:
     """C is (1, 4) + (2, 0) = (3, 4), of norm 5; then it is forgotten."""
     weights = parameter(1.0, 1.0)
@@ -60,21 +47,6 @@ def test_hand_worked_over_two_micro_batches() -> None:
     normalizer.add(0.5 * weights[0])
     assert normalizer.normalize(one()) == pytest.approx(0.5)
     assert weights.grad.tolist() == pytest.approx([2.0, -1.0]), "a norm below 1 divides nothing"
-
-
-@pytest.mark.parametrize(
-    ("own", "other", "norm"), [((6.0, 0.0), (0.0, 8.0), 5.0), (None, (0.0, 8.0), 4.0)], ids=["both", "other"]
-)
-def test_ranks_divide_by_the_norm_of_their_mean(own: Any, other: Any, norm: float) -> None:
-    """Also a rank where nothing is clipped."""
-    weights = parameter(1.0, 1.0)
-    normalizers = ClippingBiasNormalizer([weights]), ClippingBiasNormalizer([weights])
-    for normalizer, gradient in zip(normalizers, (own, other), strict=True):
-        if gradient is not None:
-            normalizer.add(weights @ torch.tensor(gradient, dtype=torch.float64))
-    weights.grad = torch.tensor([norm, 2 * norm], dtype=torch.float64)
-    assert normalizers[0].normalize(rank(normalizers[1])) == pytest.approx(norm)
-    assert weights.grad.tolist() == pytest.approx([1.0, 2.0])
 
 
 def observed(weights: nn.Parameter, stopped: list[bool], is_training: bool = True) -> ClippingBiasNormalizer:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from sorl_trl.trainers.batch import gather_rows, micro_batches
+from sorl_trl.trainers.batch import micro_batches
 from sorl_trl.trainers.sampled import Sampled, check_rollout, checked_rollout, sampled_rows, state_keys
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -163,36 +162,6 @@ def test_keys_are_int64_and_the_same_in_every_process() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # Several processes, and micro-batches
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-class Rank:
-    """An accelerator whose rank has fewer columns than another, or as many; it keeps what is sent."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.sent: list[Tensor] = []
-
-    def pad_across_processes(self, values: Tensor, dim: int, pad_index: int) -> Tensor:
-        """As accelerate does it: a boolean plus a number is an integer."""
-        if values.shape[dim] == self.most:
-            return values
-        padded = values.new_zeros((len(values), self.most)) + pad_index
-        padded[:, : values.shape[dim]] = values
-        return padded
-
-    def gather(self, values: Tensor) -> Tensor:
-        self.sent.append(values)
-        return values
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64])
-def test_every_rank_sends_one_type(dtype: Any) -> None:
-    values = torch.ones(2, 3, dtype=dtype)
-    ranks = Rank(3), Rank(5)
-    whole, padded = (gather_rows(rank, values) for rank in ranks)  # type: ignore[arg-type]
-    assert ranks[0].sent[0].dtype == ranks[1].sent[0].dtype
-    assert whole.dtype == padded.dtype == dtype
-    assert padded.tolist() == [[*row, *[0, 0]] for row in values.tolist()]
 
 
 LENGTHS = [9, 8, 7, 6, 1, 2, 3, 4]
