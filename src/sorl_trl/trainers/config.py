@@ -25,8 +25,7 @@ OF_TRL: Mapping[str, Allowed] = {
 """Fields of TRL's that it does not check before it uses them, and their allowed values. YAML reads `1e-6` as text."""
 PLAIN_SAMPLING: Mapping[str, Any] = {
     **{"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0},
-    **{"frequency_penalty": 0.0, "logit_bias": {}, "allowed_token_ids": [], "bad_words": [], "min_tokens": 0},
-    "structured_outputs": None,
+    **{"frequency_penalty": 0.0, "structured_outputs": None},
 }
 """The values, besides None, at which vLLM samples from the whole softmax at the temperature."""
 

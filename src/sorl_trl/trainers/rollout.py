@@ -86,11 +86,6 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     turn_ids = columns.pop("turn_ids", None)
     sampled = sampled_rows(prompt_ids, completion_ids, env_mask, turn_ids, context_ids, window)
     completions = columns.pop(MESSAGES, None) or _shown(trainer, completions, sampled)
-    if context_ids is not None:
-        contexts = [row.context_ids for row in sampled]
-        repeated = sum(context < 0 for row in contexts for context in row) / sum(map(len, contexts))
-        trainer._log_metric("contexts/per_trajectory", sum(len({*map(abs, row)}) for row in contexts) / len(contexts))
-        trainer._log_metric("contexts/repeated_share", repeated)
 
     # Old policy and reference policy
     batch = tensors(trainer, sampled, env_mask, logprobs, context_ids is not None)

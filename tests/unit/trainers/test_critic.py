@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from sorl_trl.trainers.critic import (
     known_adapter,
     trained_dtype,
 )
-from sorl_trl.trainers.critic_checkpoint import find_critic, restore_critic, save_critic
+from sorl_trl.trainers.critic_checkpoint import CONFIG_FILE, find_critic, restore_critic, save_critic
 from tests.critics import ADAPTERS, FILES, critic_parameters, lora_config, policy_with, random_head, with_values
 from tests.policies import build_policy
 
@@ -264,3 +265,10 @@ def test_every_shape_of_adapter_comes_back(tmp_path: Path, adapter: str) -> None
         inside = with_values(model, IDS)[1]
     values = load_critic(tmp_path, base_model=str(tmp_path / "base"))(IDS)
     torch.testing.assert_close(values[:, :-1], inside, rtol=0, atol=1e-5)
+
+
+def test_a_head_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    """Its weights fit, but it reads hidden states of any length: its values would be others."""
+    (tmp_path / CONFIG_FILE).write_text(json.dumps({"kind": "head"}))
+    with pytest.raises(ValueError, match="earlier sorl-trl"):
+        load_critic(tmp_path)
