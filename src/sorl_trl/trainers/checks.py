@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.methods import EngineTurnMask, EngineVeto, LeaveOneOut, Method, TopK, TopP, TurnRatio, ZeroVariance
 from sorl_trl.rollout.protocol import endless_messages
+from sorl_trl.rollout.slots import NotServed, check_served
 from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
 
 logger = logging.getLogger(__name__)
@@ -164,6 +165,10 @@ def _why_not_ahead(trainer: Any, args: TurnLevelConfig, rollout: AgentRollout | 
             "without vLLM, copies of the policy sample in slots, but not of sharded parameters, not in 'lockstep', "
             "and not with `cast_lm_head_to_fp32`: set `use_vllm=True` and `vllm_mode='server'`"
         )
+    try:
+        check_served(trainer.model, trainer.generation_config)
+    except NotServed as reason:
+        return f"copies of the policy sample in slots, and {reason}: set `use_vllm=True` and `vllm_mode='server'`"
     return None
 
 
