@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from examples.information_gain import InformationGain
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -19,7 +20,7 @@ from benchmarks.late_rollouts import LateRollouts
 from benchmarks.stability_plan import ALL_REGIMES, GROUP, METHODS, PPO_SETTINGS, BenchmarkMethod, Regime
 from benchmarks.stability_report import LAST
 from benchmarks.worlds.questions import POLICY, BenchmarkWorld, Examination
-from sorl_trl import InformationGain, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.ops import importance_ratio, is_outside, kl_to_old, turn_ids_from_mask
 from sorl_trl.qa import REWARDS
 

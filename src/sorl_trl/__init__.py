@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from sorl_trl.methods import Method
     from sorl_trl.trainers import (
         AgentRollout,
-        InformationGain,
         SearchRollout,
         SOGRPOConfig,
         SOGRPOTrainer,
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentRollout",
-    "InformationGain",
     "Method",
     "SOGRPOConfig",
     "SOGRPOTrainer",

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from examples.information_gain import InformationGain
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
-from sorl_trl import InformationGain, SearchRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.diagnostics import CollapseGuard, Level
 from sorl_trl.methods import Method
 from sorl_trl.search import BM25Index, SearchArguments
@@ -162,7 +163,7 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | Recorded
     reward = agreeing_reward if case.agreeing else uneven_turn_reward if case.turn_rewards else parity_reward
     trainer = SOGRPOTrainer(
         str(folder / "policy"),
-        [reward, InformationGain(column="golden")] if case.gain else reward,
+        [reward, InformationGain(column="golden", prefix="")] if case.gain else reward,
         build_config(case),
         dataset,
         processing_class=AutoTokenizer.from_pretrained(folder / "policy"),

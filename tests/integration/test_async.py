@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, NoSearch, SearchUnavailable
 from sorl_trl.trainers.checks import check_ahead
 from sorl_trl.trainers.late_rollouts import PolicyCopies, RolloutsAhead
+from sorl_trl.trainers.vllm_policy import ServerPolicy
 from sorl_trl.types import Action, ActionKind, Passage, Turn
 from tests.agents import (
     LIMITS,
@@ -450,24 +453,20 @@ class Noted(SearchRollout):
 
 
 def test_what_cannot_be_sampled_ahead_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no `AgentRollout`"):
+    with pytest.raises(ValueError, match="`AgentRollout`"):
         native_agent(tmp_path, agent_policy(), async_staleness=1)
-    with pytest.raises(ValueError, match="`train_dataset` has 'image'"):
-        build(tmp_path / "images", train_dataset=questions().add_column("image", [None] * 8))
-    with pytest.raises(ValueError, match=r"`Noted` overrides `__call__`.*override `collect`"):
+    with pytest.raises(ValueError, match="`AgentRollout`"):
         build(tmp_path / "noted", rollout_func=Noted(NoSearch(), PROTOCOL, LIMITS))
-    with pytest.raises(ValueError, match="a copy of the policy loses"):
+    with pytest.raises(ValueError, match="`train_dataset`"):
+        build(tmp_path / "images", train_dataset=questions().add_column("image", [None] * 8))
+    with pytest.raises(ValueError, match="`cast_lm_head_to_fp32`"):
         build(tmp_path / "cast", cast_lm_head_to_fp32=True)
-    with pytest.raises(ValueError, match=r"do not serve it: generation_config.repetition_penalty.*vllm_mode='server'"):
-        build(tmp_path / "penalty", repetition_penalty=1.1)
     trainer = build(tmp_path)
-    trainer.model.train().gradient_checkpointing_enable()  # with which the policy has no cache, but its copies have
-    check_ahead(trainer)
     trainer.rollout_func.__wrapped__.engine = EngineOptions(rollout_engine="lockstep")
-    with pytest.raises(ValueError, match="copies of the policy sample in 'slots'"):
+    with pytest.raises(ValueError, match="'lockstep'"):
         check_ahead(trainer)
     trainer.train_dataset = questions().to_iterable_dataset()
-    with pytest.raises(ValueError, match="others do not show what comes next"):
+    with pytest.raises(ValueError, match="`train_dataset`"):
         check_ahead(trainer)
 
 
@@ -477,3 +476,28 @@ def test_pieces_that_compare_with_the_engine_are_refused_where_it_is_the_old_pol
     with pytest.raises(ValueError, match=r"EngineVeto.*async_old_policy='proximal'"):
         build(tmp_path / "behaviour", method=method)
     build(tmp_path / "proximal", method=method, async_old_policy="proximal")
+
+
+def test_a_probe_of_the_server_knows_no_dropout(tmp_path: Path) -> None:
+    """The server samples without it; else a run with dropout would end at its first update."""
+    trainer = build(tmp_path, disable_dropout=False)
+    for layer in trainer.model.model.layers:
+        layer.self_attn.attention_dropout = 0.9
+    trainer.model.lm_head.weight.data *= 30  # a random policy is near uniform, whatever is dropped
+    context, lengths, sampled = list(range(5, 15)), [3, 6, 10], [7, 8, 9]
+    trainer.model.eval()
+    with torch.no_grad():
+        after = [trainer.model(torch.tensor([context[:length]])).logits[0, -1] for length in lengths]
+    logprobs = [
+        (logits / trainer.args.temperature).log_softmax(-1)[token].item()
+        for logits, token in zip(after, sampled, strict=True)
+    ]
+    policy = ServerPolicy.__new__(ServerPolicy)
+    policy._trainer, policy._vllm = trainer, SimpleNamespace(server_base_url="http://127.0.0.1:1")
+    trainer.model.train()
+    contexts = [context[:length] for length in lengths]
+    policy.check([*zip(contexts, sampled, logprobs, strict=True)])
+    assert trainer.model.training
+    for wrong in ([each - 0.25 for each in logprobs], [math.nan] * 3):
+        with pytest.raises(RuntimeError, match="samples from other weights"):
+            policy.check([*zip(contexts, sampled, wrong, strict=True)])

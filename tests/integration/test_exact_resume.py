@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.command_line import UserMistake
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler
 from tests.agents import agent_policy, agent_tokenizer, build_agent, search_index, steps_after
 from tests.policies import build_moe_policy
 
-STEPS = 11
+STEPS = 9
 CYCLES: dict[str, dict[str, Any]] = {
     # A cycle of 4 optimizer steps, an epoch of 8; the KL lowers the learning rate.
     "reused": {
@@ -60,7 +60,7 @@ def test_every_checkpoint_continues_exactly(tmp_path: Path, trainer_class: Any, 
     weights = whole.model.state_dict()
     assert whole.state.epoch > 1
     assert cycle != "reused" or min(log.get("lr_factor", 1.0) for log in whole.state.log_history) < 1
-    for step in (3, 8, 9):  # within a cycle, at the end of an epoch, in a later one
+    for step in (3, 8):  # within a cycle, at the end of an epoch
         resumed = build(tmp_path / f"from-{step}", trainer_class, **{**CYCLES[cycle], "save_steps": 100})
         resumed.train(resume_from_checkpoint=str(_checkpoint(whole, step)))
         ours, theirs = (steps_after(step, trainer.state.log_history) for trainer in (resumed, whole))
@@ -80,8 +80,7 @@ def half_adapter() -> Any:
     return get_peft_model(agent_policy().bfloat16(), config, autocast_adapter_dtype=False)
 
 
-@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])
-@pytest.mark.parametrize("policy", [moe_policy, half_adapter])
+@pytest.mark.parametrize(("policy", "trainer_class"), [(moe_policy, SOGRPOTrainer), (half_adapter, SOPPOTrainer)])
 def test_what_is_loaded_otherwise_continues_exactly(tmp_path: Path, policy: Any, trainer_class: Any) -> None:
     """Also where the best checkpoint is loaded."""
     fields = {**CYCLES["reused"], "max_steps": 3}
@@ -124,25 +123,6 @@ def test_epochs_have_the_order_of_an_uninterrupted_run(shuffle: bool) -> None:
         assert list(ours) == passes[epoch]
 
 
-def test_prompts_have_trls_order_over_epochs(tmp_path: Path) -> None:
-    seen: dict[Any, list[list[str]]] = {GRPOTrainer: [], SOGRPOTrainer: []}
-    for trainer_class, asked in seen.items():
-
-        def reward(prompts: list[str], asked: list[Any] = asked, **_: Any) -> list[float]:
-            asked.append(list(prompts))
-            return [float(i % 2) for i in range(len(prompts))]
-
-        folder = tmp_path / trainer_class.__name__
-        build(folder, trainer_class, reward_funcs=[reward], save_strategy="no", **CYCLES["on_policy"]).train()
-    assert seen[GRPOTrainer] == seen[SOGRPOTrainer]
-    assert len({str(prompts) for prompts in seen[SOGRPOTrainer]}) > 4
-
-
-def test_no_batch_is_kept_where_only_the_model_is_saved(tmp_path: Path) -> None:
-    build(tmp_path, **CYCLES["reused"], max_steps=1, save_only_model=True).train()
-    assert not list(tmp_path.rglob("generation_cycle_*"))
-
-
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """Within a cycle."""
@@ -174,3 +154,35 @@ def test_trls_checkpoint_is_said_to_go_on_with_new_trajectories(
     with caplog.at_level(logging.WARNING):
         trainer.train(resume_from_checkpoint=str(checkpoint))
     assert sum("new trajectories" in each for each in caplog.messages) == 1
+
+
+CHANGED = {"learning_rate": 0.5, "value_head_learning_rate": 0.4, "weight_decay": 0.3}
+CHANGED |= {"adam_beta1": 0.2, "adam_beta2": 0.1, "adam_epsilon": 0.6}
+
+
+def test_what_the_optimizer_holds_goes_on_and_is_reported_as_it_acts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = build(tmp_path / "first", SOPPOTrainer, **CYCLES["on_policy"], max_steps=1)
+    first.train()
+    resumed = build(tmp_path / "second", SOPPOTrainer, **CYCLES["on_policy"], **CHANGED, max_steps=3, save_steps=3)
+    with caplog.at_level(logging.WARNING):
+        resumed.train(resume_from_checkpoint=str(_checkpoint(first, 1)))
+    for name in CHANGED:
+        assert f"`{name}` {getattr(first.args, name)}" in caplog.text
+        assert getattr(resumed.args, name) == getattr(first.args, name)
+    groups = {bool(group.get("critic")): group for group in resumed.optimizer.param_groups}
+    assert groups[False]["initial_lr"] == first.args.learning_rate
+    assert groups[False]["betas"] == (first.args.adam_beta1, first.args.adam_beta2)
+    assert (groups[False]["eps"], groups[False]["weight_decay"]) == (first.args.adam_epsilon, first.args.weight_decay)
+    assert groups[True]["initial_lr"] == first.args.value_head_learning_rate
+    assert not _checkpoint(resumed, 2).is_dir(), "checkpoints are saved as this run is told"
+
+
+def test_an_optimizer_of_the_same_state_goes_on(tmp_path: Path, checkpoint: Path) -> None:
+    for optim in ("adamw_torch", "adamw_torch_fused"):
+        resumed = build(tmp_path / optim, **CYCLES["reused"], max_steps=4, optim=optim)
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+        assert resumed.state.global_step == 4
+    with pytest.raises(UserMistake, match="`optim`"):
+        build(tmp_path / "other", **CYCLES["reused"], optim="adafactor").train(resume_from_checkpoint=str(checkpoint))

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from examples.information_gain import InformationGain
 
-from sorl_trl import InformationGain, Method, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl import Method, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.methods import (
     LLDS,
     METHODS,

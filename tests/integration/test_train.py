@@ -18,9 +18,8 @@ from sorl_trl.command_line import run_command
 from sorl_trl.diagnostics import CollapseGuard
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import LeaveOneOut
-from sorl_trl.recipe.arguments import Arguments, parse_arguments, reward_function
+from sorl_trl.recipe.arguments import Arguments, parse_arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_prompts
-from sorl_trl.trainers import InformationGain
 from tests.agents import NAMES, agent_policy, agent_tokenizer
 from tests.interrupts import make_world, training_words
 from tests.unit.rollout.fakes import bpe_tokenizer
@@ -230,7 +229,5 @@ def test_the_method_is_the_one_named(folder: Path, words: list[str]) -> None:
 
 
 def test_information_gain_is_a_reward(folder: Path) -> None:
-    gain = reward_function("information_gain")
-    assert isinstance(gain, InformationGain)
-    trainer = trainer_of(folder, "--rewards", "information_gain", "f1", "--method", "igpo")
-    assert trainer.reward_func_names[1] == "f1_reward"
+    trainer = trainer_of(folder, "--rewards", "examples.information_gain.InformationGain", "f1", "--method", "igpo")
+    assert trainer.reward_func_names == ["information_gain", "f1_reward"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from tests.policies import build_policy
 from tests.training import settings
-from tests.trajectories import FixedRollout, length_reward, parity_reward, prompts
+from tests.trajectories import FixedRollout, SearchDown, length_reward, parity_reward, prompts
 from tests.unit.ops import reference
 
 
@@ -69,7 +71,7 @@ class TestAdvantages:
             returns.append(returns_of(turn_rewards, 0.5))
         assert_advantages(batch, returns)
 
-    @pytest.mark.parametrize(("scale", "training"), [("batch", True), ("none", True), ("group", False)])
+    @pytest.mark.parametrize(("scale", "training"), [("group", True), ("batch", True), ("group", False)])
     def test_an_outcome_on_the_last_turn_has_trls_advantage(
         self, tmp_path: Path, tokenizer: Any, scale: str, training: bool
     ) -> None:
@@ -109,3 +111,40 @@ class TestUnscored:
             rewards[-1] += 0.0 if row == 6 else 3.0
             returns.append([] if row in (1, 5) else returns_of(rewards, 1.0))
         assert_advantages(batch, returns)
+
+    @pytest.mark.parametrize("reward", [math.inf, math.nan], ids=str)
+    def test_a_reward_that_is_no_number_is_none(self, tmp_path: Path, tokenizer: Any, reward: float) -> None:
+        """What another function gives counts beside NaN, which is `None`, but not beside infinity."""
+
+        def scored(given: float | None, turn_ids: Any, **kwargs: Any) -> list[Any]:
+            rewards = uneven_reward(turn_ids, **kwargs)
+            return [given if row in (1, 6) else each for row, each in enumerate(rewards)]
+
+        def other(left_out: tuple[int, ...], completions: Any, **_: Any) -> list[float | None]:
+            return [None if row in left_out else 3.0 for row in range(len(completions))]
+
+        batches = []
+        for given, left_out in ((reward, ()), (None, (1, 6) if math.isinf(reward) else ())):
+            functions = [functools.partial(scored, given), functools.partial(other, left_out)]
+            batches.append(rollout_batch(build(tmp_path, tokenizer, functions)))
+        assert torch.equal(batches[0]["advantages"], batches[1]["advantages"])
+        assert batches[0]["advantages"].isfinite().all()
+
+    @pytest.mark.parametrize("reward", [100.0, [100.0] * 3], ids=str)
+    def test_a_trajectory_without_a_turn_is_unscored(self, tmp_path: Path, tokenizer: Any, reward: Any) -> None:
+        """Its search was down: the function may have seen turns that training does not."""
+
+        def rewards(turn_ids: Any, **kwargs: Any) -> list[Any]:
+            scored = uneven_reward(turn_ids, **kwargs)
+            return [reward if max(ids) < 0 else row for ids, row in zip(turn_ids, scored, strict=True)]
+
+        trainer = build(tmp_path, tokenizer, rewards, SearchDown())
+        batch = rollout_batch(trainer)
+        assert [row for row, turns in enumerate(turns_of(batch)) if turns == 0] == [1, 6]
+        returns = [
+            returns_of([uneven(row, turn) for turn in range(turns)], 1.0) for row, turns in enumerate(turns_of(batch))
+        ]
+        assert_advantages(batch, returns)
+        totals = [row[0] for row in returns if row]
+        assert trainer._metrics["train"]["reward"] == [pytest.approx(sum(totals) / 6)]
+        assert trainer._metrics["train"]["trajectories_without_turn"] == [0.25]

@@ -77,11 +77,10 @@ def test_it_is_trained_as_by_trl(policy: str, tmp_path: Path) -> None:
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize(("trainer_class", "config"), [(SOGRPOTrainer, SOGRPOConfig), (SOPPOTrainer, SOPPOConfig)])
-def test_it_continues_exactly(trainer_class: Any, config: Any, policy: str, tmp_path: Path) -> None:
-    whole = build(trainer_class, config, policy, tmp_path / "whole", save_strategy="steps", save_steps=1)
+def test_it_continues_exactly(policy: str, tmp_path: Path) -> None:
+    whole = build(SOPPOTrainer, SOPPOConfig, policy, tmp_path / "whole", save_strategy="steps", save_steps=1)
     whole.train()
-    resumed = build(trainer_class, config, policy, tmp_path / "resumed")
+    resumed = build(SOPPOTrainer, SOPPOConfig, policy, tmp_path / "resumed")
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     for name, weight in resumed.model.state_dict().items():
         assert torch.equal(weight, whole.model.state_dict()[name]), name
@@ -94,3 +93,11 @@ def test_a_rollout_encodes_prompts_without_images_as_trl_does(policy: str, tmp_p
     encoded = SearchRollout(NoSearch()).setup(trainer).encode(prompts)
     assert encoded == trainer._tokenize_prompts(prompts)[0]
     assert len({*map(tuple, encoded)}) == 2, "a weak test"
+
+
+def test_an_image_that_a_tool_returns_is_refused(policy: str, tmp_path: Path) -> None:
+    trainer = build(SOGRPOTrainer, SOGRPOConfig, policy, tmp_path)
+    generate = trainer._generate
+    trainer._generate = lambda prompts: (*generate(prompts)[:-1], [["an image"]])
+    with pytest.raises(ValueError, match="only images in prompts"):
+        trainer._collect([dict(row) for row in pictures()])

@@ -170,10 +170,11 @@ class GroupRefillTrainer(TurnLevelTrainer):
 
 def merged(first: Rollout, second: Rollout, takes: Tensor, pad_token_id: int) -> Rollout:
     """A rollout of N trajectories: those of `second` where `takes` (N,) is True, and of `first` elsewhere."""
-    of_all, own = takes.tolist(), first.own(takes)
-    columns = {
-        name: _chosen(column, second.columns.get(name, [None] * len(column)), of_all)
-        for name, column in {**{name: [None] * len(of_all) for name in second.columns}, **first.columns}.items()
+    own = first.own(takes)
+    nothing = [None] * len(own)
+    extra = {
+        name: _chosen(first.extra.get(name, nothing), second.extra.get(name, nothing), own.tolist())
+        for name in {**first.extra, **second.extra}
     }
     return Rollout(
         first.accelerator,
@@ -182,7 +183,9 @@ def merged(first: Rollout, second: Rollout, takes: Tensor, pad_token_id: int) ->
         merged_batch(first.batch, second.batch, own, pad_token_id),
         merged_rollout(first.scored, second.scored, takes),
         torch.where(takes, second.advantages, first.advantages),
-        columns,
+        _chosen(first.prompts, second.prompts, own.tolist()),
+        _chosen(first.completions, second.completions, own.tolist()),
+        extra,
     )
 
 

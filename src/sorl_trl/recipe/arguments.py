@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from inspect import isfunction
+from inspect import isclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,6 @@ from sorl_trl.search.arguments import SOURCES
 from sorl_trl.trainers import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.config import TurnLevelConfig
-from sorl_trl.trainers.rewards import InformationGain
 
 TRAINERS: dict[str, type[TurnLevelTrainer]] = {
     "so_grpo": SOGRPOTrainer,
@@ -33,8 +32,7 @@ TRAINERS: dict[str, type[TurnLevelTrainer]] = {
     "seeupo": SeeUPOTrainer,
     "group_refill": GroupRefillTrainer,
 }
-INFORMATION_GAIN = "information_gain"
-REWARDS = (*qa.REWARDS, INFORMATION_GAIN)
+REWARDS = (*qa.REWARDS,)
 PACKAGES = {
     "vllm": "'sorl-trl[vllm]'",
     "bitsandbytes": "bitsandbytes",
@@ -45,13 +43,15 @@ PACKAGES = {
 
 
 def reward_function(name: str) -> Any:
-    """What TRL calls for a reward, by its name or its dotted path. Raises ValueError if that names no function."""
-    if name == INFORMATION_GAIN:
-        return InformationGain()
+    """What TRL calls for a reward, by its name or its dotted path; a class is called for it, without arguments.
+
+    Raises ValueError if that names no function.
+    """
     if name in qa.REWARDS:
         return qa.REWARDS[name]
     function = import_named("rewards", name)
-    if not isfunction(function):
+    function = function() if isclass(function) else function
+    if not callable(function):
         raise ValueError(f"`rewards` has {name!r}, but that is a {type(function).__name__} and no function.")
     return function
 

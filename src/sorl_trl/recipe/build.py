@@ -17,7 +17,7 @@ from sorl_trl.checks import import_named
 from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
 from sorl_trl.methods import method_from
-from sorl_trl.recipe.arguments import INFORMATION_GAIN, Arguments, reward_function
+from sorl_trl.recipe.arguments import Arguments, reward_function
 from sorl_trl.rollout import Collector
 from sorl_trl.rollout.tasks import check_read, load_rows, own_environment, prompt_rows
 from sorl_trl.search import NoSearch
@@ -56,7 +56,6 @@ def check_rewards(arguments: Arguments, questions: Sequence[qa.Question]) -> Non
             raise ValueError(f"`rewards` has {name!r}, which is an environment's: name the `environment`.")
         parameters = signature(reward_function(name)).parameters.values()
         required = {each.name for each in parameters if each.default is Parameter.empty}
-        required |= {"golden_answers"} if name == INFORMATION_GAIN else set()
         for column in ("golden_answers", "options"):
             without = [each.id for each in questions if column in required and not getattr(each, column)]
             if without:

@@ -6,12 +6,10 @@ from sorl_trl.agents.native_tools import answer_in_messages, search_tool
 from sorl_trl.trainers.base import SOGRPOTrainer
 from sorl_trl.trainers.config import SOGRPOConfig, SOPPOConfig
 from sorl_trl.trainers.critic_checkpoint import ValueModel, load_critic
-from sorl_trl.trainers.rewards import InformationGain
 from sorl_trl.trainers.so_ppo_trainer import SOPPOTrainer
 
 __all__ = [
     "AgentRollout",
-    "InformationGain",
     "SOGRPOConfig",
     "SOGRPOTrainer",
     "SOPPOConfig",

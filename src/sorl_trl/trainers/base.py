@@ -30,21 +30,12 @@ from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
 from sorl_trl.records.resume_point import resume_point
 from sorl_trl.trainers.batch import GOOD_TOKENS, advantages_of, micro_batches, turns_of
-from sorl_trl.trainers.checkpoint import (
-    EpochRepeatSampler,
-    load_cycle,
-    load_weights,
-    save_cycle,
-    save_settings,
-    take_up_settings,
-)
+from sorl_trl.trainers.checkpoint import EpochRepeatSampler, load_cycle, load_weights, save_cycle
 from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,
     check_dataset,
     check_method,
-    check_precision,
-    check_processor,
     check_reward_names,
     check_trained,
     disable_noise,
@@ -54,12 +45,11 @@ from sorl_trl.trainers.config import SOGRPOConfig, TurnLevelConfig
 from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
-from sorl_trl.trainers.metrics import MetricLog, MetricSums
+from sorl_trl.trainers.metrics import MetricLog, MetricSums, TrajectoryDump
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
-from sorl_trl.trainers.rewards import InformationGain, rewarding_turns
+from sorl_trl.trainers.rewards import rewarding_turns
 from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
 from sorl_trl.trainers.sampled import checked_rollout
-from sorl_trl.trainers.trajectory_dump import TrajectoryDump
 from sorl_trl.trainers.vllm_policy import used_by_trl
 
 
@@ -110,8 +100,6 @@ class TurnLevelTrainer(GRPOTrainer):
             super().__init__(**given)
         if args.disable_dropout:
             disable_noise(self.model)
-        check_processor(args)
-        check_precision(self)
         check_optimizers(self)
         if isinstance(rollout, AgentRollout) and rollout.shows_tools:
             rollout.protocol_for(rollout.setup(self))
@@ -137,7 +125,7 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _set_up_rewards(self) -> None:
         for function in self.reward_funcs:
-            if isinstance(function, InformationGain):
+            if hasattr(function, "attach"):
                 function.attach(self)
         named = enumerate(zip(self.reward_funcs, self.reward_func_names, strict=True))
         self.reward_funcs = [rewarding_turns(function, index, name) for index, (function, name) in named]
@@ -265,7 +253,7 @@ class TurnLevelTrainer(GRPOTrainer):
     def _log(self, name: str, values: Tensor, keep: Tensor) -> None:
         """Log the mean over all processes of `values` where `keep` is True. Processes with more of them count more."""
         sums = MetricSums()
-        sums.add_mean(name, values, keep)
+        sums.add(name, values, keep)
         logged = self._metrics["train" if self.model.training else "eval"]
         for key, value in sums.reduce(self.accelerator).items():
             logged[key].append(value)
@@ -289,8 +277,6 @@ class TurnLevelTrainer(GRPOTrainer):
         checkpoint = resume_point(self.args, resume_from_checkpoint)
         # Replace both, because a run that was interrupted within a step leaves values in them.
         self._metric_log, self._bias_normalizer = MetricLog(self), bias_normalizer(self)
-        if checkpoint is not None:
-            take_up_settings(self, Path(checkpoint))
         if self.args.is_on_policy:
             warn_on_main_process(
                 self.args,
@@ -298,6 +284,8 @@ class TurnLevelTrainer(GRPOTrainer):
                 "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several.",
             )
         with nullcontext() if self._ahead is None else self._ahead.running():
+            if checkpoint is not None:
+                load_cycle(self, Path(checkpoint), self._ahead)
             return super().train(checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
@@ -316,8 +304,6 @@ class TurnLevelTrainer(GRPOTrainer):
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder = Path(self._get_output_dir(trial=trial)) / name
             save_cycle(self, folder, self._ahead)
-            if self.args.should_save:
-                save_settings(self, folder)
         # transformers writes the trainer's state last, so a checkpoint that has it is complete.
         with raise_if_disk_full(Path(self.args.output_dir)):
             super()._save_checkpoint(model, trial)
@@ -339,7 +325,6 @@ class TurnLevelTrainer(GRPOTrainer):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if resume_from_checkpoint is not None:
-            load_cycle(self, Path(resume_from_checkpoint), self._ahead)
             self.state.compute_steps(self.args, max_steps)  # from this run's settings
         return prepared
 

@@ -1,21 +1,19 @@
 """What a checkpoint holds beside TRL's, so that a resumed run goes on exactly, and how it is loaded.
 
-TRL saves weights, optimizer and scheduler. This adds the generation cycle, which is one rollout and its updates, an
-order of prompts that follows the epoch, and the settings of the run.
+TRL saves weights, optimizer and scheduler. This adds the generation cycle, which is one rollout and its updates, and
+an order of prompts that follows the epoch.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
 from torch.distributed.checkpoint.stateful import Stateful
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from trl.trainer.utils import RepeatSampler
 
@@ -25,8 +23,8 @@ from sorl_trl.records.resume_point import checkpoint_problem, ranks_where
 from sorl_trl.trainers.batch import ON_HOST
 from sorl_trl.trainers.checks import warn_on_main_process
 
-CYCLE_FILE, SETTINGS_FILE = "generation_cycle_{}.pt", "run_settings.json"
-"""The first is one for each process, the second one for all."""
+CYCLE_FILE = "generation_cycle_{}.pt"
+"""One for each process."""
 _CYCLE_OPTIONS = (
     *("world_size", "per_device_train_batch_size", "steps_per_generation", "num_iterations"),
     "gradient_accumulation_steps",
@@ -37,12 +35,6 @@ RESTORED = (
     *("adam_beta1", "adam_beta2", "adam_epsilon"),
 )
 """Options that are part of the state of optimizer and scheduler. A resumed run keeps the checkpoint's values."""
-_OF_TRANSFORMERS = (
-    *("optim", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm", "max_steps"),
-    *("num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "bf16", "fp16"),
-)
-"""The options of transformers that are compared, too. Of TRL's and ours, all but `_NOT_COMPARED` are."""
-_NOT_COMPARED = ("log_", "model_init_kwargs", "num_completions_to_print", "save_", "vllm_group", "vllm_server")
 
 
 class EpochRepeatSampler(RepeatSampler):
@@ -81,7 +73,9 @@ def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         "step": trainer._step,
         "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
         "ahead": None if ahead is None else ahead.state_dict(),
+        "optim": _kind_of_optimizer(trainer),
         **{name: getattr(trainer.args, name) for name in _CYCLE_OPTIONS},
+        **{name: getattr(trainer.args, name) for name in RESTORED if hasattr(trainer.args, name)},
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / CYCLE_FILE.format(trainer.args.process_index), lambda file: torch.save(state, file))
@@ -90,12 +84,13 @@ def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
 def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
     """Restore the step within the cycle, the trajectories still to be trained on, and the state of rollouts ahead.
 
-    An iterable dataset after its first pass does not go on exactly, because transformers cannot tell how long a pass
-    is; nor does what a warning names. Sums between two log entries are lost, as in transformers' own trainer.
+    The options in `RESTORED` are set to the checkpoint's values, which act as part of the optimizer's state. An
+    iterable dataset after its first pass does not go on exactly, because transformers cannot tell how long a pass is;
+    nor does what a warning names. Sums between two log entries are lost, as in transformers' own trainer.
 
     Raises:
-        UserMistake: The checkpoint has trajectories still to be trained on, but was written by another number of
-            processes, with other batch settings, or with another order of rollouts ahead.
+        UserMistake: The checkpoint has the state of another optimizer; or trajectories still to be trained on, but was
+            written by another number of processes, with other batch settings, or with another order of rollouts ahead.
     """
     args, file = trainer.args, folder / CYCLE_FILE.format(trainer.args.process_index)
     if without := ranks_where(not file.is_file()):  # all ranks must collect in the same steps
@@ -107,6 +102,9 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         return
     # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
     state = torch.load(file, map_location="cpu", weights_only=True)
+    if state.get("optim") not in (None, optimizer := _kind_of_optimizer(trainer)):
+        raise UserMistake(f"`optim` is {optimizer!r}, but {folder} holds the state of {state['optim']!r}.")
+    _restore_options(args, state)
     saved = state.get("ahead") or {}
     is_out_of_order = bool(ranks_where(bool(saved.get("late") or saved.get("early"))))
     if is_out_of_order:
@@ -130,6 +128,20 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
     trainer._buffered_inputs = send_to_device(state["buffered_inputs"], trainer.accelerator.device, skip_keys=ON_HOST)
 
 
+def _kind_of_optimizer(trainer: Any) -> str:
+    """`optim`, of which fused kernels have the same state."""
+    return str(getattr(trainer.args.optim, "value", trainer.args.optim)).removesuffix("_fused")
+
+
+def _restore_options(args: Any, state: Mapping[str, Any]) -> None:
+    changes = [name for name in RESTORED if name in state and state[name] != getattr(args, name, state[name])]
+    for name in changes:
+        setattr(args, name, state[name])
+    if changes:
+        restored = ", ".join(f"`{name}` {state[name]}" for name in changes)
+        warn_on_main_process(args, f"The checkpoint's options go on, as part of the optimizer's state: {restored}.")
+
+
 def checkpoint_now(trainer: Any) -> Path | None:
     """The folder of the last optimizer step's checkpoint, which is written if it is missing; None if none can be.
 
@@ -146,51 +158,6 @@ def checkpoint_now(trainer: Any) -> Path | None:
         trainer.callback_handler.on_save(args, trainer.state, trainer.control)
         trainer.accelerator.wait_for_everyone()  # once one fails, the launcher ends all, even while they write
     return folder
-
-
-def settings_of(trainer: Any) -> dict[str, Any]:
-    """The options of a trainer that a resumed run is compared by, as JSON values."""
-    args = trainer.args
-    general = {field.name for field in fields(TrainingArguments)} - {*RESTORED, *_OF_TRANSFORMERS}
-    names = [field.name for field in fields(args) if field.name not in general]
-    found = {name: getattr(args, name) for name in names if not name.startswith(_NOT_COMPARED)}
-    found |= {"trainer": type(trainer).__name__, "method": trainer.method.describe()}
-    as_json: dict[str, Any] = json.loads(json.dumps(found, default=str))
-    return as_json
-
-
-def save_settings(trainer: Any, checkpoint: Path) -> None:
-    """Write the trainer's settings into the folder of a checkpoint."""
-    write_whole(checkpoint / SETTINGS_FILE, (json.dumps(settings_of(trainer), indent=2) + "\n").encode())
-
-
-def take_up_settings(trainer: Any, checkpoint: Path) -> None:
-    """Log which settings differ from the checkpoint's, and set the options in `RESTORED` to the checkpoint's values.
-
-    A checkpoint without settings, such as one of TRL's, changes nothing.
-
-    Raises:
-        UserMistake: The optimizer's state is that of another optimizer, or holds a critic, unlike this run's.
-    """
-    file = checkpoint / SETTINGS_FILE
-    if not file.is_file():
-        return
-    before, now = json.loads(file.read_bytes()), settings_of(trainer)
-    mistake = None
-    if len({str(each.get("optim", "")).removesuffix("_fused") for each in (before, now)}) > 1:
-        mistake = f"`optim` is {now['optim']!r}, but {checkpoint} holds the state of {before['optim']!r}"
-    elif "critic" in before and "critic" not in now:
-        mistake = f"The trainer is a {now['trainer']}, but {checkpoint} is of a {before['trainer']}, with a critic"
-    if mistake:
-        raise UserMistake(f"{mistake}. Resume with the same, or start a new run from the checkpoint's policy.")
-    changes = []
-    for name in (name for name in before if name in now and before[name] != now[name]):
-        changes.append(f"`{name}` was {before[name]!r}, is {now[name]!r}")
-        if name in RESTORED:
-            setattr(trainer.args, name, before[name])
-            changes[-1] += " (the checkpoint's goes on, as part of the optimizer's state)"
-    if changes:
-        warn_on_main_process(trainer.args, f"This run differs from {checkpoint}: {'; '.join(changes)}.")
 
 
 def load_weights(trainer: Any, checkpoint: str, load: Callable[[], None]) -> None:

@@ -7,22 +7,17 @@ import logging
 from dataclasses import fields
 from typing import Any
 
-import torch
 from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedConfig
 
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.methods import EngineTurnMask, EngineVeto, LeaveOneOut, Method, TopK, TopP, TurnRatio, ZeroVariance
-from sorl_trl.ops.importance import LONGEST
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.slots import NotServed, check_served
 from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
 
 logger = logging.getLogger(__name__)
-
-ROUNDED_LOG_RATIO = 3e-3
-"""By how much bfloat16 can move a sequence's mean log-ratio, rounded up from two measurements, 5.5e-4 and 2.8e-3."""
 
 
 def warn_on_main_process(args: TurnLevelConfig, message: str) -> None:
@@ -38,16 +33,13 @@ def agent_rollout_of(trainer: Any) -> AgentRollout | None:
 
 
 def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
-    """Raise TypeError for another trainer's config. Warn of what other options change."""
+    """Raise TypeError for another trainer's config."""
     if not isinstance(args, wanted):
         package = "sorl_trl.experimental" if "experimental" in wanted.__module__ else "sorl_trl"
         raise TypeError(
             f"`args` is a {type(args).__name__}, but must be a {wanted.__name__}: write `from {package} import "
             f"{wanted.__name__}` and keep the arguments."
         )
-    if args.loss_type == "cispo" and args.epsilon_high is None:
-        message = f"`epsilon_high` is not set, so that 'cispo' caps ratios at `epsilon`, {args.epsilon:g}."
-        warn_on_main_process(args, message)
 
 
 def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -> None:
@@ -90,49 +82,16 @@ def check_reward_names(method: Method, names: list[str]) -> None:
 
 
 def _check_settings(method: Method, args: TurnLevelConfig) -> None:
-    """Warn of fields that a named method sets and that were left at the config's defaults."""
-    config, published = type(args).__name__, method.settings
+    """Warn of fields that a named method sets and that were left at the config's defaults: it would be another one."""
     defaults = {each.name: each.default for each in fields(args)}
-    if unknown := [name for name in published if name not in defaults]:
-        raise ValueError(
-            f"`method` is {method.name!r}, whose settings have `{unknown[0]}`, but {config} has no such field: it is "
-            "for `SOPPOTrainer`."
-        )
-    left = {name: value for name, value in published.items() if getattr(args, name) == defaults[name] != value}
+    if unknown := [name for name in method.settings if name not in defaults]:
+        raise ValueError(f"`method` is {method.name!r}, which sets `{unknown[0]}`: it is for `SOPPOTrainer`.")
+    left = [name for name, value in method.settings.items() if getattr(args, name) == defaults[name] != value]
     if left:
-        listed = ", ".join(f"`{name}` is {defaults[name]!r}, not {value!r}" for name, value in left.items())
         warn_on_main_process(
             args,
-            f"`method` is {method.name!r}, but its settings are left out: {listed}. Write "
-            f'`{config}(..., **SETTINGS["{method.name}"])`, with `from sorl_trl.methods import SETTINGS`.',
-        )
-
-
-def check_processor(args: TurnLevelConfig) -> None:
-    """Warn if bfloat16, TRL's default, would be computed without instructions for it."""
-    if args.bf16 and args.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
-        warn_on_main_process(
-            args,
-            "`bf16` is True, but this processor has no instructions for bfloat16, and takes many times as long as in "
-            "float32: set `bf16=False`.",
-        )
-
-
-def check_precision(trainer: Any) -> None:
-    """Warn if bfloat16 rounds the ratios of turns or sequences by as much as their clip range lets them move."""
-    args = trainer.args
-    longest = {"sqrt_length": LONGEST**0.5, "length": LONGEST}.get(args.clip_range_scaling, 1)
-    sides = {"epsilon": args.epsilon, "epsilon_high": args.epsilon_high}
-    side, name = min((side, name) for name, side in sides.items() if side is not None)
-    is_rounded = args.bf16 or trainer.model.dtype == torch.bfloat16
-    is_of_tokens = args.importance_sampling_level == "token"
-    if side / longest < ROUNDED_LOG_RATIO and is_rounded and not (is_of_tokens or args.is_on_policy):
-        scaled = f", divided by up to {longest:g}" if longest > 1 else ""
-        warn_on_main_process(
-            args,
-            f"`{name}` is {side:g}{scaled}, but in bfloat16 rounding alone can move the mean log-ratio of a "
-            f"{args.importance_sampling_level} by {ROUNDED_LOG_RATIO:g}, and with it what is clipped: train in "
-            "float32 (`bf16=False`, and weights in float32), or widen the range.",
+            f"`method` is {method.name!r}, but its settings of {', '.join(f'`{name}`' for name in left)} are left "
+            f'out: write `{type(args).__name__}(..., **SETTINGS["{method.name}"])`, of `sorl_trl.methods`.',
         )
 
 
@@ -185,41 +144,31 @@ def check_ahead(trainer: Any) -> None:
 
 
 def _why_not_ahead(trainer: Any, args: TurnLevelConfig, rollout: AgentRollout | None) -> str | None:
-    if rollout is None:
-        return "there are no `tools`, and `rollout_func` is no `AgentRollout`: nothing else is sampled ahead"
-    if type(rollout).__call__ is not AgentRollout.__call__:
-        name = type(rollout).__name__
-        return f"`{name}` overrides `__call__`, which nothing calls ahead of training: override `collect`"
-    if not isinstance(trainer.train_dataset, Dataset):
-        return "`train_dataset` must be a `datasets.Dataset`: others do not show what comes next"
-    columns = {*trainer.train_dataset.column_names}
-    if "prompt" not in columns:
-        return "`train_dataset` has no column `prompt`: its environments must not make them all"
-    if images := {"image", "images"} & columns:
-        return f"`train_dataset` has {images.pop()!r}, and the rollout is for text"
+    if rollout is None or type(rollout).__call__ is not AgentRollout.__call__:
+        return "that takes `tools`, or a `rollout_func` that is an `AgentRollout`, of which `collect` is overridden"
+    dataset = trainer.train_dataset
+    columns = {*dataset.column_names} if isinstance(dataset, Dataset) else set()
+    if "prompt" not in columns or {"image", "images"} & columns:
+        return "`train_dataset` must be a `datasets.Dataset` with a column `prompt`, and without images"
     rows = int(args.generation_batch_size) // trainer.accelerator.num_processes
     if args.async_order == "completed" and rows % int(args.num_generations):
         return (
             f"`async_order` is 'completed', for which the {rows} rows of a process must be a multiple of "
             f"`num_generations`, {args.num_generations}: its groups would lie across processes"
         )
-    if trainer.use_vllm and trainer.vllm_mode != "server":
-        return f"`vllm_mode` is {trainer.vllm_mode!r}, which samples or trains: use 'server' on another GPU"
-    return None if trainer.use_vllm else _why_not_copied(trainer, rollout)
-
-
-def _why_not_copied(trainer: Any, rollout: AgentRollout) -> str | None:
-    instead = "set `use_vllm=True` and `vllm_mode='server'`"
-    if trainer._dist.is_fsdp or trainer._dist.is_zero3:
-        return f"sharded parameters are not copied: {instead}"
-    if rollout.engine.rollout_engine == "lockstep":
-        return "`rollout_engine` is 'lockstep', and copies of the policy sample in 'slots'"
-    if trainer.args.cast_lm_head_to_fp32:
-        return f"`cast_lm_head_to_fp32` is True, which a copy of the policy loses: {instead}"
+    if trainer.use_vllm:
+        is_server = trainer.vllm_mode == "server"
+        return None if is_server else f"`vllm_mode` is {trainer.vllm_mode!r}, which samples or trains: use 'server'"
+    is_sharded = trainer._dist.is_fsdp or trainer._dist.is_zero3
+    if is_sharded or args.cast_lm_head_to_fp32 or rollout.engine.rollout_engine == "lockstep":
+        return (
+            "without vLLM, copies of the policy sample in slots, but not of sharded parameters, not in 'lockstep', "
+            "and not with `cast_lm_head_to_fp32`: set `use_vllm=True` and `vllm_mode='server'`"
+        )
     try:
         check_served(trainer.model, trainer.generation_config)
     except NotServed as reason:
-        return f"copies of the policy sample in slots, which do not serve it: {reason}. For rollouts ahead, {instead}"
+        return f"copies of the policy sample in slots, and {reason}: set `use_vllm=True` and `vllm_mode='server'`"
     return None
 
 

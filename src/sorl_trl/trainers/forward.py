@@ -79,6 +79,7 @@ class Forward:
         router: bool = False,
         values: bool = False,
         rows: int | None = None,
+        layouts: Sequence[str] | None = None,
     ) -> Pass:
         """Ask `model` of the trainer, wrapped or not, about a batch. All processes call it together.
 
@@ -89,6 +90,7 @@ class Forward:
                 continues the prompt.
             entropies, router, values: What to compute besides log-probabilities. Values need a critic.
             rows: The number of rows that the model reads at a time; None reads all at once.
+            layouts: Of which to take one; None takes one of those that all models compute.
 
         Raises:
             ValueError: A trajectory with images has several contexts.
@@ -96,18 +98,7 @@ class Forward:
         if not self._is_tried:
             self._is_tried = True
             self._try_out()
-        return self._ask(model, batch, self.layouts, entropies, router, values, rows)
-
-    def _ask(
-        self,
-        model: Any,
-        batch: Mapping[str, Any],
-        layouts: Sequence[str],
-        entropies: bool = False,
-        router: bool = False,
-        values: bool = False,
-        rows: int | None = None,
-    ) -> Pass:
+        layouts = self.layouts if layouts is None else layouts
         trainer = self._trainer
         ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
         images = {name: batch[name] for name in IMAGE_INPUTS if name in batch}
@@ -160,7 +151,7 @@ class Forward:
         model.eval()  # without dropout
         try:
             with torch.no_grad():
-                plain, *others = (self._ask(model, batch, [layout], values=values) for layout in self.layouts)
+                plain, *others = (self(model, batch, values=values, layouts=[layout]) for layout in self.layouts)
         except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
             logger.debug("Contexts in one row fail.", exc_info=True)
             return float("inf")

@@ -26,7 +26,7 @@ from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.engine import draw_seed
 from sorl_trl.rollout.slots import SlotEngine
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler
-from sorl_trl.trainers.vllm_policy import ServerPolicy, together
+from sorl_trl.trainers.vllm_policy import ServerPolicy, raise_on_all_ranks
 
 _JOIN_S = 1.0
 """How long to wait for threads to finish their current step when a run ends."""
@@ -177,7 +177,7 @@ class RolloutsAhead:
         """
         if self._policy is None or not trainer.model.training:
             return self.rollout(prompts, trainer)
-        together(self._trainer, self._begin_next, prompts)
+        raise_on_all_ranks(self._trainer, self._begin_next, prompts)
         parts, waited = self._wait_for_parts()
         self._take(parts)
         self._log(parts, waited)
@@ -193,7 +193,8 @@ class RolloutsAhead:
         All processes do it together, and all raise the error of a rollout under way.
         """
         if self._policy is not None:
-            together(self._trainer, self._raise_failures)  # before weights are sent, because a server may be gone
+            # Before weights are sent, because a server may be gone.
+            raise_on_all_ranks(self._trainer, self._raise_failures)
             self._policy.renew(self._taken, self._setup.encode(prompts[:1])[0])
 
     def from_a_copy(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -246,7 +247,7 @@ class RolloutsAhead:
                 break
             wait([part.result for part in self._under_way if part not in done], return_when=FIRST_COMPLETED)
         waited = time.perf_counter() - began
-        together(self._trainer, self._raise_failures)
+        raise_on_all_ranks(self._trainer, self._raise_failures)
         return [*due, *there], waited
 
     def _raise_failures(self) -> None:

@@ -1,15 +1,16 @@
-"""The metrics that a turn-level loss logs once per optimizer step; docs/metrics.md explains every name."""
+"""What is recorded of each update: its metrics (docs/metrics.md), and the trajectories that `sorl view` shows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from sorl_trl.methods import MicroBatch, Objective
 from sorl_trl.ops import (
@@ -22,11 +23,16 @@ from sorl_trl.ops import (
     turn_reduce,
     weight_sums,
 )
+from sorl_trl.records import trained
+from sorl_trl.rollout.trajectories import decode, token_texts
+from sorl_trl.trainers.batch import GENERATED_AT
+from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.loss import SURROGATES, unit_values
-from sorl_trl.types import StopReason
+from sorl_trl.trainers.rollout import Rollout
+from sorl_trl.types import StopReason, Trajectory
 
 DETAILS = (
-    *("turns/length", "turns/ratio_mean", "turns/ratio_min", "clip_fraction/", "clip_penalty_gate", "critic/turn_"),
+    *("turns/length", "turns/ratio_mean", "turns/ratio_min", "clip_fraction/", "clip_penalty_gate"),
     *("effective_sample_size", "effective_sample_size/"),
     *("rollout/turns_", "rollout/neutralized_", "rollout/masked_", "rollout/tokens_per_turn", "rollout/truncated_"),
     *("rollout/tokens_per_observation", "rollout/unique_", "rollout/passages_", "rollout/empty_", "rollout/seconds_"),
@@ -38,69 +44,68 @@ ON_POLICY_CONSTANTS = ("off_policy_age", "clip_penalty", "lr_factor")
 
 
 class MetricSums:
-    """Means and extremes of one micro-batch, and its share in effective sample sizes, to be reduced over processes."""
+    """The metrics of one micro-batch, as the numbers that processes exchange."""
 
     def __init__(self) -> None:
-        self.means: dict[str, tuple[Tensor, Tensor]] = {}
-        self.minima: dict[str, Tensor] = {}
-        self.maxima: dict[str, Tensor] = {}
-        self.weights: dict[str, Tensor] = {}
+        self.kinds: dict[str, str] = {}
+        self.numbers: dict[str, Tensor] = {}
 
-    def add_mean(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """Add the mean of `values` where `keep` is true, of the same shape. Processes with more values count more."""
-        keep = keep.bool()
-        self.means[name] = (torch.where(keep, values.detach(), 0.0).sum().float(), keep.sum().float())
+    def add(self, name: str, values: Tensor, keep: Tensor | None = None, kind: str = "mean") -> None:
+        """Add what the `values` are where `keep` is true: their "mean", "min" or "max", or a "share".
 
-    def add(self, metrics: Mapping[str, Tensor | tuple[Tensor, Tensor]]) -> None:
-        """Add several means: pairs of values and where to keep them, or one scalar (or NaN) per process."""
-        for name, value in metrics.items():
-            self.add_mean(name, *(value if isinstance(value, tuple) else (value, ~value.isnan())))
-
-    def add_weights(self, name: str, ratio: Tensor, keep: Tensor) -> None:
-        """Add the importance ratios where `keep` is true to an effective sample size of all micro-batches together."""
-        self.weights[name] = weight_sums(ratio.detach(), keep).float()
-
-    def add_min(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """Add the minimum of `values` where `keep` is true."""
-        self.minima[name] = _least(values.detach(), keep)
-
-    def add_max(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """Add the maximum of `values` where `keep` is true."""
-        self.maxima[name] = -_least(-values.detach(), keep)
-
-    def row(self) -> Tensor:
-        """(N,) the numbers of this process that other processes need."""
-        pairs = [number for pair in self.means.values() for number in pair]
-        single = torch.stack([*pairs, *self.minima.values(), *self.maxima.values()])
-        return torch.cat([single, *self.weights.values()])
+        Without `keep`, all but NaN count. A share is the effective sample size of importance ratios, of all
+        micro-batches together.
+        """
+        values = values.detach()
+        keep = ~values.isnan() if keep is None else keep.bool()
+        self.kinds[name], self.numbers[name] = kind, _NUMBERS[kind](values, keep).float()
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Every metric over all processes. It is NaN, which TRL's averages skip, if nothing was kept."""
         return reduce_all([self], accelerator)[0]
 
 
-def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
-    """The metrics of each micro-batch over all processes, in one collective and one wait for the device.
-
-    The last one also has the effective sample sizes of all of them together. All processes and micro-batches must have
-    the same metrics.
-    """
-    first = sums[0]
-    means, minima, maxima, weights = first.means, first.minima, first.maxima, first.weights
-    rows = accelerator.gather(torch.stack([each.row() for each in sums]).unsqueeze(0)).cpu()
-    pairs, lows, highs, shares = rows.split([2 * len(means), len(minima), len(maxima), 3 * len(weights)], dim=-1)
-    totals, low, high = pairs.sum(0), lows.amin(0), highs.amax(0)
-    values = [totals[:, ::2] / totals[:, 1::2], low.masked_fill(low == math.inf, math.nan)]  # 0 / 0 is NaN
-    values.append(high.masked_fill(high == -math.inf, math.nan))
-    found = [dict(zip([*means, *minima, *maxima], row, strict=True)) for row in torch.cat(values, dim=-1).tolist()]
-    sizes = map(effective_sample_size, shares.sum((0, 1)).view(-1, 3))
-    found[-1] |= {name: size.item() for name, size in zip(weights, sizes, strict=True)}
-    return found
+def _sum_and_count(values: Tensor, keep: Tensor) -> Tensor:
+    return torch.stack([torch.where(keep, values, 0.0).sum().float(), keep.sum().float()])
 
 
 def _least(values: Tensor, keep: Tensor) -> Tensor:
-    """() the minimum of the values to keep; infinity if there are none."""
-    return pad(torch.where(keep.bool(), values, math.inf).flatten(), (0, 1), value=math.inf).min().float()
+    """(1,) the minimum of the values to keep; infinity if there are none."""
+    return pad(torch.where(keep, values, math.inf).flatten(), (0, 1), value=math.inf).min().view(1)
+
+
+_NUMBERS = {
+    "mean": _sum_and_count,
+    "min": _least,
+    "max": lambda values, keep: _least(-values, keep),
+    "share": weight_sums,
+}
+"""What a micro-batch says of each kind of metric."""
+
+
+def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
+    """The metrics of each micro-batch over all processes, in one collective and one wait for the device.
+
+    The last one also has the shares of all of them together. All processes and micro-batches must have the same
+    metrics.
+    """
+    rows = torch.stack([torch.cat([*each.numbers.values()]) for each in sums])
+    gathered = accelerator.gather(rows.unsqueeze(0)).cpu()  # (processes, micro-batches, numbers)
+    found: list[dict[str, float]] = [{} for _ in sums]
+    widths = [len(numbers) for numbers in sums[0].numbers.values()]
+    for (name, kind), numbers in zip(sums[0].kinds.items(), gathered.split(widths, dim=-1), strict=True):
+        if kind == "share":
+            found[-1][name] = effective_sample_size(numbers.sum((0, 1))).item()
+            continue
+        if kind == "mean":
+            total, count = numbers.sum(0).unbind(-1)
+            values = total / count  # 0 / 0 is NaN
+        else:
+            least = numbers.amin(0).squeeze(-1)
+            values = least.masked_fill(least == math.inf, math.nan) * (-1 if kind == "max" else 1)
+        for metrics, value in zip(found, values.tolist(), strict=True):
+            metrics[name] = value
+    return found
 
 
 def mean_kl(metrics: Iterable[tuple[Mapping[str, float], bool]]) -> float:
@@ -136,13 +141,14 @@ class MetricLog:
     def observe(self, batch: MicroBatch, objective: Objective, others: Mapping[str, Any]) -> float:
         """Observe a micro-batch. If the optimizer steps after it, log all metrics since the last step.
 
-        `others` are metrics of the loss and its terms, in the form of `MetricSums.add`. Returns the `mean_kl` of an
-        update that is complete, else NaN.
+        `others` are metrics of the loss and its terms: pairs of values and where to keep them, or a scalar. Returns
+        the `mean_kl` of an update that is complete, else NaN.
         """
         sums = batch_metrics(batch)
         if self._trainer.args.loss_type not in SURROGATES:  # which stop no gradient
             add_clip_ratios(sums, batch, objective.stopped)
-        sums.add(others)
+        for name, value in others.items():
+            sums.add(name, *(value if isinstance(value, tuple) else (value,)))
         self._waiting.append((sums, batch.has_moved))
         logged = self._trainer._metrics["train" if batch.is_training else "eval"]
         if batch.age is not None:
@@ -164,25 +170,22 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
     low, high = (range_of_turns(side, turns) for side in batch.turn_range[:2])
     present = turns.turn_mask
     ratio = turn_reduce(importance_ratio(log_ratio, turns, "turn", batch.turn_ratio), turns)
-    turn_advantages = turn_reduce(batch.advantages.expand_as(log_ratio), turns)
     outside_tokens = is_outside(log_ratio.float().exp(), *batch.token_range[:2])
     sums = MetricSums()
-    sums.add_mean("turns/per_trajectory", present.float().sum(-1), torch.ones_like(turns.counts))
-    sums.add_mean("turns/length", turns.lengths.float(), present)
-    sums.add_mean("turns/ratio_mean", ratio, present)
-    sums.add_min("turns/ratio_min", ratio, present)
-    sums.add_max("turns/ratio_max", ratio, present)
-    sums.add_mean("clip_fraction/token", outside_tokens.float(), turns.loss_mask)
-    sums.add_mean("clip_fraction/turn", is_outside(ratio, low, high).float(), present)
-    is_negative = present & (turn_advantages < 0)
-    sums.add_mean("clip_fraction/negative_turn", is_outside(ratio, low, math.inf).float(), is_negative)
-    sums.add_mean("kl_to_old", kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0)
-    sums.add_weights("effective_sample_size", batch.ratio, turns.loss_mask)
-    sums.add_weights("effective_sample_size/token", log_ratio.exp(), turns.loss_mask)
+    sums.add("turns/per_trajectory", present.float().sum(-1))
+    sums.add("turns/length", turns.lengths.float(), present)
+    sums.add("turns/ratio_mean", ratio, present)
+    sums.add("turns/ratio_min", ratio, present, "min")
+    sums.add("turns/ratio_max", ratio, present, "max")
+    sums.add("clip_fraction/token", outside_tokens.float(), turns.loss_mask)
+    sums.add("clip_fraction/turn", is_outside(ratio, low, high).float(), present)
+    sums.add("kl_to_old", kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0)
+    sums.add("effective_sample_size", batch.ratio, turns.loss_mask, "share")
+    sums.add("effective_sample_size/token", log_ratio.exp(), turns.loss_mask, "share")
     if batch.level == "sequence":
         ratios = importance_ratio(log_ratio, turns, "sequence", batch.turn_ratio)
         outside = masked_mean(is_outside(ratios, *batch.clip_range[:2]).float(), turns.loss_mask, dim=1)
-        sums.add_mean("clip_fraction/sequence", outside, turns.counts > 0)
+        sums.add("clip_fraction/sequence", outside, turns.counts > 0)
     return sums
 
 
@@ -194,8 +197,107 @@ def add_clip_ratios(sums: MetricSums, batch: MicroBatch, stopped: Tensor) -> Non
     """
     above = batch.ratio.detach() > 1
     low, high = (stopped & ~above).float(), (stopped & above).float()
-    sums.add_mean("clip_ratio/low_mean", *unit_values(low, batch))
-    sums.add_mean("clip_ratio/high_mean", *unit_values(high, batch))
-    sums.add_mean("clip_ratio/region_mean", *unit_values(low + high, batch))
-    sums.add_min("clip_ratio/low_min", masked_mean(low, batch.loss_mask, dim=1), batch.turns.counts > 0)
-    sums.add_max("clip_ratio/high_max", masked_mean(high, batch.loss_mask, dim=1), batch.turns.counts > 0)
+    sums.add("clip_ratio/low_mean", *unit_values(low, batch))
+    sums.add("clip_ratio/high_mean", *unit_values(high, batch))
+    sums.add("clip_ratio/region_mean", *unit_values(low + high, batch))
+    sums.add("clip_ratio/low_min", masked_mean(low, batch.loss_mask, dim=1), batch.turns.counts > 0, "min")
+    sums.add("clip_ratio/high_max", masked_mean(high, batch.loss_mask, dim=1), batch.turns.counts > 0, "max")
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Trajectories, with each token's part in the loss
+# -------------------------------------------------------------------------------------------------------------------
+
+_ASKED = "asked"
+"""Key of a batch: a list of what `_asked` returns, which TRL shuffles and splits as it does tensors."""
+
+
+class TrajectoryDump(TrainerCallback):
+    """Writes what one process trains on in every `save_trajectories_steps`-th optimizer step, when the step ends."""
+
+    def __init__(self, args: TurnLevelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.args, self.tokenizer = args, tokenizer
+        self._rows: list[trained.TrainedTrajectory] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Discard what an earlier run has kept in memory, or written about steps that this run will make."""
+        self._rows = []
+        if self.args.save_trajectories_steps and state.is_local_process_zero:
+            trained.discard_later(self.args.output_dir, state.global_step)
+
+    def prepare(self, rollout: Rollout) -> None:
+        """Add to a rollout's batch what its tensors lack about the trajectories."""
+        if self.args.save_trajectories_steps:
+            totals = rollout.own(rollout.scored.totals()).tolist()
+            columns = zip(rollout.rows, rollout.sampled, totals, strict=True)
+            rollout.batch[_ASKED] = [_asked(row, len(own.completion_ids), reward) for row, own, reward in columns]
+
+    @torch.no_grad()
+    def observe(self, batch: MicroBatch, objective: Objective) -> None:
+        """Keep a micro-batch if its step is to be written, and write the step when it ends."""
+        every = self.args.save_trajectories_steps
+        # A batch from before a checkpoint may lack what `prepare` adds.
+        if every and batch.step % every == 0 and batch.age is not None and _ASKED in batch.inputs:
+            self._rows.extend(self._trained(batch, objective))
+        if batch.is_training and batch.ends_step:
+            if self._rows:
+                trained.write_trained(self.args.output_dir, batch.step, self.args.process_index, self._rows)
+            self._rows = []
+
+    def _trained(self, batch: MicroBatch, objective: Objective) -> Iterator[trained.TrainedTrajectory]:
+        inputs, log_ratio = batch.inputs, batch.log_ratio
+        columns = {
+            "turn_ids": batch.turns.turn_ids.tolist(),
+            "token_ratios": log_ratio.float().exp().tolist(),
+            "ratios": batch.ratio.float().tolist(),
+            "advantages": batch.advantages.expand_as(log_ratio).float().tolist(),
+            "clipped": _clip_states(batch, objective),
+        }
+        if "context_ids" in inputs:
+            columns["context_ids"] = inputs["context_ids"].tolist()
+        for i, asked in enumerate(inputs[_ASKED]):
+            length = asked["tokens"]
+            prompt = inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()].tolist()
+            completion = inputs["completion_ids"][i][:length].tolist()
+            per_token: dict[str, Any] = {name: tuple(rows[i][:length]) for name, rows in columns.items()}
+            yield trained.TrainedTrajectory(
+                step=batch.step,
+                generated_at_step=int(inputs[GENERATED_AT]),
+                prompt=decode(self.tokenizer, prompt),
+                tokens=tuple(token_texts(self.tokenizer, completion)),
+                **per_token,
+                **{name: value for name, value in asked.items() if name != "tokens"},
+            )
+
+
+def _clip_states(batch: MicroBatch, objective: Objective) -> list[list[str]]:
+    """For each token INSIDE, OUTSIDE, CLIPPED (outside the range, without a gradient) or UNTRAINED."""
+    states = torch.zeros_like(batch.turns.turn_ids)
+    states[is_outside(batch.ratio, *batch.clip_range[:2]) | batch.ratio.isnan()] = 1
+    states[objective.stopped] = 2
+    states[~batch.loss_mask] = 3
+    names = (trained.INSIDE, trained.OUTSIDE, trained.CLIPPED, trained.UNTRAINED)
+    return [[names[state] for state in row] for row in states.tolist()]
+
+
+def _asked(example: Mapping[str, Any], length: int, reward: float) -> dict[str, Any]:
+    """What the tensors of a batch do not say about a trajectory, in types that a checkpoint can store.
+
+    The columns of a training set may have any type, and a column of one of these names may mean something else.
+    """
+    question, golden = example.get("question"), example.get("golden_answers")
+    answers = golden if isinstance(golden, Sequence) and not isinstance(golden, str) else [golden]
+    found = example.get("trajectory")
+    trajectory = found if isinstance(found, Trajectory) else None
+    turns = trajectory.turns if trajectory else ()
+    return {
+        "tokens": length,
+        "question": question if isinstance(question, str) else None,
+        "golden_answers": [str(answer) for answer in answers if answer is not None],
+        "reward": None if math.isnan(reward) else reward,
+        "answer": trajectory and trajectory.answer,
+        "stop_reason": trajectory and trajectory.stop_reason.value,
+        "actions": [turn.action.tool or turn.action.kind.value for turn in turns],
+        "turn_rewards": [turn.reward for turn in turns],
+        "roles": [seen.role for seen in trajectory.observations] if trajectory else [],
+    }

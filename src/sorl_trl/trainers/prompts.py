@@ -121,54 +121,26 @@ def _images(rows: Sequence[Mapping[str, Any]]) -> list[Any] | None:
 
 
 def image_inputs(
-    trainer: Any,
-    prompts: Sequence[Any],
-    images: Sequence[Any] | None,
-    tool_images: Sequence[Any],
-    batch: Mapping[str, Tensor],
+    trainer: Any, prompts: Sequence[Any], images: Sequence[Any] | None, batch: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """The fields in `IMAGE_INPUTS` of a batch whose `images`, per row, are in prompts or were returned by tools."""
+    """The fields in `IMAGE_INPUTS` of a batch whose prompts have these `images`, per row."""
     if images is None:
         return {}
-    counts: list[int] | None = [len(own) if own else 0 for own in images]
-    by_tools = bool(trainer.tools and trainer._is_vlm and any(tool_images))
-    inputs = _processed(trainer, prompts, images, by_tools)
-    tiles = _tiles(trainer, inputs, images, counts)
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    if by_tools:
-        kinds = _kinds_of_tokens(trainer, ids)
-        grid = inputs.get("image_grid_thw")
-        inputs["token_type_ids" if grid is None else "mm_token_type_ids"] = kinds
-        if grid is not None and not _all_there(trainer, kinds, grid, counts):  # a limit has cut an image's tokens
-            del inputs["pixel_values"], inputs["image_grid_thw"]
-            kinds.zero_()
-            counts = None
-    else:
-        for name in {"token_type_ids", "mm_token_type_ids"} & inputs.keys():
-            own = inputs[name]
-            left = batch["prompt_ids"].size(1) - own.size(1)  # with `pad_to_multiple_of`
-            inputs[name] = torch.nn.functional.pad(own, (max(left, 0), batch["completion_ids"].size(1)))
-    inputs["num_images"] = counts
-    if tiles is not None:
+    texts = [
+        apply_chat_template({"prompt": prompt}, trainer.processing_class, tools=tools, **trainer.chat_template_kwargs)
+        for prompt, tools in zip(prompts, _shown_tools(trainer, len(prompts)), strict=True)
+    ]
+    made = trainer.processing_class(
+        images=images, text=[each["prompt"] for each in texts], padding=True, return_tensors="pt"
+    )
+    inputs = dict(super(GRPOTrainer, trainer)._prepare_inputs(made))
+    for name in {"token_type_ids", "mm_token_type_ids"} & inputs.keys():
+        left = batch["prompt_ids"].size(1) - inputs[name].size(1)  # with `pad_to_multiple_of`
+        inputs[name] = torch.nn.functional.pad(inputs[name], (max(left, 0), batch["completion_ids"].size(1)))
+    inputs["num_images"] = [len(own) if own else 0 for own in images]
+    if (tiles := _tiles(trainer, inputs, images)) is not None:
         inputs["num_tiles"] = tiles
     return {name: inputs[name] for name in IMAGE_INPUTS if name in inputs}
-
-
-def _processed(trainer: Any, prompts: Sequence[Any], images: Sequence[Any], by_tools: bool) -> dict[str, Any]:
-    """What the processor makes of images, on the device: of all that were shown, or with the prompts they are in."""
-    if by_tools:
-        flat = [image for own in images if own for image in own]
-        made = trainer.processing_class.image_processor(images=flat, return_tensors="pt")
-    else:
-        texts = [
-            apply_chat_template(
-                {"prompt": prompt}, trainer.processing_class, tools=tools, **trainer.chat_template_kwargs
-            )["prompt"]
-            for prompt, tools in zip(prompts, _shown_tools(trainer, len(prompts)), strict=True)
-        ]
-        made = trainer.processing_class(images=images, text=texts, padding=True, return_tensors="pt")
-    on_device = super(GRPOTrainer, trainer)._prepare_inputs(made)
-    return {name: value for name, value in on_device.items() if name not in ("input_ids", "attention_mask")}
 
 
 def _shown_tools(trainer: Any, count: int) -> list[Any]:
@@ -177,34 +149,16 @@ def _shown_tools(trainer: Any, count: int) -> list[Any]:
     return [trainer._env_tools[name] for name in trainer._batch_environments]
 
 
-def _tiles(
-    trainer: Any, inputs: Mapping[str, Any], images: Sequence[Any], counts: list[int] | None
-) -> list[int] | None:
+def _tiles(trainer: Any, inputs: Mapping[str, Any], images: Sequence[Any]) -> list[int] | None:
     """How many tiles each row has, for models whose pixels are indexed by tiles: LFM2-VL and InternVL."""
-    process, pixels = trainer.processing_class.image_processor, inputs["pixel_values"]
+    process, pixels, counts = trainer.processing_class.image_processor, inputs["pixel_values"], inputs["num_images"]
     if "spatial_shapes" in inputs:
         made = process(images=images, return_tensors="pt", return_row_col_info=True)
         tiles = made["image_rows"] * made["image_cols"]
         if process.use_thumbnail:
             tiles = tiles + (tiles > 1).to(tiles.dtype)
-    elif pixels.ndim == 4 and pixels.size(0) != sum(counts or ()):
+    elif pixels.ndim == 4 and pixels.size(0) != sum(counts):
         tiles = process(images=images, crop_to_patches=True, return_tensors="pt")["num_patches"]
     else:
         return None
-    return [int(own.sum()) for own in tiles.split(list(counts or ()))]
-
-
-def _kinds_of_tokens(trainer: Any, ids: Tensor) -> Tensor:
-    """(B, P + T) 1 on tokens of images, 2 on those of videos, 0 on text."""
-    kinds = torch.zeros_like(ids)
-    for kind, token in ((1, trainer._image_pad_token_id), (2, trainer._video_pad_token_id)):
-        if token is not None:
-            kinds[ids == token] = kind
-    return kinds
-
-
-def _all_there(trainer: Any, kinds: Tensor, grid: Tensor, counts: Sequence[int] | None) -> bool:
-    """Whether each row has as many image tokens as its images have features."""
-    merged = getattr(trainer.processing_class.image_processor, "merge_size", 2) ** 2
-    features: Sequence[Tensor] = (grid.prod(dim=1) // merged).split(list(counts or ()))  # type: ignore[no-untyped-call]
-    return all(int((row == 1).sum()) == int(own.sum()) for row, own in zip(kinds, features, strict=True))
+    return [int(own.sum()) for own in tiles.split(counts)]

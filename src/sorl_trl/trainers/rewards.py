@@ -1,4 +1,4 @@
-"""Reward functions that return one float per turn, where TRL's return one float per completion; `InformationGain`."""
+"""Reward functions that return one float per turn, where TRL's return one float per completion."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from trl.trainer.utils import is_async_callable, pad
+from trl.trainer.utils import is_async_callable
 
-from sorl_trl.checks import NOT_NEGATIVE
-from sorl_trl.ops import information_gains, masked_mean
-from sorl_trl.rollout.engine import positions_of
-from sorl_trl.trainers.checks import agent_rollout_of
 from sorl_trl.trainers.sampled import Sampled
 
 SAMPLED = "_sampled"
-"""The column in which reward functions get the `Sampled` of each trajectory."""
-_TAG_PREFIX = "<answer> "
-"""The text that a policy with a tag protocol writes before its answer."""
+"""A parameter that a reward function may name. It then gets the `Sampled` of each trajectory, its tokens."""
 TURN_IDS = "turn_ids"
 """A parameter that a reward function may name. It then gets the turn of each token, for each completion, unless the
 dataset has a column of this name, which TRL passes."""
@@ -175,105 +168,3 @@ def _takes(reward_func: Callable[..., Any], parameter: str) -> bool:
 def _is_number(reward: Any) -> bool:
     """Whether TRL takes it for a number: not if it is a string of digits."""
     return hasattr(reward, "__float__")
-
-
-# -------------------------------------------------------------------------------------------------------------------
-# Information gain
-# -------------------------------------------------------------------------------------------------------------------
-
-
-class InformationGain:
-    """IGPO's turn reward (arXiv 2510.14967): how much likelier each turn makes the golden answer under the policy.
-
-    Pass it in the `reward_funcs` of a trainer of this package, beside an outcome reward; `method="igpo"` is IGPO's
-    credit. The reward of a turn is r_k = s_{k+1} − s_k, times `coef`. s_k is the mean log-probability of the answer's
-    tokens after the prompt, the completion up to turn k and an answer's prefix, at the sampling temperature. No
-    gradient flows. The last turn of a trajectory gets no reward.
-
-    Args:
-        column: The dataset column with the answer: a string, or a list of strings, of which the first is taken.
-        prefix: The text that the policy would write right before an answer. None takes the `<answer>` tag if the
-            rollout has a tag protocol (`SearchRollout`), else nothing.
-        coef: Weight of the gain. `method="igpo"` cancels it, unless another function gives turn rewards, too.
-
-    Raises:
-        ValueError: The policy reads images, which these contexts lack, or a row has no such column.
-    """
-
-    __name__ = "information_gain"
-
-    def __init__(self, column: str = "golden_answers", prefix: str | None = None, coef: float = 1.0) -> None:
-        NOT_NEGATIVE.check("coef", coef)
-        self.column, self.prefix, self.coef = column, prefix, coef
-        self._trainer: Any = None
-
-    def attach(self, trainer: Any) -> None:
-        """Take the trainer whose policy scores answers. The trainer calls this."""
-        if trainer._is_vlm:
-            raise ValueError("InformationGain scores the golden answer after text alone, but the policy reads images.")
-        self._trainer = trainer
-        rollout = agent_rollout_of(trainer)
-        has_tags = rollout is not None and not rollout.protocol.turns_are_messages
-        tag = _TAG_PREFIX if has_tags else ""
-        self._prefix = tag if self.prefix is None else self.prefix
-
-    def __call__(self, _sampled: Sequence[Sampled], **columns: Any) -> list[list[float | None]]:
-        """One gain per turn for each of B trajectories, None for a turn without. All processes call it together.
-
-        `_sampled` are the trajectories, which the trainer adds to the columns of the dataset.
-        """
-        if self.column not in columns:
-            raise ValueError(
-                f"`column` is {self.column!r}, but the data set has no such column: it has {sorted(columns)}. Leave "
-                "`remove_unused_columns` at False."
-            )
-        window = positions_of(self._trainer.accelerator.unwrap_model(self._trainer.model))
-        asked = []
-        for row, (trajectory, golden) in enumerate(zip(_sampled, columns[self.column], strict=True)):
-            prefix, answer = self._answer(golden)
-            for turn, (start, _) in enumerate(trajectory.turns):
-                context = [*trajectory.read_before(start), *prefix]
-                fits = window is None or len(context) + len(answer) <= window
-                if fits and answer and len(trajectory.turns) > 1:  # one turn alone has no gain
-                    asked.append(((row, turn), context, answer))
-        asked.sort(key=lambda each: len(each[1]) + len(each[2]), reverse=True)  # for little padding
-        counts = [len(trajectory.turns) for trajectory in _sampled]
-        has_turn = torch.arange(max([1, *counts])) < torch.tensor(counts).unsqueeze(1)
-        scores = torch.full(has_turn.shape, torch.nan)
-        found = self._scores([context for _, context, _ in asked], [answer for *_, answer in asked])
-        for (place, *_), score in zip(asked, found, strict=True):
-            scores[place] = score
-        gains, has_gain = information_gains(scores, has_turn)
-        rows = zip(gains.tolist(), has_gain.tolist(), counts, strict=True)
-        return [
-            [self.coef * gain if has_one else None for gain, has_one in zip(row[:count], has[:count], strict=True)]
-            for row, has, count in rows
-        ]
-
-    def _answer(self, golden: Any) -> tuple[list[int], list[int]]:
-        """The prefix's tokens and the answer's, tokenized as one text."""
-        first = golden if golden is None or isinstance(golden, str) else next(iter(golden), None)
-        texts = self._prefix, self._prefix + (first or "").strip()
-        prefix, whole = (self._trainer._tokenizer.encode(text, add_special_tokens=False) for text in texts)
-        split = len([*takewhile(lambda pair: pair[0] == pair[1], zip(prefix, whole, strict=False))])
-        return whole[:split], whole[split:]
-
-    def _scores(self, contexts: list[list[int]], answers: list[list[int]]) -> list[float]:
-        """The mean log-probability of each answer after its context. All processes make as many passes."""
-        trainer, count = self._trainer, len(answers)
-        most = int(trainer.accelerator.gather(torch.tensor(count, device=trainer.accelerator.device)).max())
-        if most == 0:
-            return []
-        idle = [[0]] * (most - count)
-        prompt_ids, prompt_mask = self._padded(contexts + idle, "left")
-        completion_ids, mask = self._padded(answers + idle, "right")
-        batch = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
-        batch |= {"completion_ids": completion_ids, "completion_mask": mask}
-        scores: list[float] = masked_mean(trainer._score(trainer.model, batch).logps, mask, dim=1).tolist()
-        return scores[:count]
-
-    def _padded(self, rows: Sequence[list[int]], side: str) -> tuple[Tensor, Tensor]:
-        """(N, L) the rows padded on a side, and their mask."""
-        ids = [torch.tensor(row, device=self._trainer.accelerator.device) for row in rows]
-        pad_id = self._trainer._tokenizer.pad_token_id or 0
-        return pad(ids, pad_id, side), pad([torch.ones_like(row) for row in ids], 0, side)

@@ -48,8 +48,10 @@ class Rollout:
     """What all processes know of the N trajectories, of which credit and `keep` are functions."""
     advantages: Tensor
     """(N,) TRL's: the reward of each trajectory, compared with its group."""
-    columns: dict[tuple[str, ...], list[Any]] = field(default_factory=dict)
-    """The columns of the table of completions that are known before there are advantages, with N values each."""
+    prompts: list[Any]
+    completions: list[Any]
+    extra: dict[str, list[Any]] = field(default_factory=dict)
+    """What reward functions have logged for TRL's table of completions, beside these B prompts and completions."""
     old_logps: Tensor | None = None
     """(B, T) log-probabilities of the policy as the rollout begins, if a pass was made."""
 
@@ -84,15 +86,12 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     turn_ids = columns.pop("turn_ids", None)
     sampled = sampled_rows(prompt_ids, completion_ids, env_mask, turn_ids, context_ids, window)
     completions = columns.pop(MESSAGES, None) or _shown(trainer, completions, sampled)
-    if context_ids is not None:
-        contexts = [row.context_ids for row in sampled]
-        repeated = sum(context < 0 for row in contexts for context in row) / sum(map(len, contexts))
-        trainer._log_metric("contexts/per_trajectory", sum(len({*map(abs, row)}) for row in contexts) / len(contexts))
-        trainer._log_metric("contexts/repeated_share", repeated)
 
     # Old policy and reference policy
     batch = tensors(trainer, sampled, env_mask, logprobs, context_ids is not None)
-    batch |= image_inputs(trainer, prompts, images, by_tools, batch)
+    if any(by_tools):
+        raise ValueError("A tool has returned an image, but only images in prompts are trained on: return text.")
+    batch |= image_inputs(trainer, prompts, images, batch)
     batch[GENERATED_AT] = torch.tensor(sampled_at)
     compares_with_sampler = trainer.args.compares_with_sampler
     batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if compares_with_sampler else trainer.state.global_step)
@@ -110,11 +109,14 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     rewards = scorable(trainer, sampled, trainer._calculate_rewards(asked, prompts, completions, completion_ids))
     scored = scored_rollout(trainer, rows, sampled, batch, rewards)
     advantages = trls_advantages(trainer, scored)
-    table = table_columns(trainer, prompts, completions, rewards)
+    extra = dict(trainer._pending_extra_logs)
+    trainer._pending_extra_logs.clear()
     log_pending_metrics(trainer)
     if images is not None and trainer.log_multimodal:
         trainer._logs["images"].extend(gather_object(images))
-    return Rollout(trainer.accelerator, rows, sampled, batch, scored, advantages, table, old_logps)
+    return Rollout(
+        trainer.accelerator, rows, sampled, batch, scored, advantages, prompts, completions, extra, old_logps
+    )
 
 
 def _shown(trainer: Any, completions: list[Any], sampled: Sequence[Sampled]) -> list[Any]:
@@ -351,27 +353,8 @@ def kept_masks(trainer: Any, rollout: Rollout) -> list[Tensor]:
 
 
 # -------------------------------------------------------------------------------------------------------------------
-# The table of completions
+# What TRL logs
 # -------------------------------------------------------------------------------------------------------------------
-
-
-def table_columns(
-    trainer: Any, prompts: Sequence[Any], completions: Sequence[Any], rewards_per_func: Tensor
-) -> dict[tuple[str, ...], list[Any]]:
-    """The columns of TRL's table of completions, with what reward functions have logged beside their rewards.
-
-    Columns are sorted, so that all processes exchange them in the same order.
-    """
-    columns: dict[tuple[str, ...], list[Any]] = {
-        ("prompt",): gather_object(list(prompts)),
-        ("completion",): gather_object(list(completions)),
-    }
-    for i, name in enumerate(trainer.reward_func_names):
-        columns["rewards", name] = rewards_per_func[:, i].tolist()
-    for name in sorted({*gather_object(list(trainer._pending_extra_logs))}):
-        columns["extra", name] = gather_object(trainer._pending_extra_logs.get(name, [None] * len(prompts)))
-    trainer._pending_extra_logs.clear()
-    return columns
 
 
 def log_pending_metrics(trainer: Any) -> None:
@@ -386,7 +369,12 @@ def log_pending_metrics(trainer: Any) -> None:
 
 
 def log_table(trainer: Any, rollout: Rollout, advantages: Tensor) -> None:
-    """Put the rollout into TRL's table of completions, with (N,) advantages."""
-    for (kind, *name), values in {**rollout.columns, ("advantages",): advantages.tolist()}.items():
-        column = trainer._logs[kind][name[0]] if name else trainer._logs[kind]
-        column.extend(values)
+    """Put the rollout into TRL's table of completions, with (N,) advantages. Names are in an order that all share."""
+    logs = trainer._logs
+    logs["prompt"].extend(gather_object(list(rollout.prompts)))
+    logs["completion"].extend(gather_object(list(rollout.completions)))
+    for i, name in enumerate(rollout.scored.reward_names):
+        logs["rewards"][name].extend(rollout.scored.rewards_per_func[:, i].tolist())
+    for name in sorted({*gather_object(list(rollout.extra))}):
+        logs["extra"][name].extend(gather_object(rollout.extra.get(name, [None] * len(rollout.rows))))
+    logs["advantages"].extend(advantages.tolist())

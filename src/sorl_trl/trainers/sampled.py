@@ -129,11 +129,11 @@ def check_rollout(output: RolloutOutput, num_prompts: int) -> None:
     if "turn_ids" in output:
         validate_turn_ids(padded(output["turn_ids"], -1), padded(output["env_mask"], 0))
     for row, contexts in enumerate(output.get("context_ids", [])):
-        _check_contexts(row, contexts, output["env_mask"][row] if "env_mask" in output else [1] * len(contexts))
-        _check_turns_in_contexts(row, contexts, output["turn_ids"][row] if "turn_ids" in output else [])
+        mask = output["env_mask"][row] if "env_mask" in output else [1] * len(contexts)
+        _check_contexts(row, contexts, mask, output["turn_ids"][row] if "turn_ids" in output else [])
 
 
-def _check_contexts(row: int, contexts: Sequence[int], mask: Sequence[int]) -> None:
+def _check_contexts(row: int, contexts: Sequence[int], mask: Sequence[int], turn_ids: Sequence[int]) -> None:
     begun = {0}  # which the prompt begins
     for position, (context, is_policys) in enumerate(zip(contexts, mask, strict=True)):
         if is_policys and (context < 0 or context not in begun):
@@ -143,9 +143,6 @@ def _check_contexts(row: int, contexts: Sequence[int], mask: Sequence[int]) -> N
                 "`env_mask` is 1 there: only tokens that the policy sampled in this context are its own."
             )
         begun.add(abs(context))
-
-
-def _check_turns_in_contexts(row: int, contexts: Sequence[int], turn_ids: Sequence[int]) -> None:
     found: dict[int, int] = {}
     for context, turn in zip(contexts, turn_ids, strict=False):
         if turn >= 0 and found.setdefault(turn, context) != context:

@@ -335,26 +335,19 @@ def _experience(
 
 
 def critic_metrics(experience: Experience) -> dict[str, float]:
-    """Statistics of values and advantages, overall and by turn index; docs/metrics.md explains the names.
+    """Statistics of values and advantages; docs/metrics.md explains the names.
 
     "Returns" are rewards to go, which the critic has no part in. Undefined statistics are NaN, which TRL's averages
     skip: the explained variance of equal returns, the standard deviation of fewer than two advantages, the mean of
     none. Positions without a unit are ignored.
     """
-    units = experience.unit_turns
-
-    def statistics(kept: Tensor, critic: str, advantage: str) -> dict[str, Tensor]:
-        given = experience.values, experience.rewards_to_go, experience.advantages
-        values, returns, advantages = (each[kept].float() for each in given)
-        return {
-            f"{critic}explained_variance": explained_variance(values, returns, torch.ones_like(values)),
-            f"{critic}value_mean": values.mean(),
-            f"{critic}return_mean": returns.mean(),
-            f"{advantage}mean": advantages.mean(),
-            f"{advantage}std": advantages.std() if len(advantages) > 1 else advantages.new_tensor(torch.nan),
-        }
-
-    metrics = statistics(units >= 0, "critic/", "advantages/")
-    for turn in torch.unique(units[units >= 0]).tolist():
-        metrics |= statistics(units == turn, f"critic/turn_{turn}/", f"critic/turn_{turn}/advantage_")
+    given = experience.values, experience.rewards_to_go, experience.advantages
+    values, returns, advantages = (each[experience.unit_turns >= 0].float() for each in given)
+    metrics = {
+        "critic/explained_variance": explained_variance(values, returns, torch.ones_like(values)),
+        "critic/value_mean": values.mean(),
+        "critic/return_mean": returns.mean(),
+        "advantages/mean": advantages.mean(),
+        "advantages/std": advantages.std() if len(advantages) > 1 else advantages.new_tensor(torch.nan),
+    }
     return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))

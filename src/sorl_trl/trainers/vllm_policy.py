@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
+from trl.trainer.utils import pad
 
 from sorl_trl.agents.vllm import VLLMServerEngine
 from sorl_trl.agents.vllm_server import EngineUnavailable, VLLMServer, server_url
@@ -22,9 +22,9 @@ from sorl_trl.trainers.critic import is_critic_name
 TOLERANCE = 0.2
 """The largest mean difference of a probe, in nats. Rounding to bfloat16 causes less, and other weights more:
 `benchmarks/results/real_engines.md` has both for a language model."""
-_PROBE, _PROBED_TOKENS, _MOST = 32, 16, 0.5
-"""How many tokens of the prompt a probe uses, after how many of its beginnings the server samples a token, and the
-most that one token counts: in bfloat16, one in a thousand is off by more than a nat."""
+_PROBE, _APART, _MOST = 32, 2, 0.5
+"""How many tokens of the prompt a probe uses, by how many its beginnings differ, and the most that one sampled token
+counts: in bfloat16, one in a thousand is off by more than a nat."""
 _PLAIN = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos": True}
 """Settings that make a server sample from the policy as it is, whatever its own defaults are."""
 
@@ -101,14 +101,8 @@ def used_by_trl() -> Iterator[None]:
         grpo_trainer.VLLMGeneration = trls
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Tokens that a server has sampled, one after each of several beginnings of the `context`, of these `lengths`."""
-
-    context: list[int]
-    lengths: list[int]
-    token_ids: list[int]
-    logprobs: list[float]
+Probe: TypeAlias = "list[tuple[list[int], int, float]]"
+"""Contexts, the token that a server has sampled after each, and its log-probability."""
 
 
 class ServerPolicy:
@@ -126,9 +120,9 @@ class ServerPolicy:
         Each turn from now on is stamped with the `version`. All processes call it together, and all raise
         EngineUnavailable if the server is gone, and RuntimeError if it has other weights.
         """
-        together(self._trainer, self._send)  # no process relies on weights that are still under way
+        raise_on_all_ranks(self._trainer, self._send)  # no process relies on weights that are still under way
         is_main = self._trainer.accelerator.is_main_process
-        probe = together(self._trainer, lambda: self.probe(prompt_ids, version) if is_main else None)
+        probe = raise_on_all_ranks(self._trainer, lambda: self.probe(prompt_ids, version) if is_main else None)
         self.check(broadcast_object_list([probe])[0])
         self._server.version = version
 
@@ -145,19 +139,15 @@ class ServerPolicy:
         trainer._last_loaded_step = trainer.state.global_step
 
     def probe(self, prompt_ids: Sequence[int], seed: int) -> Probe:
-        """Sample a token after each beginning of the prompt, at the trainer's temperature.
+        """Sample a token after each of several beginnings of the prompt, at the trainer's temperature.
 
         The server samples all of them in one step and answers at once, however many turns are under way.
         """
-        context = list(prompt_ids[: min(_PROBE, self._for_probes.model[1] - 1)])
-        count = min(len(context), _PROBED_TOKENS)
-        lengths = [len(context) * number // count for number in range(1, count + 1)]
+        prompt = list(prompt_ids[: min(_PROBE, self._for_probes.model[1] - 1)])
+        contexts = [prompt[:length] for length in range(1, len(prompt) + 1, _APART)]
         settings = _PLAIN | {"max_tokens": 1, "temperature": self._trainer.temperature, "seed": seed}
-        turns = self._for_probes.complete([context[:length] for length in lengths], settings)
-        if not all(turn.token_ids for turn in turns):
-            reasons = sorted({str(turn.finish_reason) for turn in turns})
-            raise RuntimeError(f"vLLM ended a probe of its weights without a token: finish_reason {reasons}")
-        return Probe(context, lengths, [turn.token_ids[0] for turn in turns], [turn.logprobs[0] for turn in turns])
+        turns = self._for_probes.complete(contexts, settings)
+        return [(context, turn.token_ids[0], turn.logprobs[0]) for context, turn in zip(contexts, turns, strict=True)]
 
     def check(self, probe: Probe) -> None:
         """Raise RuntimeError if a probe differs by more than `TOLERANCE`. All processes call it together."""
@@ -171,20 +161,17 @@ class ServerPolicy:
 
     def difference(self, probe: Probe) -> float:
         """The mean absolute difference, in nats, between the probe's log-probabilities and the trainer's."""
-        trainer = self._trainer
-        ids = torch.tensor([probe.context], device=trainer.accelerator.device)
-        after = [length - 1 for length in probe.lengths]
-        sampled = torch.full_like(ids, -100)
-        sampled[0, after] = torch.tensor(probe.token_ids, device=ids.device)
+        trainer, (contexts, token_ids, logprobs) = self._trainer, zip(*probe, strict=True)
+        prompts = [torch.tensor(context, device=trainer.accelerator.device) for context in contexts]
+        sampled = torch.tensor(token_ids, device=trainer.accelerator.device).unsqueeze(1)
+        batch = {"prompt_ids": pad(prompts, 0, "left"), "completion_ids": sampled}
+        batch["prompt_mask"] = pad([torch.ones_like(each) for each in prompts], 0, "left")
+        batch["completion_mask"] = torch.ones_like(sampled)
         is_training = trainer.model.training
         trainer.model.eval()  # the server samples without dropout
-        # Use the head that training uses: ZeRO-3 fails if the first pass goes through other modules.
-        with torch.no_grad(), trainer.accelerator.autocast():
-            options = {"attention_mask": torch.ones_like(ids), "shift_labels": sampled, "fused_lm_head": True}
-            output = trainer.model(input_ids=ids, **options)
+        own = trainer._score(trainer.model, batch).logps[:, 0].float().cpu()
         trainer.model.train(is_training)
-        differences = (output.log_probs[0, after].float().cpu() - torch.tensor(probe.logprobs)).abs()
-        return differences.clamp(max=_MOST).nanmean().item()
+        return float((own - torch.tensor(logprobs)).abs().clamp(max=_MOST).nanmean())
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
         """Make an engine for a rollout that begins now."""
@@ -196,7 +183,7 @@ class ServerPolicy:
         self._for_probes.close()
 
 
-def together(trainer: Any, function: Callable[..., Any], *args: Any) -> Any:
+def raise_on_all_ranks(trainer: Any, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function on all processes, and raise an error on all if any of them raises one.
 
     If the only failure is that the engine is gone, a checkpoint is written before EngineUnavailable is raised. Call

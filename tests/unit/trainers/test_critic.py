@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from peft import AdaLoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import AdaLoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
 from sorl_trl import load_critic
 from sorl_trl.trainers.critic import (
-    CRITIC_ATTRIBUTE,
     AdapterCritic,
     BackboneCall,
     Critic,
-    HeadCritic,
     ValueHead,
     add_critic_adapter,
     causal_lm_of,
@@ -42,39 +40,23 @@ def batch() -> dict[str, Tensor]:
 
 
 class TestValueHead:
-    def test_a_new_one_says_zero(self) -> None:
-        assert torch.equal(ValueHead(16)(torch.randn(2, 3, 16)), torch.zeros(2, 3))
-
     def test_a_hand_worked_value(self) -> None:
         """(6, 0, 8, 0) has a norm of 10, and the root of 4 is 2: (4 · 6 + 2 · 8) / 20 + 0.5."""
         head = ValueHead(4)
         head.weight.data, head.bias.data = torch.tensor([[4.0, -1.0, 2.0, 5.0]]), torch.tensor([0.5])
         assert head(torch.tensor([[[6.0, 0.0, 8.0, 0.0], [0.0] * 4]])).tolist() == [[pytest.approx(2.5), 0.5]]
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     @pytest.mark.parametrize(("size", "scale"), [(16, 1.0), (4096, 256.0)])
-    def test_a_step_of_adam_moves_values_by_at_most_twice_the_rate(
-        self, size: int, scale: float, dtype: torch.dtype
-    ) -> None:
+    def test_a_step_of_adam_moves_values_by_at_most_twice_the_rate(self, size: int, scale: float) -> None:
         """Whatever the hidden size and the length of hidden states, which all point in much the same direction."""
         generator = torch.Generator().manual_seed(0)
-        states = (scale * (1 + torch.randn((8, 4, size), generator=generator))).to(dtype)
-        head = ValueHead(size, dtype)
+        states = scale * (1 + torch.randn((8, 4, size), generator=generator))
+        head = ValueHead(size)
         optimizer = torch.optim.Adam(head.parameters(), lr=0.125)
         (head(states) - 1).square().mean().backward()
         optimizer.step()
         values = head(states)
         assert values.min() > 0.125 and values.max() < 0.25 * 1.001
-
-    def test_the_gradient_is_bounded_by_the_error(self) -> None:
-        """That of 0.5 (V - R)² has a norm of at most |V - R| √(1 + 1/H); a state of zeros gives no NaN."""
-        head, states = ValueHead(16), torch.cat([3e4 * torch.ones(1, 1, 16), torch.zeros(1, 1, 16)])
-        states.requires_grad_()
-        (0.5 * (head(states) - 2.0).square()).sum().backward()
-        assert head.weight.grad is not None and head.bias.grad is not None and states.grad is not None
-        assert head.weight.grad.norm().item() == pytest.approx(2 / 4)
-        assert head.bias.grad.item() == pytest.approx(-4)
-        assert states.grad.isfinite().all()
 
     def test_computes_in_float32(self) -> None:
         """1/256 is lost when bfloat16 numbers near 1 are added."""
@@ -207,28 +189,14 @@ def test_active_leaves_things_as_they_were() -> None:
         assert torch.equal(hidden_states(model), base)
 
 
-@pytest.mark.parametrize("init", ["gaussian", True])
-def test_the_base_model_the_policy_and_a_frozen_reference_stay_as_they_are(init: Any) -> None:
-    model = peft_policy(init_lora_weights=init)
-    model.add_adapter("ref", lora_config())
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    expected = hidden_states(model)
-    add_critic_adapter(model)
-    for name, parameter in model.named_parameters():
-        assert is_critic_name(name) or torch.equal(parameter, before[name]), name
-    assert torch.equal(hidden_states(model), expected)
-    assert not any(".ref." in name for name in trained_names(model))
-
-
 @pytest.mark.parametrize(
     ("config", "named"),
     [
         (lora_config(init_lora_weights="pissa"), "`init_lora_weights='pissa'`"),  # another base model
-        (lora_config(init_lora_weights="olora"), "`init_lora_weights='olora'`"),
         (lora_config(bias="lora_only"), "`bias='lora_only'`"),  # its biases would be the critic's, too
         (AdaLoraConfig(target_modules=["q_proj"], total_step=10), "AdaLoraConfig"),  # a subclass of LoRA's
     ],
-    ids=["pissa", "olora", "bias", "adalora"],
+    ids=["pissa", "bias", "adalora"],
 )
 def test_an_adapter_that_a_critic_cannot_stand_beside_is_refused(config: Any, named: str) -> None:
     with pytest.raises(ValueError, match=named):
@@ -280,26 +248,6 @@ class TestFolder:
         assert files == {"critic_config.json"} | ({"adapter/adapter_config.json"} & FILES[kind])
         assert find_critic(tmp_path) == (tmp_path, kind)
 
-    def test_a_head_that_read_hidden_states_of_any_length_is_refused(self, tmp_path: Path, kind: str) -> None:
-        """Its weights fit, but its values would be others."""
-        model, critic = changed(kind)
-        save_critic(critic, model, tmp_path / "critic", model.state_dict())
-        (tmp_path / "critic" / CONFIG_FILE).write_text(json.dumps({"kind": kind}))
-        for use in (load_critic, lambda path: restore_critic(critic, model, path / "critic")):
-            with pytest.raises(ValueError, match="earlier sorl-trl"):
-                use(tmp_path)
-
-
-def test_a_head_beside_tuned_prompts_comes_back(tmp_path: Path) -> None:
-    """There, PEFT nests the policy one level less deep."""
-    tuned = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    model, critic = get_peft_model(build_policy(), tuned), HeadCritic(random_head())
-    causal_lm_of(model).add_module(CRITIC_ATTRIBUTE, critic)
-    save_critic(critic, model, tmp_path, model.state_dict())
-    other = HeadCritic(ValueHead(critic.head.weight.size(-1)))
-    restore_critic(other, model, tmp_path)
-    assert torch.equal(other.head.weight, critic.head.weight) and critic.head.weight.any()
-
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_every_shape_of_adapter_comes_back(tmp_path: Path, adapter: str) -> None:
@@ -317,3 +265,10 @@ def test_every_shape_of_adapter_comes_back(tmp_path: Path, adapter: str) -> None
         inside = with_values(model, IDS)[1]
     values = load_critic(tmp_path, base_model=str(tmp_path / "base"))(IDS)
     torch.testing.assert_close(values[:, :-1], inside, rtol=0, atol=1e-5)
+
+
+def test_a_head_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    """Its weights fit, but it reads hidden states of any length: its values would be others."""
+    (tmp_path / CONFIG_FILE).write_text(json.dumps({"kind": "head"}))
+    with pytest.raises(ValueError, match="earlier sorl-trl"):
+        load_critic(tmp_path)

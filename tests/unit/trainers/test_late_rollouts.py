@@ -120,7 +120,7 @@ def _no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 LATENCIES = st.lists(st.sampled_from([0.0, 0.0, 0.001, 0.003, 0.02]), min_size=1, max_size=7)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(staleness=st.integers(0, 4), by_completion=st.booleans(), latencies=LATENCIES)
 def test_everything_is_trained_on_once_and_never_too_late(
     staleness: int, by_completion: bool, latencies: list[float]
@@ -134,7 +134,7 @@ def test_everything_is_trained_on_once_and_never_too_late(
     assert len(run.begun) == 7 * parts, "none began that the run does not come to"
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(staleness=st.integers(1, 3), latencies=LATENCIES, stopped=st.integers(1, 6))
 def test_a_resumed_run_goes_on_with_what_was_passed_by(staleness: int, latencies: list[float], stopped: int) -> None:
     first = Run(7, staleness, True, latencies)
@@ -185,6 +185,6 @@ def test_a_mistake_of_another_process_is_not_taken_for_an_engine_that_is_gone(mo
 
     monkeypatch.setattr(vllm_policy, "gather_object", lambda mine: [*mine, (False, "no such tool")])
     with pytest.raises(EngineUnavailable, match=r"^connection refused$"):
-        vllm_policy.together(None, fail)
+        vllm_policy.raise_on_all_ranks(None, fail)
     with pytest.raises(RuntimeError, match="another process failed: no such tool"):
-        vllm_policy.together(None, lambda: None)
+        vllm_policy.raise_on_all_ranks(None, lambda: None)

@@ -11,13 +11,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedSchedulerWrapper
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import lr_scheduler
 
 from sorl_trl.methods import ClipRange, MicroBatch, Objective
-from sorl_trl.ops import kl_controlled_factor, turn_layout
+from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.metrics import mean_kl
 from sorl_trl.trainers.optimizer_step import ClippingBiasNormalizer, KLControl, clip_apart
 
@@ -35,19 +33,6 @@ def parameter(*values: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(values, dtype=torch.float64))
 
 
-def rank(others: ClippingBiasNormalizer) -> Any:
-    """An accelerator of two processes, of which the other one has `others`."""
-
-    def reduce(values: Tensor, reduction: str) -> Tensor:
-        is_clipped = others._gradients is not None
-        other = torch.tensor(float(is_clipped)) if reduction == "sum" else torch.zeros_like(values)
-        if is_clipped and reduction == "mean":
-            other = torch.cat([each.reshape(-1) for each in others._gradients])
-        return (values + other) / (1 if reduction == "sum" else 2)
-
-    return SimpleNamespace(device=torch.device("cpu"), reduce=reduce)
-
-
 def test_hand_worked_over_two_micro_batches() -> None:
     """C is (1, 4) + (2, 0) = (3, 4), of norm 5; then it is forgotten."""
     weights = parameter(1.0, 1.0)
@@ -62,36 +47,6 @@ def test_hand_worked_over_two_micro_batches() -> None:
     normalizer.add(0.5 * weights[0])
     assert normalizer.normalize(one()) == pytest.approx(0.5)
     assert weights.grad.tolist() == pytest.approx([2.0, -1.0]), "a norm below 1 divides nothing"
-
-
-@pytest.mark.parametrize(
-    ("own", "other", "norm"),
-    [((6.0, 0.0), (0.0, 8.0), 5.0), ((6.0, 0.0), None, 3.0), (None, (0.0, 8.0), 4.0)],
-    ids=["both", "own", "other"],
-)
-def test_ranks_divide_by_the_norm_of_their_mean(own: Any, other: Any, norm: float) -> None:
-    """Also a rank where nothing is clipped."""
-    weights = parameter(1.0, 1.0)
-    normalizers = ClippingBiasNormalizer([weights]), ClippingBiasNormalizer([weights])
-    for normalizer, gradient in zip(normalizers, (own, other), strict=True):
-        if gradient is not None:
-            normalizer.add(weights @ torch.tensor(gradient, dtype=torch.float64))
-    weights.grad = torch.tensor([norm, 2 * norm], dtype=torch.float64)
-    assert normalizers[0].normalize(rank(normalizers[1])) == pytest.approx(norm)
-    assert weights.grad.tolist() == pytest.approx([1.0, 2.0])
-
-
-def test_the_norm_is_that_of_all_parameters() -> None:
-    """Those that C does not depend on count as 0 and are divided too; frozen ones and those without .grad not."""
-    first, second, apart, unused = (parameter(1.0) for _ in range(4))
-    frozen = parameter(1.0).requires_grad_(False)
-    normalizer = ClippingBiasNormalizer([first, second, apart, unused, frozen])
-    normalizer.add((6 * first + 8 * second).sum() * frozen.sum())
-    for each in (first, second, apart):
-        each.grad = torch.ones_like(each)
-    assert normalizer.normalize(one()) == pytest.approx(10.0)
-    assert [each.grad.item() for each in (first, second, apart)] == pytest.approx([0.1] * 3)
-    assert unused.grad is None and frozen.grad is None
 
 
 def observed(weights: nn.Parameter, stopped: list[bool], is_training: bool = True) -> ClippingBiasNormalizer:
@@ -129,7 +84,7 @@ def test_nothing_is_added(how: str) -> None:
 
 @pytest.mark.parametrize(
     ("max_norm", "policy", "critic"),
-    [(1.0, [0.6, 0.8], [0.0, 1.0]), (6.0, [3.0, 4.0], [0.0, 6.0]), (13.0, [3.0, 4.0], [0.0, 12.0])],
+    [(1.0, [0.6, 0.8], [0.0, 1.0]), (6.0, [3.0, 4.0], [0.0, 6.0])],
 )
 def test_policy_and_critic_are_clipped_apart(max_norm: float, policy: list[float], critic: list[float]) -> None:
     """Norms of 5 and 12 by hand; of both together it would be 13."""
@@ -209,18 +164,6 @@ def test_factors_worked_by_hand() -> None:
     assert factors[11:] == [0.01] * 4
 
 
-@given(
-    factor=st.floats(0.01, 1.0),
-    kl=st.one_of(st.floats(0.0, allow_infinity=True), st.just(math.nan)),
-    target=st.floats(1e-6, 10.0),
-)
-def test_bounds_and_direction(factor: float, kl: float, target: float) -> None:
-    result = kl_controlled_factor(factor, kl, target)
-    assert 0.01 <= result <= 1.0
-    assert (result < factor) == (kl > 2 * target and factor > 0.01)
-    assert (result > factor) == (0 < kl < target / 2 and factor < 1.0)
-
-
 def test_the_mean_of_micro_batches_counts() -> None:
     """Of those with a token, in which the policy had moved."""
     run = Run()
@@ -261,11 +204,7 @@ class TestSchedules:
 
 @pytest.mark.parametrize(
     "scheduler",
-    [
-        lr_scheduler.OneCycleLR(policy_and_critic(), max_lr=1.0, total_steps=10),
-        lr_scheduler.CyclicLR(policy_and_critic(), base_lr=0.1, max_lr=1.0),
-        DeepSpeedSchedulerWrapper(None, None),
-    ],
+    [lr_scheduler.OneCycleLR(policy_and_critic(), max_lr=1.0, total_steps=10), DeepSpeedSchedulerWrapper(None, None)],
     ids=lambda scheduler: type(scheduler).__name__,
 )
 def test_a_schedule_that_cannot_be_scaled_is_refused(scheduler: Any) -> None:

@@ -54,19 +54,12 @@ def test_hand_worked() -> None:
             "turns/ratio_max": first,
             "clip_fraction/token": 2 / 4,  # exp(0.5) and exp(-0.4)
             "clip_fraction/turn": 2 / 3,
-            "clip_fraction/negative_turn": 1 / 2,  # only below 1 - ε counts
             "kl_to_old": kl / 2,
             # of the 4 tokens, two of the first turn
             "effective_sample_size": (2 * first + second + 1) ** 2 / (4 * (2 * first**2 + second**2 + 1)),
             "effective_sample_size/token": kish([math.exp(l) for l in (0.5, -0.1, -0.4, 0.0)]),  # noqa: E741
         }
     )
-
-
-def test_what_is_shown_where_sequences_share_a_ratio_and_ranges_follow_their_length() -> None:
-    """The sequences have 3 tokens and 1; exp(0) and exp(0) are their ratios."""
-    metrics = batch_metrics(micro_batch(level="sequence", scaling="length")).reduce(ONE)
-    assert metrics["clip_fraction/sequence"] == 0.0
 
 
 def test_clip_ratios_are_trls() -> None:
@@ -98,9 +91,9 @@ def test_the_effective_sample_size_is_that_of_all_micro_batches_on_all_ranks() -
     sums = [[MetricSums() for _ in rank] for rank in ranks]
     for rank, of_rank in zip(ranks, sums, strict=True):
         for ratios, each in zip(rank, of_rank, strict=True):
-            each.add({"tokens": torch.tensor(float(len(ratios)))})
-            each.add_weights("share", torch.tensor([*ratios, math.nan]), torch.tensor([1] * len(ratios) + [0]))
-    other = torch.stack([each.row() for each in sums[1]]).unsqueeze(0)
+            each.add("tokens", torch.tensor(float(len(ratios))))
+            each.add("share", torch.tensor([*ratios, math.nan]), torch.tensor([1] * len(ratios) + [0]), "share")
+    other = torch.stack([torch.cat([*each.numbers.values()]) for each in sums[1]]).unsqueeze(0)
     both: Any = SimpleNamespace(gather=lambda rows: torch.cat([rows, other]))
     first, last = reduce_all(sums[0], both)
     assert first == {"tokens": 1.5}
@@ -112,10 +105,12 @@ def test_ranks_are_put_together() -> None:
     ranks = [MetricSums(), MetricSums()]
     for each, values in zip(ranks, (torch.tensor([1.0, 1.0]), torch.tensor([4.0, 4.0, 2.0])), strict=True):
         keep = torch.ones_like(values)
-        each.add({"mean": (values, keep), "scalar": values.mean()})
-        each.add_min("least", values, keep)
-        each.add_max("most", values, keep)
-    both: Any = SimpleNamespace(gather=lambda row: torch.cat([row, torch.stack([ranks[1].row()]).unsqueeze(0)]))
+        each.add("mean", values, keep)
+        each.add("scalar", values.mean())
+        each.add("least", values, keep, "min")
+        each.add("most", values, keep, "max")
+    other = torch.cat([*ranks[1].numbers.values()])
+    both: Any = SimpleNamespace(gather=lambda row: torch.cat([row, other.view(1, 1, -1)]))
     assert ranks[0].reduce(both) == pytest.approx(
         {"mean": 12 / 5, "scalar": (1 + 10 / 3) / 2, "least": 1.0, "most": 4.0}
     )
