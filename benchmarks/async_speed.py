@@ -30,13 +30,13 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_
 
 import torch
 from datasets import Dataset
+from examples.quickstart import PROTOCOL
 from tests.agents import LIMITS, NAMES, agent_tokenizer, teach
 from transformers import LlamaForCausalLM
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.agents.vllm_server import VLLMServer
 from sorl_trl.command_line import Parser, at_least, run_command
-from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.types import Passage
 

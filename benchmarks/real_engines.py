@@ -30,6 +30,7 @@ from typing import Any
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
 
 import torch
+from examples.quickstart import CORPUS_FILE, EVALUATION_FILE
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 from transformers import GenerationConfig
@@ -41,7 +42,6 @@ from sorl_trl.ops.mismatch import within
 from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_trainer
 from sorl_trl.rollout import Collector, Engine, SlotEngine, TurnEnd, assemble, generate_turns, model_engine
-from sorl_trl.sandbox import CORPUS_FILE, EVALUATION_FILE
 from sorl_trl.trainers.vllm_policy import TOLERANCE, PolicyGeneration, ServerPolicy
 from sorl_trl.types import Trajectory, Turn
 

@@ -30,6 +30,7 @@ from typing import Any
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
 
 import torch
+from examples.quickstart import CORPUS_FILE, TRAIN_FILE, build_atlas
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
@@ -37,7 +38,6 @@ from transformers import DynamicCache
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_trainer
-from sorl_trl.sandbox import CORPUS_FILE, TRAIN_FILE, build_atlas
 
 FILE = Path(__file__).parent / "results" / "real_model_cost.json"
 FASTER = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}  # what is freed is kept

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from examples.quickstart import LIMITS, ExpertNoise, WarmStartConfig
+
 from benchmarks.stability_methods import IN_TIME, METHODS, OF_QUESTIONS, OTHERS
 from benchmarks.worlds import BenchmarkWorld, HuntWorld, QuestionWorld, WorkingWorld
 from benchmarks.worlds.dated import HOPS
-from sorl_trl.sandbox import LIMITS, ExpertNoise, WarmStartConfig
 
 CHOOSING_SEEDS = (101, 102)
 """Chose every setting, with a few runs of seed 91: learning rates, coefficients, clip ranges, the regimes' settings.

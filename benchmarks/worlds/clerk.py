@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from examples.quickstart import ExpertNoise, ScriptedExpert
+from examples.quickstart.expert import UNKNOWN, observations_in
+from examples.quickstart.world import Relation
+
 from benchmarks.worlds.dated import DATED_RELATIONS, YEARS, Entry, Pair, current
 from sorl_trl.qa import Question
-from sorl_trl.sandbox import ExpertNoise, ScriptedExpert
-from sorl_trl.sandbox.expert import UNKNOWN, observations_in
-from sorl_trl.sandbox.world import Relation
 
 _QUERY = re.compile(r"<search>(.*?)</search>")
 _ENTRY = re.compile(r"(\d+) (.+?)(?: ,| \.|$)")

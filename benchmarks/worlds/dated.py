@@ -6,10 +6,11 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from examples.quickstart import World, WorldSize
+from examples.quickstart.world import Relation
+
 from benchmarks.worlds.invented import RELATIONS, invented_words
 from sorl_trl.qa import Question
-from sorl_trl.sandbox import World, WorldSize
-from sorl_trl.sandbox.world import Relation
 from sorl_trl.types import Passage
 
 HOPS = 3

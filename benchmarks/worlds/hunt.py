@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import transformers
 from datasets import Dataset
+from examples.quickstart import Example, PolicyConfig, example_of, imitate, make_policy, store_policy, word_tokenizer
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from benchmarks.worlds.hunt_game import Field, Hunt, Hunter, HunterNoise, HuntRules, make_fields, vocabulary
 from benchmarks.worlds.hunt_rollout import HuntRollout, encode, found_reward, play, play_with_model
 from benchmarks.worlds.world import BenchmarkWorld, Examination
-from sorl_trl.sandbox import Example, PolicyConfig, example_of, imitate, make_policy, store_policy, word_tokenizer
 
 UNSEEN_FIELDS = 200
 _ANSWER_TOKENS = 4

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from examples.quickstart import PolicyConfig, WarmStartConfig, WorldSize, warm_start
+
 from benchmarks.worlds.clerk import Clerk, WorkingNoise, words
 from benchmarks.worlds.dated import HOPS, build_dated
 from benchmarks.worlds.questions import EVALUATION_QUESTIONS, PRACTICE_WORLDS, TRAIN_QUESTIONS, SearchWorld
 from sorl_trl.rollout import EngineOptions, RolloutLimits
-from sorl_trl.sandbox import PolicyConfig, WarmStartConfig, WorldSize, warm_start
 
 POLICY = PolicyConfig(96, 2, 4)
 """0.28 M parameters: two wide layers take less time than four narrow ones."""

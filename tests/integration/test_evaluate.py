@@ -16,14 +16,7 @@ from typing import Any
 import datasets
 import pytest
 from benchmarks.worlds.invented import Population, build_invented
-from peft import LoraConfig, get_peft_model
-from transformers import AutoTokenizer, LlamaForCausalLM
-
-from sorl_trl.cli import evaluate
-from sorl_trl.command_line import UserMistake
-from sorl_trl.qa import Question, write_questions
-from sorl_trl.records.evaluated import read_evaluated, read_settings
-from sorl_trl.sandbox import (
+from examples.quickstart import (
     LIMITS,
     NO_NOISE,
     PROMPT_TEMPLATE,
@@ -33,6 +26,13 @@ from sorl_trl.sandbox import (
     WorldSize,
     warm_start,
 )
+from peft import LoraConfig, get_peft_model
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from sorl_trl.cli import evaluate
+from sorl_trl.command_line import UserMistake
+from sorl_trl.qa import Question, write_questions
+from sorl_trl.records.evaluated import read_evaluated, read_settings
 from sorl_trl.search import BM25Index, RetryPolicy, SearchUnavailable
 from tests.distributed.launch import CONFIGS, ENVIRONMENT, ROOT, run
 from tests.unit.search.servers import Reply, Server

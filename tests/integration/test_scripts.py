@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import quickstart
 import torch
 from benchmarks.worlds.invented import Population, build_invented
+from examples.quickstart import PolicyConfig, WorldSize, demo, make_policy, train_tokenizer
 from transformers import AutoModelForCausalLM
 
 from sorl_trl import load_critic
 from sorl_trl.cli.main import main
 from sorl_trl.records.evaluated import read_settings
-from sorl_trl.sandbox import PolicyConfig, WorldSize, make_policy, train_tokenizer
 from sorl_trl.search import BM25Index
 from tests.worlds import build_world, taught_policy
 
@@ -124,10 +123,9 @@ def test_quickstart_in_a_small_world(
 ) -> None:
     """All that it does, and training in a process of its own, but for the size of world and policy."""
 
-    module = sys.modules[quickstart.main.__module__]
-    monkeypatch.setattr(module, "build_worlds", lambda seed, course: (build_world(seed, 200, 40), []))
-    monkeypatch.setattr(module, "warm_start", lambda *worlds: taught_policy(1, shared_cache))
-    quickstart.main(["--max_steps", "2", "--output", str(tmp_path / "run")])
+    monkeypatch.setattr(demo, "build_worlds", lambda seed, course: (build_world(seed, 200, 40), []))
+    monkeypatch.setattr(demo, "warm_start", lambda *worlds: taught_policy(1, shared_cache))
+    demo.main(["--max_steps", "2", "--output", str(tmp_path / "run")])
     assert assert_summed_up(tmp_path / "run", "invented")["before"]["greedy_em"] > 0.6
     assert capsys.readouterr().out.count("after RL: ") == 1
 

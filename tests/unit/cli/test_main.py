@@ -54,7 +54,6 @@ def test_what_is_asked_at_the_keyboard_is_answered_before_anything_heavy_is_impo
         (["evaluate", "--model_name_or_path=no/such", "--output=run"], "`model_name_or_path` is 'no/such'"),
         (["evaluate", "empty"], "empty holds no policy"),
         (["evaluate", "policy", "--output", "policy"], "`output` is 'policy'"),
-        (["evaluate", "policy", "--index=a"], "`index` is 'a'"),
         (["evaluate", "policy", "--questions", "a"], "`questions` is 'a'"),
         (["evaluate", "empty", "--model_name_or_path", "policy"], "empty holds no recipe.yaml"),
     ],
