@@ -15,7 +15,7 @@ from sorl_trl import SOGRPOTrainer, SOPPOTrainer, qa
 from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.cli.train import main
 from sorl_trl.command_line import run_command
-from sorl_trl.diagnostics import CollapseGuard
+from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import LeaveOneOut
 from sorl_trl.recipe.arguments import Arguments, parse_arguments, reward_function

@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.cli.dry_run import run_table, show, try_out
 from sorl_trl.command_line import INTERRUPTED, UserMistake, mistakes, package_version
-from sorl_trl.diagnostics import CollapseGuard
+from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.files import raise_if_disk_full, write_whole
 from sorl_trl.recipe.arguments import Arguments, parse_arguments
 from sorl_trl.recipe.build import build_trainer

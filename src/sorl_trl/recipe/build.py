@@ -14,7 +14,7 @@ from trl.data_utils import is_conversational
 
 from sorl_trl import qa
 from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
-from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
+from sorl_trl.diagnostics.callbacks import CollapseGuard, TurnProgressCallback
 from sorl_trl.dotted_path import import_named
 from sorl_trl.methods import method_from
 from sorl_trl.recipe.arguments import INFORMATION_GAIN, Arguments, reward_function

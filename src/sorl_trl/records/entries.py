@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from sorl_trl.diagnostics import DEFAULT_RULES, NotFinite, detect
+from sorl_trl.diagnostics.collapse import DEFAULT_RULES, detect
 from sorl_trl.files import check_run_folder
 from sorl_trl.records import checkpoints, policy_in
 from sorl_trl.records.evaluated import (
@@ -120,7 +120,7 @@ def _alarms(run: str | os.PathLike[str]) -> list[str]:
         log_history = json.loads(newest.read_bytes())["log_history"]
     except ValueError:  # training is writing the file
         return []
-    rules = [rule for rule in DEFAULT_RULES if not isinstance(rule, NotFinite)]
+    rules = [rule for rule in DEFAULT_RULES if not rule.at_once]
     return [alarm.message for alarm in detect(log_history, rules)]
 
 
