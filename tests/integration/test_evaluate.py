@@ -30,7 +30,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from sorl_trl.cli import evaluate
-from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.records.evaluated import read_evaluated, read_settings
 from sorl_trl.search import BM25Index, RetryPolicy, SearchUnavailable
@@ -251,21 +250,3 @@ def test_a_chat_model_is_asked_through_its_template(
     for row in trajectories(tmp_path / "run"):
         assert row["prompt"] == f"{row['question']} [PAD] question :"
     assert "The chat template ends messages with" in caplog.text
-
-
-def test_a_chat_needs_a_template_before_any_model_is_loaded(world: Path, tmp_path: Path) -> None:
-    shutil.copytree(world / "policy", tmp_path / "policy")
-    (tmp_path / "policy" / "model.safetensors").write_bytes(b"")
-    words = command_line(world, tmp_path / "run", model_name_or_path=tmp_path / "policy")
-    with pytest.raises(UserMistake, match="`chat` is True, but the policy's tokenizer has no chat template"):
-        evaluate.main([*words, "--chat"])
-
-
-def test_two_runs_are_compared(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [str(tmp_path / name) for name in ("with", "without")]
-    evaluate.main(command_line(world, Path(runs[0])))
-    evaluate.main(command_line(world, Path(runs[1]), index=None, no_search=True, limit=10))
-    capsys.readouterr()
-    evaluate.compare(runs)
-    printed = capsys.readouterr().out
-    assert "| own " in printed and " 2 questions." in printed

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 from peft import LoraConfig
-from transformers import GenerationConfig
 
-from sorl_trl.evaluation.agents import generation_config, load_tokenizer, message_ends
+from sorl_trl.evaluation.agents import load_tokenizer, message_ends
 from sorl_trl.evaluation.arguments import ModelArguments
-from sorl_trl.rollout.slots.support import resolved
 
 
 @pytest.mark.parametrize(
@@ -38,14 +36,3 @@ def test_an_adapter_without_a_tokenizer_has_its_base_models(tmp_path: Path, toke
     tokenizer.add_tokens(["more"])
     tokenizer.save_pretrained(tmp_path / "adapter")
     assert load_tokenizer(arguments).get_vocab() == tokenizer.get_vocab()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_transformers_finds_nothing_wrong_with_how_a_checkpoint_is_asked(temperature: float) -> None:
-    """Whatever its own config sets: greedy decoding has no use for it, as transformers would say."""
-    own = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.95, top_k=64, repetition_penalty=9.0)
-    evaluation: Any = SimpleNamespace(temperature=temperature, top_p=0.9)
-    asked = resolved(generation_config(evaluation), SimpleNamespace(generation_config=own))  # type: ignore[arg-type]
-    asked.validate(strict=True)
-    assert (asked.do_sample, asked.repetition_penalty) == (bool(temperature), 1.0)
-    assert not temperature or (asked.temperature, asked.top_p, asked.top_k, asked.min_p) == (0.7, 0.9, 0, 0.0)

@@ -56,13 +56,6 @@ class TestSummary:
         assert down["means"] == {}
         assert down["masked"] == 1
 
-    def test_equal_ids_of_different_questions_are_different_questions(self) -> None:
-        one = outcome("1", 1.0)
-        other = {**one, "question": "something else ?", "exact_match": 0.0}
-        summary = summarize("own", [one, other])
-        assert summary["questions"] == 2
-        assert summary["means"]["exact_match"]["mean"] == 0.5
-
 
 def estimate(values: list[float], stream: str = "nq") -> tuple[float, Floats]:
     return bootstrap({"score": np.array(values)}, stream)["score"]
@@ -102,12 +95,6 @@ class TestBootstrap:
         assert figure(*estimates["some"]) == {"mean": 2, "low": 2, "high": 2}
         assert np.isnan(estimates["some"][1]).mean() == pytest.approx((2 / 3) ** 3, abs=0.02)
 
-    def test_streams_are_independent_and_repeatable(self) -> None:
-        values = [0.0, 1.0, 1.0, 0.0, 1.0]
-        assert (estimate(values)[1] == estimate(values)[1]).all()
-        correlation = np.corrcoef(estimate(values, "nq")[1], estimate(values, "popqa")[1])[0, 1]
-        assert abs(correlation) < 0.05
-
 
 def run(**datasets: dict[str, float | None]) -> Run:
     return {name: [outcome(asked, score) for asked, score in scores.items()] for name, scores in datasets.items()}
@@ -130,20 +117,6 @@ class TestComparison:
         after = run(nq={"ann": 1.0, "bob": 0.0, "cy": None, **{str(i): 0.0 for i in range(5)}})
         (nq,) = compare_runs(before, after)
         assert (nq["questions"], nq["left_out"], nq["measures"]["exact_match"]["mean"]) == (1, 8, -1)
-
-    def test_nothing_in_common_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="no scored question in common"):
-            compare_runs(run(nq={"ann": 1.0}), run(nq={"bob": 1.0}))
-        with pytest.raises(ValueError, match="no scored question in common"):
-            compare_runs(run(nq={"ann": 1.0}), run(nq={"ann": None}))
-
-    def test_a_run_must_be_finished(self, tmp_path: Path) -> None:
-        folder = RunFolder(tmp_path)
-        folder.claim({"datasets": {"nq": {}}})
-        with pytest.raises(FileNotFoundError, match="holds no finished evaluation"):
-            read_run(str(tmp_path))
-        folder.finish({}, "")
-        assert read_run(str(tmp_path)) == {"nq": []}
 
     @pytest.mark.parametrize("name", ["", "checkpoint-2"])
     def test_a_run_that_was_moved_is_compared_though_another_has_its_name_now(self, tmp_path: Path, name: str) -> None:
