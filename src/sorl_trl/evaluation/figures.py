@@ -220,8 +220,8 @@ def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
     rows.append(["masked", *(str(summary["masked"]) for summary in summaries)])
     return _table(header, rows) + (
         "\nIn brackets: 95 % bootstrap intervals over questions. Counts are per trajectory. Masked trajectories, "
-        "which an infrastructure failure ended, are in no mean; started again, the run makes them anew. Mean: over the "
-        "datasets, each with the same weight.\n"
+        "which an infrastructure failure ended, are in no mean; started again, the run makes them anew. Mean: over "
+        "the datasets, each with the same weight.\n"
     )
 
 

@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 
 from sorl_trl import qa
 from sorl_trl.command_line import mistakes
-from sorl_trl.evaluation.agents import Agent, checked_tokenizer, load_agent
+from sorl_trl.evaluation.agents import Agent, load_agent, tokenizer_of
 from sorl_trl.evaluation.arguments import Arguments, EvaluationArguments
 from sorl_trl.evaluation.figures import format_results, summarize
 from sorl_trl.files import missing, write_whole
@@ -66,7 +66,7 @@ def run_evaluation(arguments: Arguments) -> None:
         questions = [question for each in datasets.values() for question in each]
         check_read(arguments.rollout, questions, arguments.given)
         if arguments.rollout.chat:
-            checked_tokenizer(arguments)  # before a corpus is indexed
+            tokenizer_of(arguments)  # before a corpus is indexed
         search, identity = arguments.search.build_search() if arguments.rollout.searches else (None, None)
         run = RunFolder(arguments.evaluation.output)
         run.claim(run_settings(arguments, datasets, identity))

@@ -144,7 +144,7 @@ def evaluation_entry(row: Mapping[str, Any]) -> Entry:
     """The entry of a row of an evaluation, without token ids and log-probabilities."""
     about = {"id": row["question_id"], **{name: row[name] for name in ("sample", "data_source")}}
     about |= json.loads(row["metadata"])
-    measures = {name: row[name] for name in MEASURES} | json.loads(row.get("environment") or "{}")
+    measures = {name: row[name] for name in MEASURES} | json.loads(row["environment"] or "{}")
     return Entry(
         key=f"{row['dataset']}/{row['question_id']}/{row['sample']}",
         group=row["dataset"],
@@ -188,7 +188,7 @@ def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
     if row["kind"] == "turn":
         return {**common, "action": row["tool"] or row["action"], **_reward(row["reward"])}
     passages = [{**passage, "score": _number(passage["score"])} for passage in row["passages"]]
-    marks = {"truncated": row["truncated"], "neutralized": row["neutralized"], "role": row.get("role")}
+    marks = {"truncated": row["truncated"], "neutralized": row["neutralized"], "role": row["role"]}
     return {**common, "passages": passages, **marks}
 
 
