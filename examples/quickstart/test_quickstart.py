@@ -29,7 +29,6 @@ from examples.quickstart import (
     PROTOCOL,
     THINKING,
     PolicyConfig,
-    ScriptedExpert,
     WarmStartConfig,
     World,
     WorldSize,
@@ -45,7 +44,6 @@ from examples.quickstart.world import Relation, build_world
 from sorl_trl.command_line import run_command
 from sorl_trl.evaluation.agents import Agent
 from sorl_trl.evaluation.run import plan_batches, run_batches
-from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.rollout import Collector, RolloutArguments
 from sorl_trl.rollout.tasks import prompt_rows
@@ -132,24 +130,6 @@ PROMPT = "question : what is the water of the hometown of ann lee ?"
 BORN = f"{PROMPT} <search> ann lee born </search> <information> ann lee was born in new ulm . </information>"
 DRINKS = f"{BORN} <search> new ulm drinks </search> <information> new ulm drinks from blue nile . </information>"
 LOST = f"{PROMPT} <search> ann </search> <information> nothing </information>"
-
-
-@pytest.mark.parametrize(
-    ("context", "turn"),
-    [
-        (PROMPT, "<search> ann lee born </search>"),
-        (BORN, "<search> new ulm drinks </search>"),
-        (DRINKS, "<answer> blue nile </answer>"),
-        (LOST, "<answer> unknown </answer>"),
-    ],
-)
-def test_without_noise_it_follows_the_relations_and_answers(context: str, turn: str) -> None:
-    asked = Question("q", PROMPT, ("Blue Nile",), {"relations": ["home", "river"], "subject": "Ann Lee"})
-    words = Question("", f"{DRINKS} {LOST} unknown", ("",))
-    tokenizer = train_tokenizer([World("toy", (HOME, RIVER), (), (words,), ())])
-    expert = ScriptedExpert(tokenizer, [HOME, RIVER], {tuple(tokenizer.encode(PROMPT)): asked}, NO_NOISE, seed=0)
-    (generation,) = expert.generate([tokenizer.encode(context)], [99])
-    assert tokenizer.decode(generation.token_ids) == turn
 
 
 def run_expert(

@@ -15,7 +15,6 @@ from sorl_trl.trainers.late_rollouts import PolicyCopies
 from tests.agents import VOCABULARY, agent_tokenizer
 from tests.interrupts import make_world, training_words
 from tests.model_families import GEMMA
-from tests.unit.search.servers import Reply, Server
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +95,6 @@ def test_why_it_cannot_train(
     assert line.startswith("error: ") and reason in line
 
 
-def test_messages_need_a_chat_template_before_any_model_is_loaded(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (policy := tmp_path / "policy").mkdir()
-    for path in (folder / "policy").iterdir():
-        (policy / path.name).write_bytes(b"" if path.suffix == ".safetensors" else path.read_bytes())
-    assert "has no chat template" in dry_run(capsys, words(folder, model_name_or_path=policy, chat="true"), code=2)
-
-
 def test_a_policy_that_copies_could_not_sample_from(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,30 +121,3 @@ def test_rollouts_ahead_are_rehearsed_as_they_are_sampled(
     monkeypatch.setattr(PolicyCopies, "engine", refuse)
     assert dry_run(capsys, words(folder, async_staleness=1), code=2) == "error: no copy"
     dry_run(capsys, words(folder))
-
-
-def test_what_to_turn_where_memory_does_not_suffice(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sorl_trl.cli.dry_run.available_bytes", lambda device: 2**20)
-    line = dry_run(capsys, words(folder, gradient_checkpointing="false"), code=2)
-    assert line.startswith("error: a step needs about 0.")
-    assert "gradient_checkpointing" in line
-
-
-def test_a_search_server_that_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is asked, whether the policy happens to search or not."""
-    server = Server()
-    server.reply = lambda request: Reply(b"no", status=400)
-    try:
-        assert server.url in dry_run(capsys, words(folder, index=None, search_url=server.url), code=2)
-    finally:
-        server.close()
-
-
-def test_a_recipe_may_ask_for_it(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("recipe.yaml").write_text("use_cpu: true\nbf16: false\ndry_run: true\n")
-    assert "This can train" in dry_run(capsys, words(folder, config="recipe.yaml")[:-1])

@@ -34,7 +34,6 @@ from sorl_trl.qa import Question, write_questions
 from sorl_trl.records.evaluated import read_evaluated, read_settings
 from sorl_trl.search import BM25Index, RetryPolicy, SearchUnavailable
 from tests.distributed.launch import CONFIGS, ENVIRONMENT, ROOT, run
-from tests.unit.search.servers import Reply, Server
 
 POPULATION = Population(people=30, companies=8, cities=9, lands=4, first_names=8, last_names=9)
 QUESTIONS = 12
@@ -190,16 +189,6 @@ def test_lost_trajectories_are_said_and_made_anew(
     evaluate.main(words)
     evaluate.main(command_line(world, tmp_path / "straight"))
     assert results(tmp_path / "run")["datasets"] == results(tmp_path / "straight")["datasets"]
-
-
-def test_a_url_that_is_no_search_servers_is_one_line(world: Path, tmp_path: Path) -> None:
-    server = Server()
-    server.reply = lambda request: Reply(b"no such page", status=404)
-    try:
-        with pytest.raises(ConnectionError, match=f"{server.url}: HTTP 404"):
-            evaluate.main(command_line(world, tmp_path / "run", index=None, search_url=server.url))
-    finally:
-        server.close()
 
 
 @pytest.mark.distributed

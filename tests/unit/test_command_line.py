@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.metadata
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +12,12 @@ from typing import Any
 import pytest
 
 from sorl_trl.command_line import (
-    PACKAGE,
-    RECIPES,
-    Parser,
     UserMistake,
-    at_least,
     check_checkpoint,
     mistakes,
-    package_version,
     parse_dataclasses,
     read_config,
     run_command,
-    take_config,
 )
 
 
@@ -41,7 +34,7 @@ def raising(error: BaseException, building: bool = False) -> Callable[[Sequence[
 class TestRunCommand:
     @pytest.mark.parametrize(
         "error",
-        [UserMistake("two\n  lines"), ValueError("two\nlines"), ImportError("two lines"), OSError("two lines")],
+        [UserMistake("two\n  lines"), ImportError("two lines"), OSError("two lines")],
     )
     def test_a_mistake_is_one_line(self, error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
         assert run_command(raising(error, building=True), []) == 2
@@ -50,8 +43,8 @@ class TestRunCommand:
     @pytest.mark.parametrize(
         ("error", "building"),
         [
-            *((error, False) for error in (ValueError("ours"), RuntimeError("ours"), ImportError("ours"))),
-            *((error, True) for error in (KeyError("ours"), TypeError("ours"), AssertionError("ours"))),
+            (ValueError("ours"), False),
+            (KeyError("ours"), True),
         ],
     )
     def test_a_programming_error_propagates(self, error: Exception, building: bool) -> None:
@@ -77,24 +70,6 @@ class TestRunCommand:
         assert capsys.readouterr().err == ""
         assert run_command(raising(OSError(errno.ENOSPC, "No space left on device", "runs/a")), []) == 2
         assert capsys.readouterr().err == "error: [Errno 28] No space left on device: 'runs/a'\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--output", "x", "--wat=1"], "--wat=1"),
-        ([], "--output"),
-        (["--output", "x", "--size", "0"], "at least 1, got '0'"),
-        (["--output", "x", "y"], "y"),
-    ],
-)
-def test_a_parser_raises_its_errors(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = Parser(prog="tool")
-    parser.add_argument("--output", required=True)
-    parser.add_argument("--size", type=at_least(1), default=1)
-    with pytest.raises(UserMistake, match=named):
-        parser.parse_args(words)
-    assert capsys.readouterr() == ("", "")
 
 
 @dataclass
@@ -126,9 +101,7 @@ class TestParseDataclasses:
         ("words", "recipe", "named"),
         [
             (["--sizes", "2"], {}, "--sizes"),
-            (["stray"], {}, "stray"),
             ([], {"sizes": 2}, "--sizes"),
-            (["--size", "two"], {}, "--size: .*'two'"),
             ([], {"size": "two"}, "--size: .*'two'"),
             (["--size", "0"], {}, "`size` is 0"),
             ([], {"size": [1]}, "wrong kind"),
@@ -143,71 +116,34 @@ class TestParseDataclasses:
 
 
 class TestConfig:
-    def test_the_file_may_be_joined_to_config(self) -> None:
-        assert take_config(["--config=a.yaml", "--seed=1"]) == ("a.yaml", ["--seed=1"])
-        assert take_config(["--seed", "1", "--config", "a.yaml"]) == ("a.yaml", ["--seed", "1"])
-        assert take_config(["--seed", "1"]) == (None, ["--seed", "1"])
-        with pytest.raises(UserMistake, match="expected one argument"):
-            take_config(["--seed", "1", "--config"])
-
-    def test_of_alternatives_the_command_lines_goes_before_the_files(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.yaml"
-        path.write_text("corpus: c.jsonl\nsize: 1\n")
-        sources = ("corpus", "search_url")
-        assert read_config(path, ["--size", "2"], sources) == {"corpus": "c.jsonl", "size": 1}
-        assert read_config(path, ["--search-url=http://x"], sources) == {"size": 1}
-
     def test_env_goes_to_the_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OF_THE_FILE", "0")
         (tmp_path / "a.yaml").write_text("env: {OF_THE_FILE: 7}\nsize: 1\n")
         assert read_config(tmp_path / "a.yaml", []) == {"size": 1}
         assert os.environ["OF_THE_FILE"] == "7"
 
-    def test_one_alone_may_stand_for_several(self, tmp_path: Path) -> None:
-        (tmp_path / "a.yaml").write_text("questions: a.jsonl\nbenchmarks: [nq]\n")
-        assert read_config(tmp_path / "a.yaml", []) == {"questions": ["a.jsonl"], "benchmarks": ["nq"]}
-
-    @pytest.mark.parametrize("text", ["env: [A=1]", "model_name_or_path: 5", "corpus: [c.jsonl]", "output: {a: 1}"])
+    @pytest.mark.parametrize("text", ["env: [A=1]", "model_name_or_path: 5"])
     def test_a_value_of_another_kind_is_named(self, text: str, tmp_path: Path) -> None:
         (tmp_path / "a.yaml").write_text(text)
         with pytest.raises(UserMistake, match=f"a.yaml: `{text.split(':')[0]}` is "):
             read_config(tmp_path / "a.yaml", [])
 
-    @pytest.mark.parametrize("text", ["- a\n", "a: [1\nb: 2\n", "1: 2\n", ""])
+    @pytest.mark.parametrize("text", ["a: [1\nb: 2\n", "1: 2\n"])
     def test_a_file_of_another_shape(self, text: str, tmp_path: Path) -> None:
         (tmp_path / "a.yaml").write_text(text)
         with pytest.raises(UserMistake, match=r"a\.yaml"):
             read_config(tmp_path / "a.yaml", [])
 
 
-def test_a_file_of_the_users_goes_before_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "so_grpo").mkdir()  # such as what a training leaves
-    assert RECIPES.find("so_grpo") == PACKAGE / "recipes/so_grpo.yaml"
-    (tmp_path / "so_grpo").rmdir()
-    (tmp_path / "so_grpo").touch()
-    assert RECIPES.find("so_grpo") == Path("so_grpo")
-
-
-def test_a_source_tree_that_is_not_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr("sorl_trl.command_line.version", missing)
-    assert package_version() == "unknown"
-
-
-@pytest.mark.parametrize("name", ["runs/quickstart/warm-start", "/no/such", "./model", "a b"])
+@pytest.mark.parametrize("name", ["runs/quickstart/warm-start", "a b"])
 def test_a_checkpoint_that_is_not_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserMistake, match=f"`model_name_or_path` is '{name}'"):
         check_checkpoint(name)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen2.5-3B"])
-def test_an_id_of_the_hub_is_left_to_the_hub_or_its_cache(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_of_the_hub_is_left_to_the_hub_or_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "Qwen/Qwen2.5-3B"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     check_checkpoint(name)

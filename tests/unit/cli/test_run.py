@@ -33,11 +33,6 @@ def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path, name: str) -
     assert ("--resume_from_checkpoint latest" in str(refused.value)) == name.startswith("checkpoint")
 
 
-def test_a_folder_without_a_run_is_free(tmp_path: Path) -> None:
-    check(tmp_path / "new")
-    check(make(tmp_path, "notes.txt", "README.md", "checkpoint-best/model.safetensors", "evaluation/mine.csv"))
-
-
 def test_a_run_goes_on_in_its_own_folder_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "resume_point", lambda config, checkpoint: str(checkpoint))
     folder = make(tmp_path / "run", "checkpoint-10/config.json")

@@ -82,9 +82,6 @@ class TestDefaultRules:
         until_then = detect(log_history[:count])
         assert until_then == [alarm for alarm in detect(log_history) if alarm.step <= count]
 
-    def test_a_healthy_run_is_left_alone(self) -> None:
-        assert detect(numbered([healthy(i) for i in range(100)])) == []
-
     @pytest.mark.parametrize(
         ("name", "values"),
         [

@@ -47,15 +47,6 @@ class TestSummary:
         assert summary["stop_reasons"]["search_unavailable"] == 6 / 16
         assert set(summary["stop_reasons"]) == {reason.value for reason in StopReason}
 
-    def test_what_does_not_apply_has_no_mean(self) -> None:
-        open_questions = summarize("nq", [outcome("ann", 1.0), outcome("bob", 0.0)])
-        assert open_questions["means"]["exact_match"] == {"mean": 0.5, "low": 0, "high": 1}
-        assert "choice_accuracy" not in open_questions["means"]
-        assert open_questions["best_of_n"] == {}
-        down = summarize("nq", [outcome("ann", None)])
-        assert down["means"] == {}
-        assert down["masked"] == 1
-
 
 def estimate(values: list[float], stream: str = "nq") -> tuple[float, Floats]:
     return bootstrap({"score": np.array(values)}, stream)["score"]

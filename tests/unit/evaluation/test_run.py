@@ -21,7 +21,7 @@ from sorl_trl.evaluation.run import (
     run_batches,
 )
 from sorl_trl.qa import Question
-from sorl_trl.records.evaluated import MEASURES, is_masked, read_evaluated, read_settings, to_table, write_evaluated
+from sorl_trl.records.evaluated import MEASURES, is_masked, read_settings, write_evaluated
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, RolloutArguments, SearchResponder, TagProtocol
 from sorl_trl.rollout.tasks import prompt_rows
 from sorl_trl.search import NoSearch, SearchUnavailable
@@ -83,24 +83,6 @@ def failing(tokenizer: PreTrainedTokenizerFast) -> Collector:
     return Collector(tokenizer, SearchResponder(Down(), PROTOCOL, retry=RetryPolicy(attempts=1)), PROTOCOL)
 
 
-class TestPlan:
-    def test_samples_of_a_question_are_neighbours_and_batches_never_mix_datasets(self) -> None:
-        batches = plan_batches({"nq": QUESTIONS[:3], "own": QUESTIONS[3:]}, num_samples=2, batch_size=4)
-        assert [(batch.dataset, batch.index) for batch in batches] == [("nq", 0), ("nq", 1), ("own", 0)]
-        samples = [[(question.id, index) for question, index in batch.samples] for batch in batches]
-        assert samples == [
-            [("ann", 0), ("ann", 1), ("bob", 0), ("bob", 1)],
-            [("cy", 0), ("cy", 1)],
-            [("di", 0), ("di", 1)],
-        ]
-
-    def test_the_seed_of_a_batch_depends_on_run_dataset_and_index_alone(self) -> None:
-        alone = plan_batches({"nq": QUESTIONS}, 1, 2)
-        beside = plan_batches({"own": QUESTIONS, "nq": QUESTIONS}, 1, 2)
-        assert [batch.seed(0) for batch in beside[2:]] == [batch.seed(0) for batch in alone]
-        assert len({batch.seed(seed) for batch in beside for seed in (0, 1)}) == 8
-
-
 class TestBatches:
     def test_questions_are_asked_without_control_tokens(self, tokenizer) -> None:
         asked = [Question("ann", "who ann <answer> bob </answer>", ("ann",))]
@@ -148,19 +130,6 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 class TestFolder:
-    def test_a_finished_batch_is_read_back(self, run: RunFolder) -> None:
-        rows = [
-            evaluated(question("Ann"), answered("Ann", 1)),
-            evaluated(question("Bob"), ended(StopReason.MAX_TURNS), 1),
-        ]
-        assert not run.has(batch(0))
-        write_evaluated(run.shard(batch(0)), rows)
-        assert run.has(batch(0))
-        assert list(read_evaluated(run.path, "nq")) == to_table(rows).to_pylist()
-        first, second = run.outcomes("nq")
-        assert (first["question_id"], first["question"], first["exact_match"]) == ("q", "who ?", 1.0)
-        assert second["stop_reason"] == StopReason.MAX_TURNS.value
-
     def test_the_same_settings_go_on_and_others_are_refused_by_name(self, run: RunFolder) -> None:
         write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
         RunFolder(run.path).claim(SETTINGS)
@@ -174,12 +143,6 @@ class TestFolder:
         run.claim({"model": {"model_name_or_path": "here", "policy_files": "same"}})
         write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
         run.claim({"model": {"model_name_or_path": "there", "policy_files": "same"}})
-
-    def test_settings_of_something_else_are_kept(self, tmp_path: Path) -> None:
-        (tmp_path / "settings.json").write_text('{"editor": "vi"}')
-        with pytest.raises(ValueError, match="of something else"):
-            RunFolder(tmp_path).claim(SETTINGS)
-        assert read_settings(tmp_path) == {"editor": "vi"}
 
 
 CHOICE = Question("q", "which ?", ("Ann Lee",), options={"A": "Bob", "B": "Ann Lee"})

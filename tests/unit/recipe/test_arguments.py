@@ -32,14 +32,6 @@ def parse(recipe: str = "", *words: str) -> Arguments:
     return parse_arguments(["--config", "recipe.yaml", *words])
 
 
-@pytest.mark.parametrize(("value", "shown"), [("null", "None"), ("0", "0"), ("-1", "-1")])
-def test_a_trajectory_needs_a_limit(folder: Path, value: str, shown: str) -> None:
-    with pytest.raises(
-        UserMistake, match=f"`max_completion_length` is {shown}, but must be a whole number, at least 1"
-    ):
-        parse(f"max_completion_length: {value}\n")
-
-
 def test_a_source_on_the_command_line_takes_the_place_of_the_recipes(folder: Path) -> None:
     search = parse("", "--search_url", "http://127.0.0.1:9/retrieve").search
     assert (search.corpus, search.search_url) == (None, "http://127.0.0.1:9/retrieve")
@@ -58,12 +50,6 @@ class TestMethod:
         config = parse("method: loop\nscale_rewards: batch\n", "--epsilon", "0.5").config
         assert (config.scale_rewards, config.epsilon) == ("batch", 0.5)
         assert config.importance_sampling_level == SETTINGS["loop"]["importance_sampling_level"] == "token"
-
-    def test_pieces_set_nothing_else(self, folder: Path) -> None:
-        in_recipe = parse("method: {credit: leave_one_out, keep: [{top_k: {share: 0.5}}]}\n")
-        on_command_line = parse("", "--method", '{"credit": "leave_one_out", "keep": [{"top_k": {"share": 0.5}}]}')
-        assert in_recipe.trainer.settings == on_command_line.trainer.settings == {}
-        assert in_recipe.config.importance_sampling_level == "turn"
 
     @pytest.mark.parametrize("name", [name for name in METHODS if "advantage_level" in SETTINGS[name]])
     def test_one_with_a_critic_needs_its_trainer(self, name: str, folder: Path) -> None:

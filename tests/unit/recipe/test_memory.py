@@ -101,11 +101,3 @@ def test_a_vllm_that_sleeps_leaves_its_memory_to_training(model: Any, weights: i
     asleep = estimate(model, config(use_vllm=True, vllm_enable_sleep_mode=True), LONGEST)
     assert awake.training - asleep.training == 2**29
     assert awake.generating == asleep.generating == 3 * weights + 2**29
-
-
-def test_without_checkpoints_all_layers_are_kept(model: Any) -> None:
-    assert estimate(model, config(gradient_checkpointing=False), LONGEST).rows["activations"] == 2 * LAYER
-
-
-def test_the_cache_has_a_limit(model: Any) -> None:
-    assert estimate(model, config(), LONGEST, 0.001).rows["keys and values"] == 0.001 * 2**30
