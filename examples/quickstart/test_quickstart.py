@@ -195,10 +195,12 @@ def test_a_warm_start_learns_is_cached_and_loads_as_any_other_checkpoint(
         losses.append(imitation._loss(policy, examples).item())
     assert losses[1] < 0.8 * losses[0]
     assert len(AutoTokenizer.from_pretrained(folder)) == policy.config.vocab_size
-    monkeypatch.setattr(imitation, "imitate", lambda *arguments, **options: None)
+    trained: list[object] = []
+    monkeypatch.setattr(imitation, "imitate", lambda *arguments, **options: trained.append(arguments))
     assert warm_start(invented, [invented], tmp_path, replace(TINY, steps=60, learning_rate=1e-2)) == folder
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(folder).lm_head.weight, policy.lm_head.weight)
-    assert warm_start(invented, [replace(invented, train=invented.train[1:])], tmp_path, TINY) != folder
+    assert not trained, "it is in the cache"
+    warm_start(invented, [replace(invented, train=invented.train[1:])], tmp_path, TINY)
+    assert trained
 
 
 @pytest.mark.trains
@@ -254,7 +256,9 @@ def make_policy(run: Path, *files: str) -> None:
         (run / "policy" / name).touch()
 
 
-def test_an_interrupted_run_goes_on(tmp_path: Path, launched: list[list[str]]) -> None:
+def test_an_interrupted_run_goes_on_and_one_with_other_arguments_is_replaced(
+    tmp_path: Path, launched: list[list[str]]
+) -> None:
     demo.clear(tmp_path, ARGUMENTS)
     make_policy(tmp_path, "checkpoint-8/trainer_state.json")
     demo.clear(tmp_path, ARGUMENTS)
@@ -263,6 +267,8 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, launched: list[list[str]]) -
     (tmp_path / "policy/trainer_state.json").touch()
     demo.train(demo.TINY, tmp_path, [])
     assert len(launched) == 1, "it has been trained"
+    demo.clear(tmp_path, {**ARGUMENTS, "seed": 1})
+    assert not (tmp_path / "policy").exists()
 
 
 @pytest.mark.parametrize("left", ["recipe.yaml", "checkpoint-8/trainer_state.json config.json"])
@@ -271,16 +277,6 @@ def test_what_cannot_be_gone_on_with_is_trained_anew(left: str, tmp_path: Path, 
     make_policy(tmp_path, *left.split())
     demo.train(demo.TINY, tmp_path, [])
     assert "--resume_from_checkpoint" not in launched[0] and not (tmp_path / "policy").exists()
-
-
-@pytest.mark.parametrize("ended", [True, False])
-def test_a_run_that_ended_or_had_other_arguments_is_replaced(tmp_path: Path, ended: bool) -> None:
-    demo.clear(tmp_path, ARGUMENTS)
-    (tmp_path / "policy").mkdir()
-    if ended:
-        (tmp_path / demo.SUMMARY).touch()
-    demo.clear(tmp_path, ARGUMENTS if ended else {**ARGUMENTS, "seed": 1})
-    assert not (tmp_path / "policy").exists()
 
 
 @pytest.mark.parametrize("offered", [False, True], ids=["no network", "another file"])

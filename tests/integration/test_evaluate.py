@@ -222,20 +222,3 @@ def test_an_adapter_is_put_upon_its_base_model(world: Path, tmp_path: Path) -> N
         evaluate.main(command_line(world, tmp_path / f"run-{name}", model_name_or_path=checkpoint))
         segments[name] = [row["segments"] for row in trajectories(tmp_path / f"run-{name}")]
     assert segments["adapter"] == segments["merged"] != segments["base"]
-
-
-def test_a_chat_model_is_asked_through_its_template(
-    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A template that ends messages with another token than the policy's last is warned of."""
-    shutil.copytree(world / "policy", tmp_path / "policy")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} [PAD] {% endfor %}{{ kind }} :"
-    tokenizer.save_pretrained(tmp_path / "policy")
-    changed = {"model_name_or_path": tmp_path / "policy", "protocol": "search_r1", "prompt_template": "{question}"}
-    sizes = {"max_observation_tokens": 40, "max_completion_length": 160}
-    chat = ["--chat", "--chat_template_kwargs", '{"kind": "question"}']
-    evaluate.main([*command_line(world, tmp_path / "run", **changed, **sizes), *chat])
-    for row in trajectories(tmp_path / "run"):
-        assert row["prompt"] == f"{row['question']} [PAD] question :"
-    assert "The chat template ends messages with" in caplog.text

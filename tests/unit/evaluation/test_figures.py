@@ -14,6 +14,7 @@ from sorl_trl.evaluation.figures import (
     bootstrap,
     compare_runs,
     figure,
+    format_results,
     p_value,
     read_run,
     summarize,
@@ -46,6 +47,21 @@ class TestSummary:
         assert summary["stop_reasons"]["answered"] == 10 / 16
         assert summary["stop_reasons"]["search_unavailable"] == 6 / 16
         assert set(summary["stop_reasons"]) == {reason.value for reason in StopReason}
+
+
+def test_the_table_has_whatever_was_measured() -> None:
+    """A column for each dataset and one for their mean; a dash where a dataset lacks the measure."""
+    task = {**outcome("bob", 1.0), "environment": {"hits": 3.0}}
+    table = format_results([summarize("nq", [outcome("ann", 0.0, searches=2.0)]), summarize("own", [task])])
+    rows = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in map(split, table.splitlines())}
+    assert rows[""] == ["nq", "own", "mean"]
+    assert rows["exact_match"] == ["0.000 [0.000, 0.000]", "1.000 [1.000, 1.000]", "0.500"]
+    assert rows["hits"] == ["-", "3.000 [3.000, 3.000]", "3.000"]
+    assert rows["ended: answered"] == ["1.000", "1.000", ""]
+
+
+def split(line: str) -> list[str]:
+    return line.split("|") if "|" in line else ["", "text"]
 
 
 def estimate(values: list[float], stream: str = "nq") -> tuple[float, Floats]:
