@@ -56,22 +56,6 @@ def test_what_a_step_will_do(folder: Path, trainer: str, capsys: pytest.CaptureF
     assert sorted(folder.rglob("*")) == before, "nothing is written"
 
 
-@pytest.mark.parametrize(
-    ("changed", "steps", "warned"),
-    [
-        ({"steps_per_generation": 1, "num_iterations": 1}, "240 optimizer steps: 240 rollouts x 1", True),
-        ({"max_steps": -1, "num_train_epochs": 2}, "24 optimizer steps: 4 rollouts x 6", False),
-    ],
-)
-def test_updates(
-    changed: dict[str, Any], steps: str, warned: bool, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Eight questions are two rollouts of four; with one update for each, ratios and clipping do nothing."""
-    shown = dry_run(capsys, words(folder, **changed))
-    assert f"updates    {steps}\n" in shown
-    assert ("set steps_per_generation or num_iterations" in shown) == warned
-
-
 LONG = "where {question} " + "rome " * 2100
 
 

@@ -15,7 +15,7 @@ from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.cli.train import main
 from sorl_trl.command_line import run_command
 from sorl_trl.diagnostics.callbacks import CollapseGuard
-from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
+from sorl_trl.experimental import SeeUPOTrainer
 from sorl_trl.recipe.arguments import Arguments, parse_arguments
 from sorl_trl.recipe.build import build_trainer, load_prompts
 from tests.agents import NAMES, agent_policy, agent_tokenizer
@@ -141,10 +141,8 @@ def trainer_of(folder: Path, *words: str, **changed: Any) -> Any:
 @pytest.mark.parametrize(
     ("trainer", "expected", "changed"),
     [
-        ("so_grpo", SOGRPOTrainer, {"collapse_guard": "off"}),
         ("so_ppo", SOPPOTrainer, {"collapse_guard": "stop"}),
         ("seeupo", SeeUPOTrainer, {"num_iterations": 3}),  # one for each turn
-        ("group_refill", GroupRefillTrainer, {}),
     ],
 )
 def test_the_trainer_is_the_one_named_with_its_guard(
@@ -153,4 +151,4 @@ def test_the_trainer_is_the_one_named_with_its_guard(
     built = trainer_of(folder, trainer=trainer, per_device_train_batch_size=8, **changed)
     assert type(built) is expected
     actions = [each.action for each in built.callback_handler.callbacks if isinstance(each, CollapseGuard)]
-    assert actions == {"so_grpo": [], "so_ppo": ["stop"]}.get(trainer, ["warn"])
+    assert actions == ["stop" if trainer == "so_ppo" else "warn"]

@@ -135,13 +135,6 @@ class TestConfig:
             read_config(tmp_path / "a.yaml", [])
 
 
-@pytest.mark.parametrize("name", ["runs/quickstart/warm-start", "a b"])
-def test_a_checkpoint_that_is_not_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserMistake, match=f"`model_name_or_path` is '{name}'"):
-        check_checkpoint(name)
-
-
 def test_an_id_of_the_hub_is_left_to_the_hub_or_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "Qwen/Qwen2.5-3B"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

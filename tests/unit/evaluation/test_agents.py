@@ -1,30 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from peft import LoraConfig
 
-from sorl_trl.evaluation.agents import load_tokenizer, message_ends
+from sorl_trl.evaluation.agents import load_tokenizer
 from sorl_trl.rollout import RolloutArguments
-
-
-@pytest.mark.parametrize(
-    ("configured", "ends"),
-    [
-        (SimpleNamespace(eos_token_id=None), [2]),
-        (SimpleNamespace(eos_token_id=2), [2]),
-        (SimpleNamespace(eos_token_id=7), [2, 7]),
-        (SimpleNamespace(eos_token_id=[7, 0]), [0, 2, 7]),
-        (None, [2]),
-    ],
-)
-def test_a_message_ends_where_tokenizer_or_checkpoint_say_so(configured: Any, ends: list[int]) -> None:
-    model: Any = SimpleNamespace(generation_config=configured)
-    tokenizer: Any = SimpleNamespace(eos_token_id=2)
-    assert message_ends(model, tokenizer) == ends
 
 
 def test_an_adapter_without_a_tokenizer_has_its_base_models(tmp_path: Path, tokenizer: Any) -> None:
