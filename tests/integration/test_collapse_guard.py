@@ -34,4 +34,4 @@ def test_stops_where_the_search_is_down_for_good(tmp_path: Path) -> None:
     assert shares[1] == 0.0
     assert list(shares.values())[-2:] == [1.0, 1.0]
     assert trainer.state.global_step < STEPS
-    assert [alarm.rule.name for alarm in guard.alarms] == ["nothing_to_train_on"]
+    assert [alarm.rule for alarm in guard.alarms] == ["nothing_to_train_on"]

@@ -50,7 +50,7 @@ def _without_command(words: Sequence[str]) -> None:
 
 def _show(shipped: Shipped, words: Sequence[str]) -> None:
     """Run `sorl recipes` or `sorl configs`."""
-    about = f"The {shipped.kind}s that ship with the package: lists them, or prints one."
+    about = f"The {shipped.command} that ship with the package: lists them, or prints one."
     parser = Parser(prog=f"sorl {shipped.command}", description=about)
     parser.add_argument("name", nargs="?", help="of which one; without it they are listed")
     name = parser.parse_args(words).name

@@ -85,7 +85,8 @@ class CollapseGuard(TrainerCallback):
         if self.action == "stop":
             _warn(state, "CollapseGuard stops training.")
             control.should_training_stop = True
-            self.is_broken = any(alarm.rule.at_once for alarm in alarms)
+            fired = {alarm.rule for alarm in alarms}
+            self.is_broken = any(rule.at_once and rule.name in fired for rule in self.rules)
             control.should_save = args.save_strategy != "no" and not self.is_broken
 
 

@@ -103,7 +103,8 @@ DEFAULT_RULES = (
 class Alarm:
     """A message that the condition of a rule has begun to hold."""
 
-    rule: Rule
+    rule: str
+    """Its name."""
     step: int
     """The step of the log entry that raised it, which is the first entry after the judged iteration."""
     message: str
@@ -146,7 +147,7 @@ class CollapseDetector:
                 self.holding.add(rule.name)
                 step = int(entry["step"])
                 message = f"{rule.name}: by step {step} `{rule.metric}` {breach}: {rule.hint}."
-                alarms.append(Alarm(rule, step, message))
+                alarms.append(Alarm(rule.name, step, message))
         return alarms
 
     def _completed(self) -> Iterator[tuple[Rule, Sequence[float]]]:

@@ -95,7 +95,7 @@ class TestDefaultRules:
     def test_each_sees_its_collapse(self, name: str, values: dict[str, float | None]) -> None:
         log_history = numbered([healthy(i) if i < 20 else {**healthy(i), **values} for i in range(40)])
         (alarm,) = detect(log_history)
-        assert alarm.rule.name == name
+        assert alarm.rule == name
         assert alarm.step > 21
 
 
