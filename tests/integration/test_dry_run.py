@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 import train
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from sorl_trl.command_line import run_command
 from sorl_trl.trainers.late_rollouts import PolicyCopies
-from tests.agents import VOCABULARY, agent_tokenizer
 from tests.interrupts import make_world, training_words
-from tests.model_families import GEMMA
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +74,6 @@ def test_why_it_cannot_train(
     monkeypatch.chdir(folder)
     line = dry_run(capsys, words(folder, **changed), code=2)
     assert line.startswith("error: ") and reason in line
-
-
-def test_a_policy_that_copies_could_not_sample_from(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before anything is trained, and without the name of an option that nobody has set."""
-    shape = {**GEMMA, "vocab_size": len(VOCABULARY)}
-    Gemma3ForCausalLM(Gemma3TextConfig(**shape)).save_pretrained(tmp_path)
-    agent_tokenizer().save_pretrained(tmp_path)
-    line = dry_run(capsys, words(folder, model_name_or_path=tmp_path, async_staleness=1), code=2)
-    assert line.startswith("error: `async_staleness` is 1, but copies of the policy ")
-    assert "`vllm_mode='server'`" in line and "engine='slots'" not in line
-    assert "This can train" in dry_run(capsys, words(folder, model_name_or_path=tmp_path))
 
 
 def test_rollouts_ahead_are_rehearsed_as_they_are_sampled(
