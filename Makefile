@@ -22,7 +22,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python quickstart.py
 
 models/smollm2-135m/config.json: | $(VENV)/.installed
-	$(BIN)/sorl model smollm2-135m models/smollm2-135m
+	$(BIN)/python -m examples.quickstart.model smollm2-135m models/smollm2-135m
 
 model: models/smollm2-135m/config.json
 

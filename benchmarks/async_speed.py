@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from examples.quickstart import PROTOCOL
 from tests.agents import LIMITS, NAMES, agent_tokenizer, teach
 from transformers import LlamaForCausalLM
 
@@ -33,7 +34,6 @@ from benchmarks.common import RESULTS, Row, read_rows, table, write_rows
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.agents.vllm_server import VLLMServer
 from sorl_trl.command_line import Parser, at_least, run_command
-from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.types import Passage
 

@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from examples.quickstart import CORPUS_FILE, EVALUATION_FILE
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 from transformers import GenerationConfig
@@ -39,7 +40,6 @@ from sorl_trl.ops import turn_layout, turn_mismatch, within
 from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_trainer
 from sorl_trl.rollout import Collector, Engine, SlotEngine, TurnEnd, assemble, generate_turns, model_engine
-from sorl_trl.sandbox import CORPUS_FILE, EVALUATION_FILE
 from sorl_trl.trainers.vllm_policy import TOLERANCE, PolicyGeneration, ServerPolicy
 from sorl_trl.types import Trajectory, Turn
 

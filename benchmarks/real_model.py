@@ -4,7 +4,7 @@ SmolLM2-135M-Instruct learns to search a second time (`recipes/smollm2_search.ya
 regimes, and with two of them while rollouts are sampled ahead. The plan, written before the first judging seed ran, is
 in docs/results.md.
 
-    sorl model smollm2-135m models/smollm2-135m
+    python -m examples.quickstart.model smollm2-135m models/smollm2-135m
     python -m benchmarks.real_model
 
 Each run is `sorl train` and `sorl evaluate` in processes of their own, and adds a row to `results/real_model.json`. A
@@ -32,10 +32,10 @@ from typing import Any
 
 import torch
 import yaml
+from examples.quickstart.demo import PRETRAINED, prepare
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from benchmarks.common import RESULTS, Row, alone, claim, locked, read_rows, table, write_rows
-from sorl_trl.cli.quickstart import PRETRAINED, prepare
 from sorl_trl.command_line import RECIPES
 from sorl_trl.records.evaluated import read_evaluated
 
@@ -345,7 +345,7 @@ def start(model: str) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="models/smollm2-135m", help="folder that `sorl model` wrote")
+    parser.add_argument("--model", default="models/smollm2-135m", help="folder that `make model` wrote")
     model = parser.parse_args(words).model
     os.environ["OMP_NUM_THREADS"] = "1"  # of what is started from here
     RUNS.mkdir(parents=True, exist_ok=True)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from examples.quickstart import CORPUS_FILE, TRAIN_FILE, build_atlas
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
@@ -33,7 +34,6 @@ from benchmarks.common import RESULTS, alone, table
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_trainer
-from sorl_trl.sandbox import CORPUS_FILE, TRAIN_FILE, build_atlas
 
 FILE = RESULTS / "real_model_cost.json"
 FASTER = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}  # what is freed is kept

@@ -16,11 +16,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from examples.quickstart import LIMITS, ExpertNoise, WarmStartConfig
+
 from benchmarks.worlds import BenchmarkWorld, HuntWorld, QuestionWorld, WorkingWorld
 from benchmarks.worlds.working import HOPS
 from sorl_trl.methods import METHODS as PUBLISHED
 from sorl_trl.methods import ClipPenalty, Method
-from sorl_trl.sandbox import LIMITS, ExpertNoise, WarmStartConfig
 
 
 @dataclass(frozen=True)

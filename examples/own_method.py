@@ -1,6 +1,6 @@
 """Your own method: credit, surrogate and a term of the loss, each a function.
 
-sorl quickstart  # writes the default questions and corpus
+python quickstart.py  # writes the default questions and corpus
 python examples/own_method.py --model Qwen/Qwen2.5-3B --output_dir out
 """
 

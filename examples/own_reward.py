@@ -1,6 +1,6 @@
 """Your own rewards for a search agent: one per trajectory, and one per turn.
 
-sorl quickstart  # writes the default questions and corpus
+python quickstart.py  # writes the default questions and corpus
 python examples/own_reward.py --model Qwen/Qwen2.5-3B --output_dir out
 """
 

@@ -1,6 +1,6 @@
 """PPO for a search agent; afterwards, the critic values the last trajectories.
 
-sorl quickstart  # writes the default questions and corpus
+python quickstart.py  # writes the default questions and corpus
 python examples/ppo.py --model Qwen/Qwen2.5-3B --output_dir out-ppo
 """
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from examples.quickstart import PROTOCOL
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig
 
 from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout import RetryPolicy, RolloutLimits
-from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, SearchUnavailable
 from sorl_trl.trainers.base import TurnLevelTrainer
 from tests.policies import build_policy, word_tokenizer

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer
-from sorl_trl.diagnostics import CollapseGuard, Level
+from sorl_trl.diagnostics.callbacks import CollapseGuard
+from sorl_trl.diagnostics.collapse import Rule, level
 from sorl_trl.trainers.optimizer_step import scale_policy_rate
 from tests.agents import build_agent
 
@@ -19,7 +21,7 @@ JUMP = 16
 """The steps after it have a learning rate that ruins the policy: those of iteration 4 are the first."""
 ALARM = JUMP + UPDATES + 1
 """With this step's log entry, iteration 4 is complete."""
-RULES = (Level("high_kl", "kl_to_old", "lower the learning rate", threshold=0.2),)
+RULES = (Rule("high_kl", "kl_to_old", partial(level, threshold=0.2), "lower the learning rate"),)
 
 
 class LearningRateJump(TrainerCallback):

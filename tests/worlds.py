@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.worlds.invented import Population, build_invented
-
-from sorl_trl.sandbox import PolicyConfig, WarmStartConfig, World, WorldSize, warm_start
+from examples.quickstart import PolicyConfig, WarmStartConfig, World, WorldSize, warm_start
 
 POPULATION = Population(people=120, companies=20, cities=24, lands=8, first_names=14, last_names=16)
 PRACTICE_WORLDS = 4

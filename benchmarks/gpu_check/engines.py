@@ -164,8 +164,8 @@ class EmptySearch:
 
 def save_policy(folder: Path, seed: int) -> Path:
     """A random policy, whose heads are 64 wide, with a tokenizer."""
-    from sorl_trl.sandbox import PolicyConfig, make_policy, store_policy, word_tokenizer
-    from sorl_trl.sandbox.imitation import TAGS
+    from examples.quickstart import PolicyConfig, make_policy, store_policy, word_tokenizer
+    from examples.quickstart.imitation import TAGS
 
     tokenizer = word_tokenizer(["who found it"], TAGS)
     return store_policy(make_policy(tokenizer, PolicyConfig(hidden_size=128, heads=2), seed), tokenizer, folder)
@@ -174,9 +174,9 @@ def save_policy(folder: Path, seed: int) -> Path:
 def train_ahead(context: Context, url: str) -> dict[str, Any]:
     """Two updates of each of two rollouts, the second of which is sampled while the first is trained on."""
     from datasets import Dataset
+    from examples.quickstart import LIMITS, PROTOCOL
 
     from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
-    from sorl_trl.sandbox import LIMITS, PROTOCOL
 
     config = SOGRPOConfig(
         str(context.folder / "out"),

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from examples.quickstart import CORPUS_FILE, build_atlas
+
 from sorl_trl.command_line import Parser, run_command
-from sorl_trl.sandbox import CORPUS_FILE, build_atlas
 from sorl_trl.search import BM25Index, DenseIndex, DenseOptions, SearchBackend
 from sorl_trl.types import Passage
 

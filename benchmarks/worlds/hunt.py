@@ -20,12 +20,12 @@ from typing import Any
 import torch
 import transformers
 from datasets import Dataset
+from examples.quickstart import Example, PolicyConfig, example_of, imitate, make_policy, store_policy, word_tokenizer
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from trl import GRPOTrainer
 
 from benchmarks.worlds.questions import BenchmarkWorld, Examination
 from sorl_trl.rollout import TurnEnd, generate_turns, model_engine
-from sorl_trl.sandbox import Example, PolicyConfig, example_of, imitate, make_policy, store_policy, word_tokenizer
 
 FOUND, LOST, NO_PLACE = "found", "lost", "no such place"
 """What ends a hunt, well or badly, and the answer to a turn that digs nowhere."""

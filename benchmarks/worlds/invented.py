@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sorl_trl.sandbox.world import Relation, World, WorldSize, build_world
+from examples.quickstart.world import Relation, World, WorldSize, build_world
 
 RELATIONS = (
     Relation("hometown", "person", "city", "hometown", "{subject} was born in {object} .", "born"),

@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-from benchmarks.worlds.invented import build_invented
-from sorl_trl import SearchRollout, qa
-from sorl_trl.rollout import Collector, EngineOptions, RolloutLimits, TurnEnd, model_engine
-from sorl_trl.sandbox import (
+from examples.quickstart import (
     CORPUS_FILE,
     EVALUATION_FILE,
     LIMITS,
@@ -28,6 +23,11 @@ from sorl_trl.sandbox import (
     WorldSize,
     warm_start,
 )
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from benchmarks.worlds.invented import build_invented
+from sorl_trl import SearchRollout, qa
+from sorl_trl.rollout import Collector, EngineOptions, RolloutLimits, TurnEnd, model_engine
 from sorl_trl.search import BM25Index
 
 POLICY = "policy"

@@ -9,13 +9,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from examples.quickstart import (
+    ExpertNoise,
+    PolicyConfig,
+    ScriptedExpert,
+    WarmStartConfig,
+    World,
+    WorldSize,
+    warm_start,
+)
+from examples.quickstart.expert import UNKNOWN, observations_in
+from examples.quickstart.world import Relation
+
 from benchmarks.worlds.invented import RELATIONS, invented_words
 from benchmarks.worlds.questions import EVALUATION_QUESTIONS, PRACTICE_WORLDS, TRAIN_QUESTIONS, SearchWorld
 from sorl_trl.qa import Question
 from sorl_trl.rollout import EngineOptions, RolloutLimits
-from sorl_trl.sandbox import ExpertNoise, PolicyConfig, ScriptedExpert, WarmStartConfig, World, WorldSize, warm_start
-from sorl_trl.sandbox.expert import UNKNOWN, observations_in
-from sorl_trl.sandbox.world import Relation
 from sorl_trl.types import Passage
 
 HOPS = 3

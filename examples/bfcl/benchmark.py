@@ -3,7 +3,7 @@
 SmolLM2-135M-Instruct imitates the solutions of some short tasks, is trained on others by the environment's reward, and
 is evaluated on yet others, with SO-GRPO and GRPO (`examples/bfcl/smollm2.yaml`).
 
-    sorl model smollm2-135m models/smollm2-135m
+    python -m examples.quickstart.model smollm2-135m models/smollm2-135m
     python -m examples.bfcl.benchmark
 
 A run that is in `benchmarks/results/bfcl.json` is not made again, and one that was interrupted goes on from its
@@ -29,11 +29,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from examples.bfcl.environment import BFCLEnvironment
 from examples.bfcl.solutions import solved_examples
 from examples.bfcl.tasks import BFCL_SETS, Task, load_tasks, rows_of, task_of, write_rows
+from examples.quickstart import imitate, store_policy
 from sorl_trl.files import write_whole
 from sorl_trl.records import RECIPE_FILE
 from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.rollout import RolloutLimits
-from sorl_trl.sandbox import imitate, store_policy
 from sorl_trl.types import Action, ActionKind, Turn
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "bfcl.json"
@@ -204,7 +204,7 @@ def replay() -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="models/smollm2-135m", help="folder that `sorl model` wrote")
+    parser.add_argument("--model", default="models/smollm2-135m", help="folder that `make model` wrote")
     parser.add_argument("--split", action="store_true", help="write the files of tasks and the warm start, no more")
     parser.add_argument("--replay", action="store_true", help="time the worlds, no more")
     arguments = parser.parse_args(words)

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from examples.bfcl.environment import BFCLEnvironment
 from examples.bfcl.tasks import Task, rows_of
+from examples.quickstart.imitation import Example, example_of
 from sorl_trl.qa import encode_prompts
 from sorl_trl.rollout import (
     ChatProtocol,
@@ -17,7 +18,6 @@ from sorl_trl.rollout import (
     RolloutLimits,
     assemble,
 )
-from sorl_trl.sandbox.imitation import Example, example_of
 
 DONE = "Done."
 

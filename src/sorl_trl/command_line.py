@@ -192,7 +192,6 @@ class Shipped:
 
     folder: str
     """The folder in the package. At the root of the repository it has the same name."""
-    kind: str
     command: str
     """The subcommand of `sorl` that lists them."""
     option: str
@@ -213,8 +212,9 @@ class Shipped:
             return Path(name)
         if name in self.paths:
             return self.paths[name]
-        ours = f"one of our {self.kind}s (`sorl {self.command}` lists them)"
-        raise UserMistake(f"{argument or self.option}: {name!r} is neither a file nor the name of {ours}")
+        raise UserMistake(
+            f"{argument or self.option}: {name!r} is neither a file nor one that `sorl {self.command}` lists"
+        )
 
     def listing(self) -> str:
         """One line per file: its name, and the first sentence of the comment at its top."""
@@ -224,8 +224,8 @@ class Shipped:
         return "\n".join([*lines, "", usage])
 
 
-RECIPES = Shipped("recipes", "recipe", "recipes", "--config")
-CONFIGS = Shipped("accelerate_configs", "accelerate config", "configs", "--accelerate_config")
+RECIPES = Shipped("recipes", "recipes", "--config")
+CONFIGS = Shipped("accelerate_configs", "configs", "--accelerate_config")
 
 
 def _first_sentence(path: Path) -> str:

@@ -43,8 +43,8 @@ def raise_if_disk_full(folder: Path) -> Iterator[None]:
 
 
 MADE_BY: dict[tuple[str, ...], str] = {
-    ("runs", "quickstart"): "sorl quickstart",
-    ("runs", "train-lm"): "sorl quickstart --model MODEL",
+    ("runs", "quickstart"): "python quickstart.py",
+    ("runs", "train-lm"): "python quickstart.py --model MODEL",
 }
 """Folders that recipes read -> the command that writes them."""
 

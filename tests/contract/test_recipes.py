@@ -16,12 +16,6 @@ RECIPES = sorted([*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "examples").glob(
 ON_GPUS = ["so_grpo_qwen2.5_3b", "so_grpo_qwen2.5_7b_lora", "so_ppo_qwen2.5_7b_lora"]
 
 
-@pytest.fixture(autouse=True)
-def libraries_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM is in an environment of its own."""
-    monkeypatch.setattr("sorl_trl.recipe.arguments.find_spec", lambda module: object())
-
-
 def parse(recipe: str | Path, folder: Path, *overrides: str) -> Arguments:
     """As `train.py` does; files and the GPU, which are not here, are replaced."""
     (folder / "data.jsonl").touch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from peft import LoraConfig
 from transformers import AutoTokenizer
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.diagnostics import CollapseGuard, Level
+from sorl_trl.diagnostics.callbacks import CollapseGuard
+from sorl_trl.diagnostics.collapse import Rule, level
 from sorl_trl.methods import Method
 from sorl_trl.search import BM25Index, SearchArguments
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
@@ -172,7 +174,7 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | Recorded
         method=Method(credit=lambda rollout: rollout.returns) if case.no_baseline else case.method,
     )
     if case.stopped:
-        trainer.add_callback(CollapseGuard("stop", [Level("always", "reward", "none", threshold=-1.0, patience=1)]))
+        trainer.add_callback(CollapseGuard("stop", [Rule("always", "reward", partial(level, threshold=-1.0), "none")]))
     return trainer, recorded
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples.quickstart import PROTOCOL
 from peft import LoraConfig
 from torch import Tensor
 from transformers import TrainerCallback
@@ -23,7 +24,6 @@ from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import EngineVeto, Method
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import EngineOptions, RowTurn, SearchResponder
-from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, NoSearch, SearchUnavailable
 from sorl_trl.trainers.checks import check_ahead
 from sorl_trl.trainers.late_rollouts import PolicyCopies, RolloutsAhead

@@ -16,26 +16,23 @@ from typing import Any
 import datasets
 import pytest
 from benchmarks.worlds.invented import Population, build_invented
-from peft import LoraConfig, get_peft_model
-from transformers import AutoTokenizer, LlamaForCausalLM
-
-from sorl_trl.cli import evaluate
-from sorl_trl.command_line import UserMistake
-from sorl_trl.qa import Question, write_questions
-from sorl_trl.records.evaluated import read_evaluated, read_settings
-from sorl_trl.sandbox import (
+from examples.quickstart import (
     LIMITS,
     NO_NOISE,
     PROMPT_TEMPLATE,
     PolicyConfig,
     WarmStartConfig,
-    World,
     WorldSize,
     warm_start,
 )
+from peft import LoraConfig, get_peft_model
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from sorl_trl.cli import evaluate
+from sorl_trl.qa import write_questions
+from sorl_trl.records.evaluated import read_evaluated, read_settings
 from sorl_trl.search import BM25Index, RetryPolicy, SearchUnavailable
 from tests.distributed.launch import CONFIGS, ENVIRONMENT, ROOT, run
-from tests.unit.search.servers import Reply, Server
 
 POPULATION = Population(people=30, companies=8, cities=9, lands=4, first_names=8, last_names=9)
 QUESTIONS = 12
@@ -44,29 +41,17 @@ LEARNER = WarmStartConfig(PolicyConfig(32, 1, 2), NO_NOISE, trajectories=60, ste
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that has half learnt to search, the corpus with its index, one's own questions and two benchmarks."""
+    """A policy that has half learnt to search, the corpus with its index, one's own questions and a benchmark."""
     folder = tmp_path_factory.mktemp("world")
     world = build_invented(0, POPULATION, WorldSize(train_questions=60, evaluation_questions=20))
     world.write(folder)
     BM25Index.build(folder / "corpus.jsonl", folder / "index", show_progress=False)
     shutil.copytree(warm_start(world, [world], folder / "cache", LEARNER), folder / "policy")
     write_questions(world.train[:QUESTIONS], folder / "own.jsonl")
-    for name, row in (("medqa", medqa_row), ("bamboogle", flashrag_row)):
-        (folder / "sets" / name).mkdir(parents=True)
-        rows = [row(question, world) for question in world.train[:4]]
-        (folder / "sets" / name / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = {"question": "which ?", "answer": "Rome", "options": {"A": "Oslo", "B": "Rome"}, "answer_idx": "B"}
+    (folder / "sets/medqa").mkdir(parents=True)
+    (folder / "sets/medqa/test.jsonl").write_text(json.dumps(row) + "\n")
     return folder
-
-
-def flashrag_row(question: Question, world: World) -> dict[str, Any]:
-    return {"id": question.id, "question": question.question, "golden_answers": [*question.golden_answers]}
-
-
-def medqa_row(question: Question, world: World) -> dict[str, Any]:
-    right = question.golden_answers[0]
-    wrong = sorted({other.golden_answers[0] for other in world.train} - set(question.golden_answers))[:3]
-    options = dict(zip("ABCD", [*wrong, right], strict=True))
-    return {"question": question.question, "answer": right, "options": options, "answer_idx": "D"}
 
 
 SAMPLED = {"num_samples": 4, "temperature": 1.0}
@@ -106,37 +91,22 @@ def trajectories(run: Path) -> list[dict[str, Any]]:
     return [row for name in read_settings(run)["datasets"] for row in read_evaluated(run, name)]
 
 
-def test_a_greedy_run_over_three_datasets(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_greedy_run_over_two_datasets(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = command_line(world, tmp_path, data_source_folder=world / "sets")
-    evaluate.main([*words, "--benchmarks", "medqa", "bamboogle"])
+    evaluate.main([*words, "--benchmarks", "medqa"])
     found = results(tmp_path)
-    assert list(found["datasets"]) == ["medqa", "bamboogle", "own"]
-    assert [each["questions"] for each in found["datasets"].values()] == [4, 4, QUESTIONS]
+    assert list(found["datasets"]) == ["medqa", "own"]
+    assert [each["questions"] for each in found["datasets"].values()] == [1, QUESTIONS]
     assert "choice_accuracy" in found["datasets"]["medqa"]["means"]
     assert "choice_accuracy" not in found["datasets"]["own"]["means"]
     rows = trajectories(tmp_path)
-    assert len(rows) == 8 + QUESTIONS
+    assert len(rows) == 1 + QUESTIONS
     assert sum(found["datasets"]["own"]["stop_reasons"].values()) == pytest.approx(1)
     assert rows[-1]["prompt"] == PROMPT_TEMPLATE.format(question=rows[-1]["question"])
     assert 0 < found["datasets"]["own"]["means"]["exact_match"]["mean"] < 1, "nothing to see where all are alike"
     printed = capsys.readouterr()
     assert (tmp_path / "results.md").read_text() in printed.out
-    assert f"{8 + QUESTIONS}/{8 + QUESTIONS}" in printed.err
-
-
-def test_samples_differ_and_are_scored_together(world: Path, tmp_path: Path) -> None:
-    evaluate.main(command_line(world, tmp_path / "a", **SAMPLED))
-    rows = trajectories(tmp_path / "a")
-    own = results(tmp_path / "a")["datasets"]["own"]
-    asked = list(dict.fromkeys(row["question_id"] for row in rows))
-    assert [(row["question_id"], row["sample"]) for row in rows] == [(name, i) for name in asked for i in range(4)]
-    assert len({str(row["segments"]) for row in rows}) > QUESTIONS
-    right = [row["question_id"] for row in rows if row["correct"]]
-    assert own["means"]["exact_match"]["mean"] == pytest.approx(len(right) / len(rows))
-    assert own["best_of_n"]["correct"]["mean"] == pytest.approx(len(set(right)) / QUESTIONS)
-    assert 0 < len(right) / len(rows) < len(set(right)) / QUESTIONS
-    evaluate.main(command_line(world, tmp_path / "b", **SAMPLED, seed=1))
-    assert trajectories(tmp_path / "b") != rows
+    assert f"{1 + QUESTIONS}/{1 + QUESTIONS}" in printed.err
 
 
 KILLED = """
@@ -193,16 +163,6 @@ def test_lost_trajectories_are_said_and_made_anew(
     assert results(tmp_path / "run")["datasets"] == results(tmp_path / "straight")["datasets"]
 
 
-def test_a_url_that_is_no_search_servers_is_one_line(world: Path, tmp_path: Path) -> None:
-    server = Server()
-    server.reply = lambda request: Reply(b"no such page", status=404)
-    try:
-        with pytest.raises(ConnectionError, match=f"{server.url}: HTTP 404"):
-            evaluate.main(command_line(world, tmp_path / "run", index=None, search_url=server.url))
-    finally:
-        server.close()
-
-
 @pytest.mark.distributed
 def test_two_processes_make_the_run_of_one(world: Path, tmp_path: Path) -> None:
     for mode in ({}, SAMPLED):
@@ -234,38 +194,3 @@ def test_an_adapter_is_put_upon_its_base_model(world: Path, tmp_path: Path) -> N
         evaluate.main(command_line(world, tmp_path / f"run-{name}", model_name_or_path=checkpoint))
         segments[name] = [row["segments"] for row in trajectories(tmp_path / f"run-{name}")]
     assert segments["adapter"] == segments["merged"] != segments["base"]
-
-
-def test_a_chat_model_is_asked_through_its_template(
-    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A template that ends messages with another token than the policy's last is warned of."""
-    shutil.copytree(world / "policy", tmp_path / "policy")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} [PAD] {% endfor %}{{ kind }} :"
-    tokenizer.save_pretrained(tmp_path / "policy")
-    changed = {"model_name_or_path": tmp_path / "policy", "protocol": "search_r1", "prompt_template": "{question}"}
-    sizes = {"max_observation_tokens": 40, "max_completion_length": 160}
-    chat = ["--chat", "--chat_template_kwargs", '{"kind": "question"}']
-    evaluate.main([*command_line(world, tmp_path / "run", **changed, **sizes), *chat])
-    for row in trajectories(tmp_path / "run"):
-        assert row["prompt"] == f"{row['question']} [PAD] question :"
-    assert "The chat template ends messages with" in caplog.text
-
-
-def test_a_chat_needs_a_template_before_any_model_is_loaded(world: Path, tmp_path: Path) -> None:
-    shutil.copytree(world / "policy", tmp_path / "policy")
-    (tmp_path / "policy" / "model.safetensors").write_bytes(b"")
-    words = command_line(world, tmp_path / "run", model_name_or_path=tmp_path / "policy")
-    with pytest.raises(UserMistake, match="`chat` is True, but the policy's tokenizer has no chat template"):
-        evaluate.main([*words, "--chat"])
-
-
-def test_two_runs_are_compared(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [str(tmp_path / name) for name in ("with", "without")]
-    evaluate.main(command_line(world, Path(runs[0])))
-    evaluate.main(command_line(world, Path(runs[1]), index=None, no_search=True, limit=10))
-    capsys.readouterr()
-    evaluate.compare(runs)
-    printed = capsys.readouterr().out
-    assert "| own " in printed and " 2 questions." in printed

@@ -28,22 +28,10 @@ def test_one_line_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
-    """Its folder is not free, but one that was interrupted before its first step leaves nothing."""
+    """And a second Ctrl-C ends it at once."""
     make_world(tmp_path)
     words = [*SINGLE, *training_words(tmp_path, save_steps=100_000)]
     code, shown = interrupted(tmp_path, words, (tmp_path / "out/recipe.yaml").is_file, times=2)
     assert code == 130
     assert "Traceback" not in shown
     assert "before a checkpoint was saved" in shown
-    assert run_command(launch, words) == 2
-
-
-def test_before_the_first_step(tmp_path: Path) -> None:
-    """Nothing of the run is left that would refuse the same command."""
-    make_world(tmp_path)
-    words = [*SINGLE, *training_words(tmp_path, steps_per_generation=64, num_generations=64)]
-    bar = tmp_path / "err.txt"
-    code, shown = interrupted(tmp_path, words, lambda: "0/100000" in bar.read_text())
-    assert code == 130
-    assert "interrupted at step 0" in shown
-    assert not (tmp_path / "out/recipe.yaml").exists()

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from examples.quickstart import CORPUS_FILE, LIMITS, PROMPT_TEMPLATE, PROTOCOL, World
 from transformers import AutoTokenizer, GenerationConfig
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, qa
 from sorl_trl.rollout import Collector, HFGenerator
-from sorl_trl.sandbox import CORPUS_FILE, LIMITS, PROMPT_TEMPLATE, PROTOCOL, World
 from sorl_trl.search import BM25Index
 from tests.worlds import taught_policy, to_learn_in
 

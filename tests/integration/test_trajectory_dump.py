@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl import SOGRPOTrainer
 from sorl_trl.records.trained import TrainedTrajectory, read_trained
 from tests.agents import build_agent, search_index
 
@@ -95,12 +95,6 @@ def test_what_was_asked_and_answered_goes_with_it(rows: list[TrainedTrajectory])
     assert any(trained.answer for trained in rows)
 
 
-def test_the_critics_advantages_differ_between_turns(tmp_path: Path) -> None:
-    rows = dumped(build(tmp_path, SOPPOTrainer, num_generations=2, max_steps=2))
-    several = [trained for trained in rows if max(trained.turn_ids) > 0]
-    assert any(len(set(trained.advantages)) > 1 for trained in several)
-
-
 def test_a_run_resumed_within_a_cycle_still_knows_what_it_asked(tmp_path: Path) -> None:
     """And what the run before wrote of later steps is gone."""
     run: dict[str, Any] = {"search": search_index(tmp_path), "save_trajectories_steps": 4}
@@ -110,15 +104,3 @@ def test_a_run_resumed_within_a_cycle_still_knows_what_it_asked(tmp_path: Path) 
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
     assert {trained.step for trained in whole} == {4, 8}
     assert list(read_trained(tmp_path / "run")) == [trained for trained in whole if trained.step == 4]
-
-
-def test_columns_of_other_types_do_not_end_a_run(tmp_path: Path) -> None:
-    """A question in messages, an answer that is no list, and none at all."""
-    trainer = build(tmp_path, max_steps=4)
-    column = [{"role": "user", "content": "where"}]
-    trainer.train_dataset = trainer.train_dataset.map(
-        lambda row, i: {"question": column, "golden_answers": ["rome", None][i % 2]}, with_indices=True
-    )
-    rows = dumped(trainer)
-    assert {trained.question for trained in rows} == {None}
-    assert {trained.golden_answers for trained in rows} == {("rome",), ()}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples.quickstart import PROTOCOL
 from tokenizers import AddedToken
 from transformers import GenerationConfig
 
@@ -25,7 +26,6 @@ from sorl_trl.rollout import (
     RowTurn,
     TurnEnd,
 )
-from sorl_trl.sandbox import PROTOCOL
 from tests.agents import agent_tokenizer
 from tests.engines import take_turns
 from tests.vllm.policies import WINDOW, each_mode, load_policy, save_policy, wrap

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt"))
-EXTRAS = "sandbox,serve"
+EXTRAS = "serve"
 HIDDEN = ("PYTHONPATH", "VIRTUAL_ENV", "DS_ACCELERATOR", "TRL_EXPERIMENTAL_SILENCE")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 

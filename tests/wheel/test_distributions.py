@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
@@ -30,23 +29,6 @@ def in_wheel(wheel: Path) -> dict[str, bytes]:
 def test_pypi_would_take_them(built: Built) -> None:
     shown = run(built.clone, built.tools, "-m", "twine", "check", "--strict", built.sdist, built.wheel)
     assert shown.count("PASSED") == 2
-
-
-def test_the_sdist_has_the_files_themselves(built: Built) -> None:
-    with tarfile.open(built.sdist) as archive:
-        prefix = f"{built.sdist.name.removesuffix('.tar.gz')}/src/sorl_trl/"
-        files = {
-            member.name.removeprefix(prefix): archive.extractfile(member) for member in archive if member.isfile()
-        }
-        found = {name: file.read() for name, file in files.items() if file and name in data_files()}
-        assert [member.name for member in archive if member.issym() or member.islnk()] == []
-    assert found == data_files()
-
-
-def test_the_wheel_of_the_sdist_is_that_of_the_clone(built: Built, tmp_path: Path) -> None:
-    run(tmp_path, built.tools, "-m", "build", "--wheel", "--outdir", tmp_path, built.clone)
-    (direct,) = tmp_path.glob("*.whl")
-    assert in_wheel(built.wheel) == in_wheel(direct)
 
 
 def test_the_wheel_has_the_package_and_nothing_else(built: Built) -> None:

@@ -1,1 +1,1 @@
-"""The commands of a user: `sorl` and its subcommands. train.py, evaluate.py and quickstart.py run three of them."""
+"""The commands of a user: `sorl` and its subcommands. train.py and evaluate.py run two of them."""

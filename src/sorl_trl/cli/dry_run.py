@@ -21,8 +21,8 @@ from transformers.trainer_utils import SaveStrategy
 from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import encode_prompts
 from sorl_trl.recipe.arguments import Arguments
-from sorl_trl.recipe.build import build_rollout, build_trainer, load_tokenizer
-from sorl_trl.recipe.memory import available_bytes, estimate, remedies
+from sorl_trl.recipe.build import build_rollout, build_trainer, tokenizer_of
+from sorl_trl.recipe.memory import available_bytes, estimate
 from sorl_trl.rollout.engine import positions_of
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.text import one_line
@@ -35,6 +35,11 @@ LONGEST = 64
 """How many prompts, those with the most characters, are tokenized to find the longest."""
 THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 """The environment variable with the size in bytes from which glibc's allocator returns freed memory."""
+REMEDIES = (
+    "Try in this order: vllm_enable_sleep_mode; gradient_checkpointing; half of per_device_train_batch_size with "
+    "twice the steps_per_generation and gradient_accumulation_steps; --accelerate_config zero2 or zero3; use_peft; "
+    "less max_completion_length"
+)
 SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "rollout/stop_reason/")
 """Metrics are shown if their names begin like this."""
 
@@ -44,7 +49,7 @@ def try_out(arguments: Arguments) -> None:
     try:
         with TemporaryDirectory() as folder:
             output_dir, arguments.config.output_dir = arguments.config.output_dir, folder
-            rollout = build_rollout(arguments, load_tokenizer(arguments))
+            rollout = build_rollout(arguments, tokenizer_of(arguments))
             trainer = build_trainer(arguments, rollout)
             show(chain(run_table(arguments, trainer), plan(arguments, trainer, rollout), rehearse(trainer)), trainer)
     except (ValueError, RuntimeError, OSError, ImportError, SearchUnavailable, SearchError) as error:
@@ -138,8 +143,7 @@ def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> It
         yield "", f"glibc may keep half as much again; with {THRESHOLD}=1048576 it does not, and takes more time"
     if needed.peak > limit:
         raise ValueError(
-            f"a step needs about {needed.peak / GIB:.1f} GiB on each device, which has {limit / GIB:.1f}. Turn, in "
-            f"this order: {'; '.join(remedies(trainer.model, config))}"
+            f"a step needs about {needed.peak / GIB:.1f} GiB on each device, which has {limit / GIB:.1f}. {REMEDIES}"
         )
 
 

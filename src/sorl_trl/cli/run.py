@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainingArguments
 
 from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.cli.dry_run import run_table, show, try_out
 from sorl_trl.command_line import INTERRUPTED, UserMistake, mistakes, package_version
-from sorl_trl.diagnostics import CollapseGuard
+from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.files import raise_if_disk_full, write_whole
 from sorl_trl.recipe.arguments import Arguments, parse_arguments
 from sorl_trl.recipe.build import build_trainer
@@ -32,8 +32,6 @@ from sorl_trl.trainers import SOPPOTrainer
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.checkpoint import RESTORED
 
-SIGNS = (RECIPE_FILE, *WEIGHTS, *ADAPTERS)
-"""A folder with one of these files holds a run or a policy."""
 SECRET = "_token"
 """Arguments whose names end like this are secrets, as in transformers."""
 START_OPTIONS = ("dry_run", "resume_from_checkpoint")
@@ -54,8 +52,8 @@ def run(words: Sequence[str]) -> None:
             try_out(arguments)
             return
         trainer = build_trainer(arguments)
-    trainer.add_callback(RecipeWriter(arguments))
     show(run_table(arguments, trainer), trainer)
+    write_recipe(arguments, trainer)
     with interruptible(trainer):
         try:
             trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
@@ -63,6 +61,7 @@ def run(words: Sequence[str]) -> None:
             raise UserMistake(str(error)) from error
         except MalformedResponse as error:
             raise ConnectionError(str(error)) from error  # each process reports it, because others may not have met it
+    write_recipe(arguments, trainer)  # by now a resumed run has its checkpoint's values
     _save(trainer)
     trainer.end()
 
@@ -85,7 +84,7 @@ def _save(trainer: TurnLevelTrainer) -> None:
 def check_output_folder(config: TrainingArguments) -> None:
     """Find the checkpoint to resume from, and refuse a folder that another run has used, because two never share one.
 
-    No process writes one of the `SIGNS` before all have come this far, since they train together.
+    A run that saved nothing has not used its folder.
 
     Raises:
         ValueError: The checkpoint cannot be resumed from, or the output folder is used.
@@ -96,7 +95,7 @@ def check_output_folder(config: TrainingArguments) -> None:
     if step.isdecimal() and 0 < most <= int(step):
         raise ValueError(f"{resumed} is at step {step}, and `max_steps` is {most}: raise it to go on")
     goes_on = resumed is not None and Path(resumed).resolve().parent == folder.resolve()
-    is_used = bool(checkpoints(folder)) or any((folder / name).is_file() for name in SIGNS)
+    is_used = bool(checkpoints(folder)) or any((folder / name).is_file() for name in (*WEIGHTS, *ADAPTERS))
     if is_used and not goes_on:
         go_on = "`--resume_from_checkpoint latest` goes on with it, or " if checkpoints(folder) else ""
         raise ValueError(f"`output_dir` is {folder}, which holds a run: {go_on}remove it, or name another folder")
@@ -138,30 +137,11 @@ def _how_to_go_on(trainer: TurnLevelTrainer) -> str:
     return f"{at}: the same command with `--resume_from_checkpoint latest` goes on"
 
 
-class RecipeWriter(TrainerCallback):
-    """Writes the recipe of a run after its first step.
-
-    By then a resumed run has its checkpoint's values, and a run that failed before leaves its folder free.
-    """
-
-    def __init__(self, arguments: Arguments) -> None:
-        self.arguments = arguments
-        self.is_written = False
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self.is_written or not state.is_world_process_zero:
-            return
-        folder = Path(str(args.output_dir))
-        if args.resume_from_checkpoint is None and (folder / RECIPE_FILE).exists():
-            raise UserMistake(f"`output_dir` is {folder}, in which another run has just begun")
-        write_recipe(self.arguments, folder)
-        self.is_written = True
-
-
-def write_recipe(arguments: Arguments, folder: Path) -> None:
+def write_recipe(arguments: Arguments, trainer: TurnLevelTrainer) -> None:
     """Write `recipe.yaml` into the folder of a run, which is made if missing: it can be evaluated and repeated so."""
+    if not trainer.is_world_process_zero():
+        return
+    folder = Path(str(arguments.config.output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(recipe_of(arguments), sort_keys=False, allow_unicode=True)
     head = f"# What trained the policy in this folder, with sorl-trl {package_version()}.\n"

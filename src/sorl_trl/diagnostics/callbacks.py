@@ -16,7 +16,7 @@ from transformers import ProgressCallback, TrainerCallback, TrainerControl, Trai
 
 from sorl_trl.checks import check_choice
 from sorl_trl.command_line import is_first_process
-from sorl_trl.diagnostics.collapse import DEFAULT_RULES, Alarm, CollapseDetector, NotFinite, Rule
+from sorl_trl.diagnostics.collapse import DEFAULT_RULES, Alarm, CollapseDetector, Rule
 from sorl_trl.text import one_line
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ class CollapseGuard(TrainerCallback):
     - `"warn"`: log a warning.
     - `"stop"`: also write a checkpoint (unless `save_strategy` is "no") and end training.
 
-    After an alarm of `NotFinite`, no checkpoint is written. With `fp16`, these rules are left out, because gradient
-    norms that are not finite are common there and the gradient scaler skips such steps.
+    After an alarm that numbers are not finite, no checkpoint is written. With `fp16`, such rules are left out, because
+    gradient norms that are not finite are common there and the gradient scaler skips such steps.
 
     The log entries of alarms get `guard/alarms`, which loggers that were called before this callback do not see.
 
@@ -64,9 +64,7 @@ class CollapseGuard(TrainerCallback):
     ) -> None:
         if args.logging_strategy == "no":
             raise ValueError("`logging_strategy` is 'no', but CollapseGuard reads log entries: set it to 'steps'.")
-        self._detector = detector = CollapseDetector(
-            rule for rule in self.rules if not (args.fp16 and isinstance(rule, NotFinite))
-        )
+        self._detector = detector = CollapseDetector(rule for rule in self.rules if not (args.fp16 and rule.at_once))
         self.is_broken = False
         # A resumed run starts with its earlier alarms.
         self.alarms = [alarm for entry in state.log_history for alarm in detector.observe(entry)]
@@ -87,7 +85,8 @@ class CollapseGuard(TrainerCallback):
         if self.action == "stop":
             _warn(state, "CollapseGuard stops training.")
             control.should_training_stop = True
-            self.is_broken = any(isinstance(alarm.rule, NotFinite) for alarm in alarms)
+            fired = {alarm.rule for alarm in alarms}
+            self.is_broken = any(rule.at_once and rule.name in fired for rule in self.rules)
             control.should_save = args.save_strategy != "no" and not self.is_broken
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from sorl_trl.checks import POSITIVE_COUNT, Number, check_fields
+from functools import partial
+from typing import Any
 
 ITERATION_METRIC = "reward"
 """TRL logs this metric on the steps that generate, so an iteration lasts from one entry that has it to the next."""
@@ -17,65 +15,42 @@ MASKED_METRIC = "trajectories_without_turn"
 
 
 @dataclass(frozen=True)
-class Rule(ABC):
-    """A condition on one metric of docs/metrics.md, at an iteration and those before it."""
+class Rule:
+    """A condition on one metric of docs/metrics.md."""
 
     name: str
     metric: str
+    breach: Callable[[Sequence[float]], str | None]
+    """Describes how the condition holds in the last iteration, if it does, given the metric of each iteration."""
     hint: str
     """Advice, which ends the alarm's message."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @abstractmethod
-    def breach(self, history: Sequence[float]) -> str | None:
-        """Describe how the condition holds in the last iteration, if it does, given the metric of each iteration."""
+    at_once: bool = False
+    """Whether each log entry is judged by itself, as soon as it is there, and an alarm means broken weights."""
 
 
-@dataclass(frozen=True)
-class Level(Rule):
-    """`metric` is at least `threshold` for `patience` iterations in a row."""
-
-    threshold: float
-    patience: Annotated[int, POSITIVE_COUNT] = 1
-
-    def breach(self, history: Sequence[float]) -> str | None:
-        last = history[-self.patience :]
-        if len(last) < self.patience or min(last) < self.threshold:
-            return None
-        return f"is {last[-1]:.4g}, at or above {self.threshold:.4g}"
+def level(history: Sequence[float], threshold: float, patience: int = 1) -> str | None:
+    """At least `threshold` for `patience` iterations in a row."""
+    last = history[-patience:]
+    if len(last) < patience or min(last) < threshold:
+        return None
+    return f"is {last[-1]:.4g}, at or above {threshold:.4g}"
 
 
-@dataclass(frozen=True)
-class Fall(Rule):
-    """The mean of `metric` over `window` iterations is below `share` of the best such mean so far.
+def fall(history: Sequence[float], share: float, minimum: float, window: int = 1) -> str | None:
+    """A mean over `window` iterations below `share`, between 0 and 1, of the best such mean so far.
 
     It is not judged until the best mean is at least `minimum`, so that noise around 0 does not count as a fall.
     """
-
-    share: Annotated[float, Number(above=0, below=1)]
-    minimum: Annotated[float, Number(above=0)]
-    window: Annotated[int, POSITIVE_COUNT] = 1
-
-    def breach(self, history: Sequence[float]) -> str | None:
-        means = [mean(history[i - self.window : i]) for i in range(self.window, len(history) + 1)]
-        best = max(filter(math.isfinite, means), default=-math.inf)
-        if best < self.minimum or not means[-1] < self.share * best:
-            return None
-        return f"is {means[-1]:.4g}, fallen from a best of {best:.4g} to below {self.share * best:.4g}"
+    means = [mean(history[i - window : i]) for i in range(window, len(history) + 1)]
+    best = max(filter(math.isfinite, means), default=-math.inf)
+    if best < minimum or not means[-1] < share * best:
+        return None
+    return f"is {means[-1]:.4g}, fallen from a best of {best:.4g} to below {share * best:.4g}"
 
 
-@dataclass(frozen=True)
-class NotFinite(Rule):
-    """`metric`, the gradient norm, is NaN or infinite, or negative, which is DeepSpeed's sign for that.
-
-    Each log entry is judged at once, by itself. The loss would say no more: if it is NaN, its gradient is.
-    """
-
-    def breach(self, history: Sequence[float]) -> str | None:
-        last = history[-1]
-        return None if math.isfinite(last) and last >= 0 else f"is {last:g}"
+def not_finite(history: Sequence[float]) -> str | None:
+    """NaN or infinite, or negative, which is DeepSpeed's sign for that in a gradient norm."""
+    return None if math.isfinite(history[-1]) and history[-1] >= 0 else f"is {history[-1]:g}"
 
 
 def mean(values: Sequence[float]) -> float:
@@ -84,31 +59,42 @@ def mean(values: Sequence[float]) -> float:
 
 _SLOWER = "lower the learning rate or make fewer updates per rollout"
 _ANEW = "start a new run, which may have another learning rate, from a checkpoint before"
+_NO_SEARCH = "the policy stops searching, read its trajectories and check what the reward pays for"
 
-# The thresholds of `nothing_to_train_on` and `searches_fall` are set by hand, the others fitted to tiny policies.
-DEFAULT_RULES: tuple[Rule, ...] = (
-    NotFinite(
+# The thresholds of `nothing_to_train_on` and `searches_fall` are set by hand, the others fitted to tiny policies. The
+# loss would say no more than the gradient norm: if it is NaN, its gradient is.
+DEFAULT_RULES = (
+    Rule(
         "not_finite",
         "grad_norm",
+        not_finite,
         f"the weights may be none either: {_ANEW} this step, and {_SLOWER}",
+        at_once=True,
     ),
-    Level(
+    Rule(
         "nothing_to_train_on",
         MASKED_METRIC,
+        partial(level, threshold=1.0, patience=2),
         "the search engine answers no query, start it again and resume",
-        threshold=1.0,
-        patience=2,
     ),
-    Level("high_kl", "kl_to_old", f"{_SLOWER}, or set or lower `target_kl`", threshold=0.082, patience=2),
-    Level("high_turn_ratio", "turns/ratio_max", _SLOWER, threshold=4.3, patience=2),
-    Fall("reward_fall", "reward", f"{_ANEW} the fall, and {_SLOWER}", share=0.62, minimum=0.1, window=3),
-    Fall(
+    Rule(
+        "high_kl",
+        "kl_to_old",
+        partial(level, threshold=0.082, patience=2),
+        f"{_SLOWER}, or set or lower `target_kl`",
+    ),
+    Rule("high_turn_ratio", "turns/ratio_max", partial(level, threshold=4.3, patience=2), _SLOWER),
+    Rule(
+        "reward_fall",
+        "reward",
+        partial(fall, share=0.62, minimum=0.1, window=3),
+        f"{_ANEW} the fall, and {_SLOWER}",
+    ),
+    Rule(
         "searches_fall",
         "rollout/searches_per_trajectory",
-        "the policy stops searching, read its trajectories and check what the reward pays for",
-        share=0.25,
-        minimum=0.5,
-        window=3,
+        partial(fall, share=0.25, minimum=0.5, window=3),
+        _NO_SEARCH,
     ),
 )
 
@@ -117,7 +103,8 @@ DEFAULT_RULES: tuple[Rule, ...] = (
 class Alarm:
     """A message that the condition of a rule has begun to hold."""
 
-    rule: Rule
+    rule: str
+    """Its name."""
     step: int
     """The step of the log entry that raised it, which is the first entry after the judged iteration."""
     message: str
@@ -130,54 +117,47 @@ class CollapseDetector:
     value counts. None and NaN count as absent, and an absent metric fires no rule. If every trajectory of an iteration
     was masked, no metric does, because the iteration says nothing about the policy.
 
-    A rule fires when its condition begins to hold, and again only after the condition has ceased to hold. `NotFinite`
-    fires at the entry itself, even in iterations that the other rules do not judge. Rules must have different names.
+    A rule fires when its condition begins to hold, and again only after the condition has ceased to hold. Rules must
+    have different names.
     """
 
     def __init__(self, rules: Iterable[Rule] = DEFAULT_RULES) -> None:
         self.rules = tuple(rules)
-        self._entries: list[Mapping[str, Any]] | None = None
-        """The entries of the iteration that has begun; None before the first."""
+        self._entries: list[Mapping[str, Any]] = []
+        """The entries of the iteration that has begun."""
         self._history: dict[str, list[float]] = {rule.name: [] for rule in self.rules}
         self.holding: set[str] = set()
         """The rules that have fired and whose condition still holds. A rule that is removed may fire again."""
 
     def observe(self, entry: Mapping[str, Any]) -> list[Alarm]:
-        """Read the next entry of a `log_history`, and return the alarms of the iteration that it completes."""
-        step = int(entry["step"])
-        alarms: list[Alarm] = []
+        """Read the next entry of a `log_history`, and return the alarms that it raises."""
+        judged: list[tuple[Rule, Sequence[float]]] = []
         if ITERATION_METRIC in entry:
-            alarms += self._judge(self._entries or [], step)
-            self._entries = []
-        if self._entries is not None:
-            self._entries.append(entry)
-        for rule in self.rules:
-            value = entry.get(rule.metric)
-            if isinstance(rule, NotFinite) and isinstance(value, int | float):
-                alarms += self._check(rule, [value], step)
-        return alarms
-
-    def _judge(self, entries: Sequence[Mapping[str, Any]], step: int) -> list[Alarm]:
-        """The alarms of the iteration with these entries, which an entry of `step` completes."""
-        masked = _summary(MASKED_METRIC, entries) == 1.0
+            judged += self._completed()
+            self._entries.clear()
+        self._entries.append(entry)
+        norms = [(rule, entry.get(rule.metric)) for rule in self.rules if rule.at_once]
+        judged += [(rule, [value]) for rule, value in norms if isinstance(value, int | float)]
         alarms = []
-        for rule in self.rules:
-            value = _summary(rule.metric, entries)
-            if value is None or isinstance(rule, NotFinite) or (masked and rule.metric != MASKED_METRIC):
-                continue
-            self._history[rule.name].append(value)
-            alarms += self._check(rule, self._history[rule.name], step)
+        for rule, history in judged:
+            breach = rule.breach(history)
+            if breach is None:
+                self.holding.discard(rule.name)
+            elif rule.name not in self.holding:
+                self.holding.add(rule.name)
+                step = int(entry["step"])
+                message = f"{rule.name}: by step {step} `{rule.metric}` {breach}: {rule.hint}."
+                alarms.append(Alarm(rule.name, step, message))
         return alarms
 
-    def _check(self, rule: Rule, history: Sequence[float], step: int) -> list[Alarm]:
-        """The alarm of a rule whose condition holds, but did not when it was last judged."""
-        breach = rule.breach(history)
-        if breach is None:
-            self.holding.discard(rule.name)
-        elif rule.name not in self.holding:
-            self.holding.add(rule.name)
-            return [Alarm(rule, step, f"{rule.name}: by step {step} `{rule.metric}` {breach}: {rule.hint}.")]
-        return []
+    def _completed(self) -> Iterator[tuple[Rule, Sequence[float]]]:
+        """The rules whose metric the completed iteration has, with the metric of all iterations so far."""
+        masked = _summary(MASKED_METRIC, self._entries) == 1.0
+        for rule in self.rules:
+            value = _summary(rule.metric, self._entries)
+            if value is not None and not rule.at_once and (not masked or rule.metric == MASKED_METRIC):
+                self._history[rule.name].append(value)
+                yield rule, self._history[rule.name]
 
 
 def _summary(metric: str, entries: Iterable[Mapping[str, Any]]) -> float | None:

@@ -30,6 +30,7 @@ from sorl_trl.rollout import (
     Engine,
     Generator,
     Responder,
+    RolloutArguments,
     TagProtocol,
     TurnEnd,
     model_engine,
@@ -70,11 +71,11 @@ def load_agent(
     Without `search`, the environment of the arguments answers.
     """
     rollout, template_kwargs = arguments.rollout, arguments.evaluation.template_kwargs
-    tokenizer = checked_tokenizer(arguments)
+    tokenizer = tokenizer_of(arguments)
     rows = partial(prompt_rows, rollout=rollout, tokenizer=tokenizer)
     with mistakes():
         in_chat = not isinstance(rows(questions)[0]["prompt"], str)
-    with mistakes(_cannot_be_loaded(arguments.model)):
+    with mistakes(cannot_be_loaded(arguments.model.model_name_or_path)):
         model = load_model(arguments.model, device)
     with mistakes():
         environment: SearchBackend | Responder = search or own_environment(str(rollout.environment))
@@ -92,34 +93,30 @@ def load_agent(
     return Agent(collector, engine, rows, template_kwargs)
 
 
-def checked_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
-    """The policy's tokenizer. Raises UserMistake if there is none, or it lacks a chat template that it needs."""
-    with mistakes(_cannot_be_loaded(arguments.model)):
-        tokenizer = load_tokenizer(arguments.model)
-    with mistakes():
-        arguments.rollout.check_template(tokenizer)
-    return tokenizer
+def tokenizer_of(arguments: Arguments) -> Any:
+    model = arguments.model
+    return load_tokenizer(model.model_name_or_path, model.model_revision, model.trust_remote_code, arguments.rollout)
 
 
-def _cannot_be_loaded(model: ModelArguments) -> str:
-    return f"`model_name_or_path` is {model.model_name_or_path!r}, which cannot be loaded"
-
-
-def load_tokenizer(model: ModelArguments) -> PreTrainedTokenizerBase:
-    """Load the checkpoint's tokenizer, or the base model's for an adapter that has none.
+def load_tokenizer(name: str, revision: str, trust_remote_code: bool, rollout: RolloutArguments) -> Any:
+    """Load a policy's tokenizer, or the base model's for an adapter that has none.
 
     Raises:
-        OSError: The checkpoint does not exist or has no tokenizer.
+        UserMistake: There is no tokenizer, or it lacks a chat template that the rollout needs.
     """
-    name, revision = model.model_name_or_path, model.model_revision
-    adapter = find_adapter_config_file(name, revision=revision)
-    if adapter and not has_file(name, "tokenizer_config.json", revision=revision):
-        base = json.loads(Path(adapter).read_bytes())
-        name, revision = base["base_model_name_or_path"], base.get("revision") or "main"
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        name, revision=revision, trust_remote_code=model.trust_remote_code
-    )
+    with mistakes(cannot_be_loaded(name)):
+        adapter = find_adapter_config_file(name, revision=revision)
+        if adapter and not has_file(name, "tokenizer_config.json", revision=revision):
+            base = json.loads(Path(adapter).read_bytes())
+            name, revision = base["base_model_name_or_path"], base.get("revision") or "main"
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    with mistakes():
+        rollout.check_template(tokenizer)
     return tokenizer
+
+
+def cannot_be_loaded(name: str) -> str:
+    return f"`model_name_or_path` is {name!r}, which cannot be loaded"
 
 
 def load_model(model: ModelArguments, device: torch.device) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""Computes means over questions, with intervals by the percentile bootstrap, and compares two runs.
+"""Computes means over questions, with intervals by the percentile bootstrap, compares two runs, and writes tables.
 
 As many questions as there are are drawn with replacement, and averaged; the middle 95 % of many such means are the
 interval. The draws depend only on the number of questions and the name of the dataset.
@@ -104,13 +104,17 @@ def bootstrap(columns: Mapping[str, Floats], stream: str) -> dict[str, tuple[flo
     Returns:
         By name, the mean, and the means of the resamples, shape (RESAMPLES,), NaN where a resample has no value.
     """
-    known = {name: column for name, column in columns.items() if not np.isnan(column).all()}
-    if not known:
+    columns = {name: column for name, column in columns.items() if not np.isnan(column).all()}
+    if not columns:
         return {}
-    values = np.stack(list(known.values()), axis=1)
-    resampled = _resampled_means(values, np.random.default_rng(random.Random(f"bootstrap/{stream}").getrandbits(64)))
+    values = np.stack(list(columns.values()), axis=1)
+    known, filled = ~np.isnan(values), np.nan_to_num(values)
+    size, rng = len(values), np.random.default_rng(random.Random(f"bootstrap/{stream}").getrandbits(64))
+    draws = (np.bincount(rng.integers(size, size=size), minlength=size).astype(float) for _ in range(RESAMPLES))
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: the resample has no value
+        resampled = np.array([(times @ filled) / (times @ known) for times in draws])
     means = np.nanmean(values, axis=0)
-    return {name: (float(means[i]), resampled[:, i]) for i, name in enumerate(known)}
+    return {name: (float(mean), drawn) for name, mean, drawn in zip(columns, means, resampled.T, strict=True)}
 
 
 def figure(mean: float, resampled: Floats) -> Figure:
@@ -129,18 +133,6 @@ def p_value(resampled: Floats) -> float:
 
 def _figures(columns: Mapping[str, Floats], stream: str) -> dict[str, Figure]:
     return {name: figure(*estimate) for name, estimate in bootstrap(columns, stream).items()}
-
-
-def _resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
-    """Resample `values`, shape (Q, M), and average: shape (RESAMPLES, M)."""
-    size = len(values)
-    known, filled = ~np.isnan(values), np.nan_to_num(values)
-    means = []
-    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: the resample has no value
-        for _ in range(RESAMPLES):
-            times = np.bincount(rng.integers(size, size=size), minlength=size).astype(np.float64)
-            means.append((times @ filled) / (times @ known))
-    return np.array(means)
 
 
 def read_run(path: str) -> dict[str, list[Outcome]]:
@@ -205,3 +197,58 @@ def _compare_dataset(name: str, before: Sequence[Outcome], after: Sequence[Outco
     questions = int(scored.sum())
     left_out = len(asked[0].keys() | asked[1].keys()) - questions
     return {"name": name, "questions": questions, "left_out": left_out, "measures": measures}
+
+
+def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """Write a column for each dataset, with a row for each measure, and for each reason why trajectories ended."""
+    names = [summary["name"] for summary in summaries]
+    several = len(names) > 1
+    header = ["", *names, *(["mean"] if several else [])]
+    rows = [["questions", *(str(summary["questions"]) for summary in summaries)]]
+    n = max(round(summary["trajectories"] / summary["questions"]) for summary in summaries)
+    for part, label in (("means", "{}"), ("best_of_n", f"{{}}, best of {n}"), ("environment", "{}")):
+        found = [summary.get(part, {}) for summary in summaries]
+        for measure in dict.fromkeys(name for each in found for name in each):
+            means = [each[measure]["mean"] for each in found if measure in each]
+            cells = (_with_interval(each[measure]) if measure in each else "-" for each in found)
+            mean = [f"{sum(means) / len(means):.3f}"] if several else []
+            rows.append([label.format(measure), *cells, *mean])
+    for reason in StopReason:
+        shares = [summary["stop_reasons"][reason.value] for summary in summaries]
+        if any(shares):
+            rows.append([f"ended: {reason.value}", *(f"{share:.3f}" for share in shares)])
+    rows.append(["masked", *(str(summary["masked"]) for summary in summaries)])
+    return _table(header, rows) + (
+        "\nIn brackets: 95 % bootstrap intervals over questions. Counts are per trajectory. Masked trajectories, "
+        "which an infrastructure failure ended, are in no mean; started again, the run makes them anew. Mean: over "
+        "the datasets, each with the same weight.\n"
+    )
+
+
+def format_comparison(comparisons: Sequence[Mapping[str, Any]], before: str, after: str) -> str:
+    """Write a line per dataset and measure: both means, their difference with its 95 % interval, and p."""
+    rows = []
+    for each in comparisons:
+        for measure, found in each["measures"].items():
+            means = [f"{found['before']:.3f}", f"{found['after']:.3f}", _with_interval(found, sign="+")]
+            rows.append([each["name"], str(each["questions"]), measure, *means, f"{found['p']:.4f}"])
+    left_out = sum(comparison["left_out"] for comparison in comparisons)
+    return _table(["dataset", "questions", "measure", "A", "B", "B - A", "p"], rows) + (
+        f"\nA: {before}. B: {after}. In brackets: 95 % intervals; p: two-sided; both from a paired bootstrap over "
+        "questions. Left out because only one run was asked them, or a run has no unmasked trajectory of them: "
+        f"{left_out} questions.\n"
+    )
+
+
+def _with_interval(found: Figure, sign: str = "") -> str:
+    mean, low, high = (f"{found[name]:{sign}.3f}" for name in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with columns padded to one width, so that it reads well as plain text, too."""
+    cells = [[*row, *[""] * (len(header) - len(row))] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"

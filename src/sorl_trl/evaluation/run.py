@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,9 @@ from tqdm.auto import tqdm
 
 from sorl_trl import qa
 from sorl_trl.command_line import mistakes
-from sorl_trl.evaluation.agents import Agent, checked_tokenizer, load_agent
+from sorl_trl.evaluation.agents import Agent, load_agent, tokenizer_of
 from sorl_trl.evaluation.arguments import Arguments, EvaluationArguments
-from sorl_trl.evaluation.figures import summarize
-from sorl_trl.evaluation.tables import format_results
+from sorl_trl.evaluation.figures import format_results, summarize
 from sorl_trl.files import missing, write_whole
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import (
@@ -66,7 +66,7 @@ def run_evaluation(arguments: Arguments) -> None:
         questions = [question for each in datasets.values() for question in each]
         check_read(arguments.rollout, questions, arguments.given)
         if arguments.rollout.chat:
-            checked_tokenizer(arguments)  # before a corpus is indexed
+            tokenizer_of(arguments)  # before a corpus is indexed
         search, identity = arguments.search.build_search() if arguments.rollout.searches else (None, None)
         run = RunFolder(arguments.evaluation.output)
         run.claim(run_settings(arguments, datasets, identity))
@@ -84,24 +84,17 @@ def run_evaluation(arguments: Arguments) -> None:
     state.wait_for_everyone()
     masked = 0
     if state.is_main_process:
-        table, masked = report(run)
-        print(table)
-        print(f"Results and trajectories: {run.path}")
+        summaries = {name: summarize(name, run.outcomes(name)) for name in datasets}
+        masked = sum(summary["masked"] for summary in summaries.values())
+        table = format_results(list(summaries.values()))
+        run.finish({"datasets": summaries, "settings": read_settings(run.path)}, table)
+        print(f"{table}\nResults and trajectories: {run.path}")
     state.destroy_process_group()
     if masked:
         raise SystemExit(
             f"{masked} trajectories were lost because the search engine or the environment was down, and none that "
             "did not ask it, so that the means above are biased: the same command makes what was lost anew."
         )
-
-
-def report(run: RunFolder) -> tuple[str, int]:
-    """Write the results of a finished run; return their table and the number of masked trajectories."""
-    settings = read_settings(run.path)
-    summaries = {name: summarize(name, run.outcomes(name)) for name in settings["datasets"]}
-    table = format_results(list(summaries.values()))
-    run.finish({"datasets": summaries, "settings": settings}, table)
-    return table, sum(summary["masked"] for summary in summaries.values())
 
 
 def load_datasets(arguments: EvaluationArguments, rollout: RolloutArguments) -> dict[str, list[Question]]:
@@ -111,17 +104,15 @@ def load_datasets(arguments: EvaluationArguments, rollout: RolloutArguments) -> 
         ValueError: A benchmark is unknown, or a file or folder is not in its schema.
         FileNotFoundError: `data_source_folder` lacks a benchmark, or there is no such file.
     """
-    datasets = {name: _load_benchmark(name, arguments)[: arguments.limit] for name in arguments.benchmarks}
+    folder, datasets = arguments.data_source_folder, {}
+    for name in arguments.benchmarks:
+        source = None if folder is None else Path(folder) / name
+        datasets[name] = qa.load_benchmark(name, source=source, limit=arguments.limit)
     for path in arguments.questions:
         if not Path(path).exists():
             raise FileNotFoundError(missing("questions", path))
         datasets[Path(path).stem] = load_rows(path, rollout)[: arguments.limit]
     return datasets
-
-
-def _load_benchmark(name: str, arguments: EvaluationArguments) -> list[Question]:
-    folder = arguments.data_source_folder
-    return qa.load_benchmark(name, source=None if folder is None else Path(folder) / name, limit=arguments.limit)
 
 
 def run_settings(
@@ -200,17 +191,18 @@ class RunFolder:
                 raise ValueError(f"output {self.path} has a {SETTINGS} of something else: name another folder")
             _write_json(file, settings)
             return
-        before, now = dict(_leaves(read_settings(self.path))), dict(_leaves(json.loads(json.dumps(settings))))
-        policy, content = "model.model_name_or_path", f"model.{POLICY_HASH}"
-        if before.get(content) is not None and before[content] == now.get(content):
-            now[policy] = before.get(policy)  # the policy may have been moved
+        before, now = read_settings(self.path), json.loads(json.dumps(settings))
+        policies = [each.get("model", {}) for each in (before, now)]
+        if policies[0].get(POLICY_HASH) and policies[0][POLICY_HASH] == policies[1].get(POLICY_HASH):
+            policies[1]["model_name_or_path"] = policies[0].get("model_name_or_path")  # it may have been moved
         elif problem := outdated(self.path):
             raise ValueError(problem)
-        for name in dict.fromkeys([*before, *now]):
-            if before.get(name) != now.get(name):
+        lines = (json.dumps(each, indent=0, sort_keys=True).splitlines() for each in (before, now))
+        for old, new in zip_longest(*lines, fillvalue="missing"):
+            if old != new:
                 raise ValueError(
-                    f"output {self.path} holds a run with other settings: `{name}` was {before.get(name)!r} and is "
-                    f"{now.get(name)!r}. Take the same ones to go on with it, or name another folder (`--output`)"
+                    f"output {self.path} holds a run with other settings: {old.rstrip(',')} there, {new.rstrip(',')} "
+                    "here. Take the same ones to go on with it, or name another folder (`--output`)"
                 )
 
     def shard(self, batch: Batch) -> Path:
@@ -229,12 +221,6 @@ class RunFolder:
     def finish(self, results: Mapping[str, Any], table: str) -> None:
         write_whole(self.path / TABLE, table.encode())
         _write_json(self.path / RESULTS, results)
-
-
-def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Flatten nested settings into pairs of a full name, such as "model.dtype", and a value."""
-    for name, value in settings.items():
-        yield from _leaves(value, f"{above}{name}.") if isinstance(value, dict) else [(f"{above}{name}", value)]
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

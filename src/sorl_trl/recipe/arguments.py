@@ -33,13 +33,8 @@ TRAINERS: dict[str, type[TurnLevelTrainer]] = {
     "group_refill": GroupRefillTrainer,
 }
 REWARDS = (*qa.REWARDS,)
-PACKAGES = {
-    "vllm": "'sorl-trl[vllm]'",
-    "bitsandbytes": "bitsandbytes",
-    "comet_ml": "comet-ml",
-    **{name: name for name in ("mlflow", "swanlab", "tensorboard", "trackio", "wandb")},
-}
-"""Optional libraries that a run may need, mapped to their names in `pip install`."""
+TRACKERS = ("comet_ml", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+"""Values of `report_to` that are also the names of their libraries."""
 
 
 def reward_function(name: str) -> Any:
@@ -163,7 +158,7 @@ class Arguments:
         return self.config.eval_strategy != "no" or bool(self.config.eval_on_start)
 
     def __post_init__(self) -> None:
-        check_libraries(self.config, self.model)
+        check_libraries(self.config)
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
         if self.config.logging_strategy == "no" and self.task.collapse_guard != "off":
             raise ValueError("`logging_strategy` is 'no', but `collapse_guard` reads log entries: set it to 'off'.")
@@ -213,18 +208,11 @@ def check_questions(name: str, value: str) -> None:
         raise ValueError(missing(name, value, f"file, nor a public set of this name ({', '.join(names)})"))
 
 
-def check_libraries(config: TurnLevelConfig, model: ModelConfig) -> None:
-    """Raise ValueError for the first library that the options need and that is not installed.
-
-    DeepSpeed is left out, because accelerate and transformers check for it as early.
-    """
-    bits = "load_in_4bit" if model.load_in_4bit else "load_in_8bit"
-    asked = {
-        "`use_vllm`": "vllm" if config.use_vllm else "",
-        f"`{bits}`": "bitsandbytes" if getattr(model, bits) else "",
-        f"`optim` {config.optim!r}": "bitsandbytes" if "8bit" in config.optim else "",
-        **{f"`report_to` {tracker!r}": tracker for tracker in config.report_to},
-    }
-    for option, module in asked.items():
-        if module in PACKAGES and find_spec(module) is None:
-            raise ValueError(f"{option} needs {module}, which is not installed: pip install {PACKAGES[module]}")
+def check_libraries(config: TurnLevelConfig) -> None:
+    """Raise ValueError for a library that would be missed only in training, or with a traceback."""
+    asked = {"report_to": [name for name in config.report_to if name in TRACKERS]}
+    asked["optim"] = ["bitsandbytes"] if "8bit" in config.optim else []
+    for option, modules in asked.items():
+        for module in modules:
+            if find_spec(module) is None:
+                raise ValueError(f"`{option}` needs {module}, which is not installed")

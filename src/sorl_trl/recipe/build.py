@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
+from transformers import PreTrainedTokenizerBase, ProgressCallback
 from trl import get_peft_config, get_quantization_config
 from trl.data_utils import is_conversational
 
 from sorl_trl import qa
 from sorl_trl.checks import import_named
-from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
-from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
+from sorl_trl.command_line import UserMistake, check_checkpoint
+from sorl_trl.diagnostics.callbacks import CollapseGuard, TurnProgressCallback
+from sorl_trl.evaluation.agents import load_tokenizer
 from sorl_trl.methods import method_from
 from sorl_trl.recipe.arguments import Arguments, reward_function
 from sorl_trl.rollout import Collector
@@ -83,18 +84,14 @@ def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> A
     return SearchRollout(search, protocol, limits, engine=arguments.engine)
 
 
-def load_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
+def tokenizer_of(arguments: Arguments) -> PreTrainedTokenizerBase:
     """Load the policy's tokenizer. Raises UserMistake if there is none, or it lacks a chat template that it needs."""
-    model, config = arguments.model, arguments.config
+    model = arguments.model
     if model.model_name_or_path is None:
         raise UserMistake("`model_name_or_path` is missing: name a checkpoint's folder or a Hub id")
     check_checkpoint(model.model_name_or_path)
-    with mistakes(f"`model_name_or_path` is {model.model_name_or_path!r}, which cannot be loaded"):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
-        )
-    with mistakes():
-        arguments.rollout.check_template(tokenizer)
+    revision, trust = model.model_revision, arguments.config.trust_remote_code
+    tokenizer: PreTrainedTokenizerBase = load_tokenizer(model.model_name_or_path, revision, trust, arguments.rollout)
     return tokenizer
 
 
@@ -107,7 +104,7 @@ def build_trainer(arguments: Arguments, rollout: Any = None) -> TurnLevelTrainer
         UserMistake: Something that the arguments name is missing or cannot be loaded.
     """
     task, config, model = arguments.task, arguments.config, arguments.model
-    tokenizer = load_tokenizer(arguments)
+    tokenizer = tokenizer_of(arguments)
     config.model_init_kwargs = {
         "revision": model.model_revision,
         "attn_implementation": model.attn_implementation,

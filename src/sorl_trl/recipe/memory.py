@@ -1,4 +1,4 @@
-"""Estimates how much memory a run takes on each device, and says what to change if that is too much."""
+"""Estimates how much memory a run takes on each device."""
 
 from __future__ import annotations
 
@@ -122,23 +122,6 @@ def _cache(model: Any, config: TurnLevelConfig, longest: int, gib: float | None)
     share = CACHE_SHARE["cuda" if config.device.type == "cuda" else "cpu"]
     limit = available_bytes(config.device) * share if gib is None else gib * 2**30
     return float(min(config.generation_batch_size // config.world_size * longest * token_size, limit))
-
-
-def remedies(model: Any, config: TurnLevelConfig) -> list[str]:
-    """What makes a run smaller, in the order in which to try it: what costs nothing comes first."""
-    stage = _stage(config)
-    helps = {
-        "vllm_enable_sleep_mode true": _has_vllm(config) and not config.vllm_enable_sleep_mode,
-        "gradient_checkpointing true": not config.gradient_checkpointing,
-        "half of per_device_train_batch_size with twice the steps_per_generation and gradient_accumulation_steps": (
-            config.per_device_train_batch_size > 1
-        ),
-        f"--accelerate_config zero{2 if stage < 2 else 3}": config.world_size > 1 and stage < 3,
-        "less vllm_gpu_memory_utilization": _has_vllm(config),
-        "use_peft true": not hasattr(model, "peft_config"),
-        "less max_completion_length": True,
-    }
-    return [remedy for remedy, does in helps.items() if does]
 
 
 def _trained(model: Any) -> list[torch.Tensor]:

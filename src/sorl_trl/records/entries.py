@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from sorl_trl.diagnostics import DEFAULT_RULES, NotFinite, detect
+from sorl_trl.diagnostics.collapse import DEFAULT_RULES, detect
 from sorl_trl.files import check_run_folder
 from sorl_trl.records import checkpoints, policy_in
 from sorl_trl.records.evaluated import (
@@ -120,7 +120,7 @@ def _alarms(run: str | os.PathLike[str]) -> list[str]:
         log_history = json.loads(newest.read_bytes())["log_history"]
     except ValueError:  # training is writing the file
         return []
-    rules = [rule for rule in DEFAULT_RULES if not isinstance(rule, NotFinite)]
+    rules = [rule for rule in DEFAULT_RULES if not rule.at_once]
     return [alarm.message for alarm in detect(log_history, rules)]
 
 
@@ -144,7 +144,7 @@ def evaluation_entry(row: Mapping[str, Any]) -> Entry:
     """The entry of a row of an evaluation, without token ids and log-probabilities."""
     about = {"id": row["question_id"], **{name: row[name] for name in ("sample", "data_source")}}
     about |= json.loads(row["metadata"])
-    measures = {name: row[name] for name in MEASURES} | json.loads(row.get("environment") or "{}")
+    measures = {name: row[name] for name in MEASURES} | json.loads(row["environment"] or "{}")
     return Entry(
         key=f"{row['dataset']}/{row['question_id']}/{row['sample']}",
         group=row["dataset"],
@@ -188,7 +188,7 @@ def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
     if row["kind"] == "turn":
         return {**common, "action": row["tool"] or row["action"], **_reward(row["reward"])}
     passages = [{**passage, "score": _number(passage["score"])} for passage in row["passages"]]
-    marks = {"truncated": row["truncated"], "neutralized": row["neutralized"], "role": row.get("role")}
+    marks = {"truncated": row["truncated"], "neutralized": row["neutralized"], "role": row["role"]}
     return {**common, "passages": passages, **marks}
 
 

@@ -29,10 +29,7 @@ from sorl_trl.types import Observation, StopReason, Trajectory, Turn
 SETTINGS, FOLDER, RESULTS, TABLE = "settings.json", "trajectories", "results.json", "results.md"
 POLICY_HASH = "policy_files"
 """The model setting that holds the `files_hash` of its folder."""
-POLICY_PATTERNS = (
-    *("*.safetensors", "*.bin", "*.index.json", "*config.json", "*.jinja", "chat_template*", "*.model", "*.py"),
-    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
-)
+POLICY_PATTERNS = ("*.safetensors", "*.bin", "*config.json", "tokenizer.json", "*.jinja")
 """The files that make up a policy, without notes or pages beside it."""
 PIECE = 2**16
 """How many bytes to read at once."""
@@ -87,7 +84,7 @@ SCHEMA = pa.schema(
 """One row per trajectory. A segment's `kind` is "turn", with `action`, `content`, `tool` and perhaps `reward` and
 `logprobs`, or "observation", with `passages`, `truncated`, `neutralized` and `role`; the fields of the other kind are
 null. `metadata` is JSON, and so is `environment`, which is null if the environment measures nothing. A measure is null
-where it does not apply (see `sorl_trl.evaluation.measure`). Runs from before 0.3 lack `role` and `environment`."""
+where it does not apply (see `sorl_trl.evaluation.measure`)."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +159,7 @@ def read_outcomes(shards: Iterable[Path]) -> list[Outcome]:
     """Read the outcomes of batches, in their order, without what was said."""
     columns = ["question_id", "question", "stop_reason", *MEASURES, "environment"]
     rows = (row for shard in shards for row in pq.ParquetFile(shard).read(columns=columns).to_pylist())
-    return [{**row, "environment": json.loads(row.get("environment") or "{}")} for row in rows]
+    return [{**row, "environment": json.loads(row["environment"] or "{}")} for row in rows]
 
 
 def is_masked(outcome: Outcome) -> bool:

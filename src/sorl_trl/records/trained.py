@@ -119,6 +119,5 @@ def _shards(run: str | os.PathLike[str]) -> list[tuple[int, Path]]:
 
 
 def _trained(row: dict[str, Any]) -> TrainedTrajectory:
-    # A file of an earlier version lacks a list.
-    columns: dict[str, Any] = {name: tuple(value or ()) if name in _LISTS else value for name, value in row.items()}
+    columns: dict[str, Any] = {name: tuple(value) if name in _LISTS else value for name, value in row.items()}
     return TrainedTrajectory(**columns)

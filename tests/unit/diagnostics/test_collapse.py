@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState
 
-from sorl_trl.diagnostics import DEFAULT_RULES, CollapseDetector, CollapseGuard, Fall, Level, NotFinite, Rule, detect
+from sorl_trl.diagnostics.callbacks import CollapseGuard
+from sorl_trl.diagnostics.collapse import DEFAULT_RULES, Rule, detect, fall, level, not_finite
 
 
 def numbered(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -40,61 +42,32 @@ def run(metric: str, *iterations: Any) -> list[dict[str, Any]]:
     return [*log_history, {"reward": 0.0, "step": len(log_history) + 1}]  # completes the last one
 
 
-def fired(rule: Rule, *iterations: Any) -> list[int]:
+def fired(metric: str, condition: Any, *iterations: Any) -> list[int]:
     """The iterations; the alarm of one comes with the first log entry of the next."""
-    return [(alarm.step - 3) // 2 for alarm in detect(run(rule.metric, *iterations), [rule])]
+    alarms = detect(run(metric, *iterations), [Rule("rule", metric, condition, "go slower")])
+    return [(alarm.step - 3) // 2 for alarm in alarms]
 
 
-class TestLevel:
-    def test_counts_iterations_in_a_row(self) -> None:
-        rule = Level("high_kl", "kl_to_old", "go slower", threshold=0.5, patience=2)
-        assert fired(rule, 0.6, 0.4, 0.5, 0.7, 0.8) == [3]
-
-    def test_fires_again_only_after_it_has_not_held(self) -> None:
-        rule = Level("high_kl", "kl_to_old", "go slower", threshold=0.5)
-        assert fired(rule, 1.0, 1.0, 0.0, 1.0, 1.0) == [0, 3]
+HALF = partial(level, threshold=0.5)
 
 
-class TestFall:
-    def test_is_from_the_best_moving_average(self) -> None:
-        rule = Fall("fall", "reward", "go back", share=0.5, minimum=0.3, window=2)
+@pytest.mark.parametrize(
+    ("metric", "condition", "iterations", "alarms"),
+    [
+        ("kl_to_old", partial(HALF, patience=2), [0.6, 0.4, 0.5, 0.7, 0.8], [3]),  # in a row
+        ("kl_to_old", HALF, [1.0, 1.0, 0.0, 1.0, 1.0], [0, 3]),  # again only after it has not held
+        ("kl_to_old", HALF, [(0.0, 0.9), (0.0, 1.0)], [1]),  # an iteration's metrics are averaged
+        ("turns/ratio_max", HALF, [(0.0, 0.5)], [0]),  # extremes are kept
+        ("kl_to_old", partial(HALF, patience=2), [1.0, None, 1.0, None, 1.0, 0.0, 1.0, 1.0], [2, 7]),
+        ("searches", partial(fall, share=0.5, minimum=0.3), [0.29, 0.0, 0.3, 0.0], [3]),  # a fall from little is none
         # Means of two: .2, .5, .8, .5, .2. The fourth is above half of .8, the fifth is not.
-        log_history = [{"reward": reward, "step": i} for i, reward in enumerate([0.0, 0.4, 0.6, 1.0, 0.0, 0.4, 0.0])]
-        (alarm,) = detect(log_history, [rule])
-        assert alarm.step == 6
-
-    def test_from_little_is_none(self) -> None:
-        rule = Fall("fall", "rollout/searches_per_trajectory", "go back", share=0.5, minimum=0.3)
-        assert fired(rule, 0.29, 0.0, 0.3, 0.0) == [3]
-
-
-class TestIteration:
-    def test_metrics_are_averaged(self) -> None:
-        rule = Level("high_kl", "kl_to_old", "go slower", threshold=0.5)
-        assert fired(rule, (0.0, 0.9), (0.0, 1.0)) == [1]
-
-    def test_extremes_are_kept(self) -> None:
-        high = Level("high", "turns/ratio_max", "go slower", threshold=9.0)
-        assert fired(high, (1.0, 9.0)) == [0]
-
-    def test_is_not_judged_before_it_is_complete(self) -> None:
-        rule = Level("high_kl", "kl_to_old", "go slower", threshold=0.5)
-        assert detect(run("kl_to_old", 0.0, 1.0)[:-1], [rule]) == []
-
-    def test_without_the_metric_a_rule_waits(self) -> None:
-        rule = Level("high_kl", "kl_to_old", "go slower", threshold=0.5, patience=2)
-        assert fired(rule, 1.0, None, 1.0, None, 1.0, 0.0, 1.0, 1.0) == [2, 7]
-
-
-def test_rearmed_rules_fire_again_but_not_on_what_was_seen() -> None:
-    detector = CollapseDetector([Level("high_kl", "kl_to_old", "go slower", threshold=0.5)])
-
-    def alarms(value: float | None) -> int:
-        return sum(len(detector.observe(entry)) for entry in run("kl_to_old", value))
-
-    assert (alarms(1.0), alarms(1.0)) == (1, 0)
-    detector.holding.clear()
-    assert (alarms(None), alarms(1.0)) == (0, 1)
+        ("entropy", partial(fall, share=0.5, minimum=0.3, window=2), [0.0, 0.4, 0.6, 1.0, 0.0, 0.4], [5]),
+    ],
+)
+def test_a_rule_fires_when_its_condition_begins_to_hold(
+    metric: str, condition: Any, iterations: list[Any], alarms: list[int]
+) -> None:
+    assert fired(metric, condition, *iterations) == alarms
 
 
 VALUES = st.one_of(st.none(), st.floats(), st.floats(0.0, 3.0))
@@ -109,9 +82,6 @@ class TestDefaultRules:
         until_then = detect(log_history[:count])
         assert until_then == [alarm for alarm in detect(log_history) if alarm.step <= count]
 
-    def test_a_healthy_run_is_left_alone(self) -> None:
-        assert detect(numbered([healthy(i) for i in range(100)])) == []
-
     @pytest.mark.parametrize(
         ("name", "values"),
         [
@@ -125,47 +95,21 @@ class TestDefaultRules:
     def test_each_sees_its_collapse(self, name: str, values: dict[str, float | None]) -> None:
         log_history = numbered([healthy(i) if i < 20 else {**healthy(i), **values} for i in range(40)])
         (alarm,) = detect(log_history)
-        assert alarm.rule.name == name
+        assert alarm.rule == name
         assert alarm.step > 21
 
 
-NOT_FINITE = NotFinite("not_finite", "grad_norm", "go back")
-STEP = {"loss": 0.1, "grad_norm": 1.0}
+NOT_FINITE = Rule("not_finite", "grad_norm", not_finite, "go back", at_once=True)
 
 
-def faulty(*entries: dict[str, Any]) -> list[tuple[int, str]]:
-    """Step and message of each alarm, of entries that differ from a healthy one."""
-    alarms = detect(numbered([{**STEP, **entry} for entry in entries]), [NOT_FINITE])
-    return [(alarm.step, alarm.message) for alarm in alarms]
+@pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])  # the last one is DeepSpeed's
+def test_a_gradient_that_is_not_finite_fires_with_its_entry_and_once(norm: float) -> None:
+    """No iteration has begun, let alone been completed."""
+    norms = [1.0, norm, norm, 1.0, norm]
+    assert [alarm.step for alarm in detect(numbered([{"grad_norm": each} for each in norms]))] == [2, 5]
 
 
-class TestNotFinite:
-    @pytest.mark.parametrize(
-        ("entry", "fault"),
-        [
-            ({"grad_norm": math.nan}, "`grad_norm` is nan"),
-            ({"grad_norm": math.inf}, "`grad_norm` is inf"),
-            ({"grad_norm": -1.0}, "`grad_norm` is -1"),  # DeepSpeed's
-        ],
-    )
-    def test_fires_with_the_entry(self, entry: dict[str, Any], fault: str) -> None:
-        """No iteration has begun, let alone been completed."""
-        assert faulty({}, entry) == [(2, f"not_finite: by step 2 {fault}: go back.")]
-
-    @pytest.mark.parametrize("entry", [{"loss": -3.0}, {"entropy": math.nan}])
-    def test_where_there_is_nothing_to_average(self, entry: dict[str, Any]) -> None:
-        assert faulty(entry) == []
-
-    def test_says_it_once(self) -> None:
-        broken = {"grad_norm": math.nan, "reward": 0.0}
-        assert [step for step, _ in faulty(broken, broken, {}, broken)] == [1, 4]
-
-    def test_is_watched_for(self) -> None:
-        (alarm,) = detect(numbered([healthy(0), {**healthy(1), "grad_norm": math.nan}]))
-        assert (alarm.rule.name, alarm.step) == ("not_finite", 2)
-
-
-RULES = (Level("high_kl", "kl_to_old", "lower the learning rate", threshold=0.2),)
+RULES = (Rule("high_kl", "kl_to_old", partial(level, threshold=0.2), "lower the learning rate"),)
 
 
 class FakeRun:
@@ -223,17 +167,3 @@ def test_one_rank_warns_for_all(is_main: bool, caplog: pytest.LogCaptureFixture)
     assert len(guard.alarms) == 1
     assert run.control.should_training_stop
     assert ("high_kl" in caplog.text) == is_main
-
-
-def test_an_evaluation_before_training_is_left_alone() -> None:
-    run, guard = FakeRun(), CollapseGuard("stop", rules=RULES)
-    run.state.log_history = [{"eval_reward": 0.5, "step": 0}]
-    guard.on_log(run.args, run.state, run.control, logs={"eval_reward": 0.5})
-    assert not guard.alarms
-
-
-def test_a_run_without_log_entries_is_refused() -> None:
-    run = FakeRun()
-    run.args.logging_strategy = "no"
-    with pytest.raises(ValueError, match="`logging_strategy` is 'no'"):
-        run.train(CollapseGuard())

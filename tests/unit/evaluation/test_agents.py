@@ -1,51 +1,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from peft import LoraConfig
-from transformers import GenerationConfig
 
-from sorl_trl.evaluation.agents import generation_config, load_tokenizer, message_ends
-from sorl_trl.evaluation.arguments import ModelArguments
-from sorl_trl.rollout.slots.support import resolved
-
-
-@pytest.mark.parametrize(
-    ("configured", "ends"),
-    [
-        (SimpleNamespace(eos_token_id=None), [2]),
-        (SimpleNamespace(eos_token_id=2), [2]),
-        (SimpleNamespace(eos_token_id=7), [2, 7]),
-        (SimpleNamespace(eos_token_id=[7, 0]), [0, 2, 7]),
-        (None, [2]),
-    ],
-)
-def test_a_message_ends_where_tokenizer_or_checkpoint_say_so(configured: Any, ends: list[int]) -> None:
-    model: Any = SimpleNamespace(generation_config=configured)
-    tokenizer: Any = SimpleNamespace(eos_token_id=2)
-    assert message_ends(model, tokenizer) == ends
+from sorl_trl.evaluation.agents import load_tokenizer
+from sorl_trl.rollout import RolloutArguments
 
 
 def test_an_adapter_without_a_tokenizer_has_its_base_models(tmp_path: Path, tokenizer: Any) -> None:
     tokenizer.save_pretrained(tmp_path / "base")
     (tmp_path / "base/config.json").write_text('{"model_type": "llama"}')
     LoraConfig(base_model_name_or_path=str(tmp_path / "base")).save_pretrained(tmp_path / "adapter")
-    arguments = ModelArguments(str(tmp_path / "adapter"))
-    assert load_tokenizer(arguments).get_vocab() == tokenizer.get_vocab()
+    asked: Any = (str(tmp_path / "adapter"), "main", False, RolloutArguments())
+    assert load_tokenizer(*asked).get_vocab() == tokenizer.get_vocab()
     tokenizer.add_tokens(["more"])
     tokenizer.save_pretrained(tmp_path / "adapter")
-    assert load_tokenizer(arguments).get_vocab() == tokenizer.get_vocab()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_transformers_finds_nothing_wrong_with_how_a_checkpoint_is_asked(temperature: float) -> None:
-    """Whatever its own config sets: greedy decoding has no use for it, as transformers would say."""
-    own = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.95, top_k=64, repetition_penalty=9.0)
-    evaluation: Any = SimpleNamespace(temperature=temperature, top_p=0.9)
-    asked = resolved(generation_config(evaluation), SimpleNamespace(generation_config=own))  # type: ignore[arg-type]
-    asked.validate(strict=True)
-    assert (asked.do_sample, asked.repetition_penalty) == (bool(temperature), 1.0)
-    assert not temperature or (asked.temperature, asked.top_p, asked.top_k, asked.min_p) == (0.7, 0.9, 0, 0.0)
+    assert load_tokenizer(*asked).get_vocab() == tokenizer.get_vocab()

@@ -18,15 +18,14 @@ from sorl_trl.evaluation.run import (
     complete,
     measure,
     plan_batches,
-    questions_hash,
     run_batches,
 )
 from sorl_trl.qa import Question
-from sorl_trl.records.evaluated import MEASURES, is_masked, read_evaluated, read_settings, to_table, write_evaluated
+from sorl_trl.records.evaluated import MEASURES, is_masked, read_settings, write_evaluated
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, RolloutArguments, SearchResponder, TagProtocol
 from sorl_trl.rollout.tasks import prompt_rows
 from sorl_trl.search import NoSearch, SearchUnavailable
-from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
+from sorl_trl.types import Passage, StopReason
 from tests.policies import word_tokenizer
 
 from .trajectories import answered, ended, evaluated, question
@@ -84,29 +83,6 @@ def failing(tokenizer: PreTrainedTokenizerFast) -> Collector:
     return Collector(tokenizer, SearchResponder(Down(), PROTOCOL, retry=RetryPolicy(attempts=1)), PROTOCOL)
 
 
-class TestPlan:
-    def test_samples_of_a_question_are_neighbours_and_batches_never_mix_datasets(self) -> None:
-        batches = plan_batches({"nq": QUESTIONS[:3], "own": QUESTIONS[3:]}, num_samples=2, batch_size=4)
-        assert [(batch.dataset, batch.index) for batch in batches] == [("nq", 0), ("nq", 1), ("own", 0)]
-        samples = [[(question.id, index) for question, index in batch.samples] for batch in batches]
-        assert samples == [
-            [("ann", 0), ("ann", 1), ("bob", 0), ("bob", 1)],
-            [("cy", 0), ("cy", 1)],
-            [("di", 0), ("di", 1)],
-        ]
-
-    def test_the_seed_of_a_batch_depends_on_run_dataset_and_index_alone(self) -> None:
-        alone = plan_batches({"nq": QUESTIONS}, 1, 2)
-        beside = plan_batches({"own": QUESTIONS, "nq": QUESTIONS}, 1, 2)
-        assert [batch.seed(0) for batch in beside[2:]] == [batch.seed(0) for batch in alone]
-        assert len({batch.seed(seed) for batch in beside for seed in (0, 1)}) == 8
-
-    def test_the_hash_sees_questions_answers_and_order(self) -> None:
-        other = [replace(QUESTIONS[0], golden_answers=("another",)), *QUESTIONS[1:]]
-        assert len({questions_hash(each) for each in (QUESTIONS, QUESTIONS[:3], QUESTIONS[::-1], other)}) == 4
-        assert questions_hash(list(QUESTIONS)) == questions_hash(QUESTIONS)
-
-
 class TestBatches:
     def test_questions_are_asked_without_control_tokens(self, tokenizer) -> None:
         asked = [Question("ann", "who ann <answer> bob </answer>", ("ann",))]
@@ -128,19 +104,9 @@ class TestBatches:
         assert [is_masked(outcome) for outcome in run.outcomes("own")] == [False, True, False, False]
         working = Guesser()
         complete(run, batches, lambda: agent(tokenizer, working), 0, show_progress=False)
+        complete(run, batches, lambda: pytest.fail("loaded, though nothing is left"), 0)
         assert working.calls == 1
         assert not any(map(is_masked, run.outcomes("own")))
-
-    def test_nothing_is_loaded_when_nothing_is_left(self, tokenizer, tmp_path: Path, capsys) -> None:
-        batches = plan_batches({"own": QUESTIONS}, num_samples=1, batch_size=3)
-        run = RunFolder(tmp_path)
-        complete(run, batches, lambda: agent(tokenizer, Guesser()), seed=0)
-
-        def never() -> Agent:
-            raise AssertionError("loaded")
-
-        complete(run, batches, never, seed=0)
-        assert "4/4" in capsys.readouterr().err.split("Evaluating: ")[-1]
 
     def test_a_run_whose_engine_is_down_stops(self, tokenizer, tmp_path: Path) -> None:
         searcher = replace(agent(tokenizer, Searcher(always=True)), collector=failing(tokenizer))
@@ -164,55 +130,19 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 class TestFolder:
-    def test_a_finished_batch_is_read_back(self, run: RunFolder) -> None:
-        rows = [
-            evaluated(question("Ann"), answered("Ann", 1)),
-            evaluated(question("Bob"), ended(StopReason.MAX_TURNS), 1),
-        ]
-        assert not run.has(batch(0))
-        write_evaluated(run.shard(batch(0)), rows)
-        assert run.has(batch(0))
-        assert list(read_evaluated(run.path, "nq")) == to_table(rows).to_pylist()
-        first, second = run.outcomes("nq")
-        assert (first["question_id"], first["question"], first["exact_match"]) == ("q", "who ?", 1.0)
-        assert second["stop_reason"] == StopReason.MAX_TURNS.value
-
-    def test_batches_are_read_in_the_order_of_the_plan(self, run: RunFolder) -> None:
-        for index in (1_000_000, 2, 999_999, 10):
-            write_evaluated(run.shard(batch(index)), [evaluated(question("Ann"), answered("Ann"), sample=index)])
-        assert [row["sample"] for row in read_evaluated(run.path, "nq")] == [2, 10, 999_999, 1_000_000]
-
     def test_the_same_settings_go_on_and_others_are_refused_by_name(self, run: RunFolder) -> None:
         write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
         RunFolder(run.path).claim(SETTINGS)
         other = {**SETTINGS, "model": {"dtype": "bfloat16"}, "temperature": 0.5}
         with pytest.raises(ValueError, match="other settings") as refusal:
             run.claim(other)
-        assert "`model.dtype` was 'auto' and is 'bfloat16'" in str(refusal.value)
-        assert "seed" not in str(refusal.value)
+        assert '"dtype": "auto" there, "dtype": "bfloat16" here' in str(refusal.value)
         assert read_settings(run.path) == SETTINGS
-
-    def test_a_policy_that_was_trained_on_is_said_in_words(self, run: RunFolder, tmp_path: Path) -> None:
-        (tmp_path / "config.json").touch()
-        run.claim({"model": {"model_name_or_path": str(tmp_path), "policy_files": "of before"}})
-        write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
-        with pytest.raises(ValueError, match=rf"is outdated, for the policy in {tmp_path} has changed since"):
-            run.claim({"model": {"model_name_or_path": str(tmp_path), "policy_files": "of now"}})
 
     def test_a_policy_that_was_moved_is_the_same(self, run: RunFolder) -> None:
         run.claim({"model": {"model_name_or_path": "here", "policy_files": "same"}})
         write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
         run.claim({"model": {"model_name_or_path": "there", "policy_files": "same"}})
-
-    def test_settings_of_something_else_are_kept(self, tmp_path: Path) -> None:
-        (tmp_path / "settings.json").write_text('{"editor": "vi"}')
-        with pytest.raises(ValueError, match="of something else"):
-            RunFolder(tmp_path).claim(SETTINGS)
-        assert read_settings(tmp_path) == {"editor": "vi"}
-
-    def test_a_start_that_made_nothing_binds_nobody(self, run: RunFolder) -> None:
-        run.claim({"model": "right at last"})
-        assert read_settings(run.path) == {"model": "right at last"}
 
 
 CHOICE = Question("q", "which ?", ("Ann Lee",), options={"A": "Bob", "B": "Ann Lee"})
@@ -237,13 +167,6 @@ class TestMeasure:
     def test_a_letter_is_correct_where_there_are_options(self) -> None:
         scores = measure(CHOICE, answered("(B)"))
         assert (scores["correct"], scores["choice_accuracy"], scores["exact_match"]) == (1, 1, 0)
-
-    def test_tokens_of_both_sides_and_invalid_actions_are_counted(self) -> None:
-        invalid = Turn((1, 2, 3), "hm", Action(ActionKind.INVALID))
-        segments = (invalid, Observation((4, 5), "no"), Turn((6,), "", Action(ActionKind.SEARCH, "last")))
-        counts = measure(question("Ann"), Trajectory((0,), segments, StopReason.MAX_TURNS))
-        assert [counts[name] for name in ("searches", "turns", "invalid_actions")] == [0, 2, 1]
-        assert (counts["generated_tokens"], counts["observation_tokens"]) == (4, 2)
 
     def test_a_task_is_right_where_its_environment_says_so(self) -> None:
         scores = measure(question("Ann"), answered("Ann"), {"solved": 0.5})

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sorl_trl.recipe import memory
-from sorl_trl.recipe.memory import estimate, remedies
+from sorl_trl.recipe.memory import estimate
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 1}
 LONGEST = 1024
@@ -101,23 +101,3 @@ def test_a_vllm_that_sleeps_leaves_its_memory_to_training(model: Any, weights: i
     asleep = estimate(model, config(use_vllm=True, vllm_enable_sleep_mode=True), LONGEST)
     assert awake.training - asleep.training == 2**29
     assert awake.generating == asleep.generating == 3 * weights + 2**29
-
-
-def test_without_checkpoints_all_layers_are_kept(model: Any) -> None:
-    assert estimate(model, config(gradient_checkpointing=False), LONGEST).rows["activations"] == 2 * LAYER
-
-
-def test_the_cache_has_a_limit(model: Any) -> None:
-    assert estimate(model, config(), LONGEST, 0.001).rows["keys and values"] == 0.001 * 2**30
-
-
-def test_what_to_turn_is_not_turned_already(model: Any) -> None:
-    assert [line.split()[0] for line in remedies(model, config())] == ["half", "use_peft", "less"]
-    much = config(gradient_checkpointing=False, use_vllm=True, **zero(0, processes=8))
-    assert [line.split()[0] for line in remedies(model, much)] == [
-        *("vllm_enable_sleep_mode", "gradient_checkpointing", "half", "--accelerate_config"),
-        *("less", "use_peft", "less"),
-    ]
-    little = config(per_device_train_batch_size=1, **zero(3))
-    assert [*remedies(model, little)][-1] == "less max_completion_length"
-    assert "half" not in " ".join(remedies(model, little))

@@ -3,17 +3,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+import torch
+from safetensors.torch import save_file
 
 from sorl_trl.evaluation.run import RunFolder, measure
 from sorl_trl.qa import Question
 from sorl_trl.records.entries import EVALUATION, TRAINING, Source, open_run, training_entry
+from sorl_trl.records.evaluated import files_hash, to_table
 from sorl_trl.records.trained import write_trained
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
-from tests.unit.evaluation.trajectories import answered, ended, evaluated, question
+from tests.unit.evaluation.trajectories import answered, evaluated, question
 from tests.unit.records.entries import TRAINED, shown, write_evaluation
 
 
@@ -53,11 +56,6 @@ class TestEvaluationEntry:
             {"kind": "turn", "action": "answer", "text": "<answer> B </answer>", "token_count": 1},
         )
 
-    def test_tools_and_rewards_of_turns_are_shown(self) -> None:
-        call = Turn((1,), "<calculate> 1 </calculate>", Action(ActionKind.TOOL, "1", "calculate"), reward=-0.25)
-        entry = shown(evaluated(question("Ada"), Trajectory((0,), (call,), StopReason.ENVIRONMENT_DONE)))
-        assert (entry.segments[0]["action"], entry.segments[0]["reward"]) == ("calculate", -0.25)
-
     def test_tasks_show_who_speaks_their_worlds_and_what_the_environment_measures(self) -> None:
         message = Turn((1,), "Done.", Action(ActionKind.MESSAGE, "Done."))
         segments = (message, Observation((2,), "[]"), message, Observation((3,), "And now?", role="user"), message)
@@ -72,11 +70,6 @@ class TestEvaluationEntry:
             1.0,
             None,
         )
-
-    def test_what_an_infrastructure_failure_ended_is_unscored(self) -> None:
-        entry = shown(evaluated(question("Ada"), ended(StopReason.SEARCH_UNAVAILABLE)))
-        assert (entry.verdict, entry.score) == ("unscored", None)
-        assert entry.stop_reason == "search_unavailable"
 
 
 class TestTrainingEntry:
@@ -114,11 +107,6 @@ class TestTrainingEntry:
         assert (again["context"], again["repeated"], again["text"]) == (1, True, " </search>")
         assert ("context" in seen, "repeated" in seen, seen["text"]) == (False, False, " [Ada]")
         assert (other["kind"], "context" in other, back["context"]) == ("turn", False, 0)
-
-    def test_a_trajectory_that_is_not_trained_on_has_no_turn(self) -> None:
-        entry = training_entry(replace(TRAINED, turn_ids=(-1,) * 7), "k")
-        assert [segment["text"] for segment in entry.segments] == ["".join(TRAINED.tokens)]
-        assert entry.token_count == 0
 
     def test_what_is_not_finite_is_a_word_that_javascript_reads(self) -> None:
         odd = replace(TRAINED, advantages=(math.nan, math.inf, -math.inf, 0.0, 1 / 3, 1.0, 1.0))
@@ -163,7 +151,23 @@ class TestOpenRun:
         (tmp_path / "trainer_state.json").write_text('{"log_his')  # training is writing it
         assert open_run(tmp_path).notes == []
 
-    def test_a_folder_of_neither_kind(self, tmp_path: Path) -> None:
-        (tmp_path / "config.json").touch()  # of a training run without dumps
-        with pytest.raises(FileNotFoundError, match=r"`sorl evaluate \S+` makes some"):
-            open_run(tmp_path)
+
+def test_half_a_surrogate_pair_in_a_passage_becomes_a_question_mark() -> None:
+    passage = Passage("p\ud800", "a \udc00 title", "text", 0.5)
+    seen = Observation((2,), "text", (passage,), truncated=True, neutralized=3)
+    trajectory = replace(answered("Ann"), segments=(*answered("Ann", 1).segments[:1], seen))
+    (row,) = to_table([evaluated(question("Ann\ud800"), trajectory)]).to_pylist()
+    segment = row["segments"][1]
+    assert segment["passages"] == [{"id": "p?", "title": "a ? title", "text": "text", "score": 0.5}]
+    assert (segment["truncated"], segment["neutralized"], row["golden_answers"]) == (True, 3, ["Ann?"])
+
+
+def test_a_copy_has_the_hash_of_the_original_and_trained_weights_have_another(tmp_path: Path) -> None:
+    policy, weights = tmp_path / "policy", torch.zeros(2**21)
+    policy.mkdir()
+    save_file({"embedding": weights}, policy / "model.safetensors")
+    before = files_hash(str(policy))
+    shutil.copytree(policy, tmp_path / "copy", copy_function=shutil.copyfile)  # whose times are of now
+    assert files_hash(str(tmp_path / "copy")) == before
+    save_file({"embedding": weights + 1e-6}, policy / "model.safetensors")
+    assert files_hash(str(policy)) != before

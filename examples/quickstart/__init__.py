@@ -1,16 +1,11 @@
-"""An offline world of real facts, and a tiny policy that has just learnt to search it."""
+"""An offline world of real facts, and a tiny policy that has just learnt to search it.
 
-from sorl_trl.sandbox.expert import (
-    LIMITS,
-    NO_NOISE,
-    PROMPT_TEMPLATE,
-    PROTOCOL,
-    ExpertNoise,
-    Hasty,
-    ScriptedExpert,
-    Thinker,
-)
-from sorl_trl.sandbox.imitation import (
+`python quickstart.py` runs it; with `--model FOLDER`, the policy is a language model, such as the one that
+`python -m examples.quickstart.model smollm2-135m FOLDER` writes.
+"""
+
+from .expert import LIMITS, NO_NOISE, PROMPT_TEMPLATE, PROTOCOL, ExpertNoise, Hasty, ScriptedExpert, Thinker
+from .imitation import (
     LANGUAGE_MODEL,
     THINKING,
     Example,
@@ -21,12 +16,11 @@ from sorl_trl.sandbox.imitation import (
     imitate,
     make_policy,
     store_policy,
-    teach,
     train_tokenizer,
     warm_start,
     word_tokenizer,
 )
-from sorl_trl.sandbox.world import CORPUS_FILE, EVALUATION_FILE, TRAIN_FILE, World, WorldSize, build_atlas
+from .world import CORPUS_FILE, EVALUATION_FILE, TRAIN_FILE, World, WorldSize, build_atlas
 
 __all__ = [
     "CORPUS_FILE",
@@ -53,7 +47,6 @@ __all__ = [
     "imitate",
     "make_policy",
     "store_policy",
-    "teach",
     "train_tokenizer",
     "warm_start",
     "word_tokenizer",

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -30,7 +29,9 @@ from transformers import (
 
 from sorl_trl.qa import Question, build_prompt_rows, encode_prompts
 from sorl_trl.rollout import Collector, RolloutLimits, assemble
-from sorl_trl.sandbox.expert import (
+from sorl_trl.search import BM25Index
+
+from .expert import (
     HASTY_NOISE,
     LIMITS,
     PLAIN_LIMITS,
@@ -45,8 +46,7 @@ from sorl_trl.sandbox.expert import (
     ScriptedExpert,
     Thinker,
 )
-from sorl_trl.sandbox.world import CORPUS_FILE, World
-from sorl_trl.search import BM25Index
+from .world import CORPUS_FILE, World
 
 _IGNORED_LABEL = -100
 PAD, EOS, UNK = "[PAD]", "[EOS]", "[UNK]"
@@ -77,7 +77,7 @@ def word_tokenizer(texts: Iterable[str], tags: Sequence[str] = ()) -> PreTrained
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNK))
     tokenizer.normalizer = Lowercase()
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=EOS,
@@ -116,7 +116,7 @@ def make_policy(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(llama)
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     return model
 
 
@@ -149,6 +149,9 @@ class WarmStartConfig:
     steps: int = 800
     batch_size: int = 16
     learning_rate: float = 3e-3
+    warmup_steps: int = 50
+    stratified: bool = False
+    """See `imitate`."""
     seed: int = 0
 
     def prompts(
@@ -181,6 +184,8 @@ LANGUAGE_MODEL = WarmStartConfig(
     steps=24,
     batch_size=8,
     learning_rate=5e-5,
+    warmup_steps=2,
+    stratified=True,  # with few batches, chance would decide how many examples search twice
 )
 """For a pretrained model with a chat template. It learns the protocol from some 200 examples in plain English."""
 
@@ -194,9 +199,9 @@ class Example:
 
 
 def warm_start(
-    world: World, practice: Sequence[World], cache_dir: str | Path, config: WarmStartConfig | None = None
+    world: World, practice: Sequence[World], cache: str | Path, config: WarmStartConfig | None = None, model: str = ""
 ) -> Path:
-    """Train a policy on the expert's trajectories in the `practice` worlds, or take it from the cache.
+    """Train a policy on the expert's trajectories in the `practice` worlds, or take it from the folder `cache`.
 
     The cache's key is a hash of all inputs. A folder of the cache is complete, because it gets its name last.
 
@@ -204,41 +209,41 @@ def warm_start(
         world: The world where the policy will be used. It only contributes words to the tokenizer.
         practice: The worlds whose train questions the expert answers, at least one. If they have other facts, the
             policy has not seen those of `world`.
-        cache_dir: A folder, which is made if it is missing.
+        cache: A folder, which is made if it is missing.
         config: How to make the policy, the expert and the training.
+        model: A pretrained model to teach, by its folder or Hub id, instead of a tiny policy with words of its own.
 
     Returns:
         A folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
     """
     config = config or WarmStartConfig()
-    target = Path(cache_dir) / f"warm-start-{_cache_key(world, practice, config)}"
+    target = Path(cache) / f"warm-start-{_cache_key(world, practice, config, model)}"
     if target.is_dir():
         return target
-    tokenizer = train_tokenizer([world, *practice], [config.words])
+    if model:
+        policy, tokenizer = _pretrained(model)
+    else:
+        tokenizer = train_tokenizer([world, *practice], [config.words])
+        policy = make_policy(tokenizer, config.policy, config.seed, 2 * (config.limits.max_trajectory_tokens or 0))
     share = -(-config.trajectories // len(practice))
     examples = [example for part in practice for example in expert_examples(part, tokenizer, share, config)]
-    model = make_policy(tokenizer, config.policy, config.seed, 2 * (config.limits.max_trajectory_tokens or 0))
-    imitate(model, examples, config.steps, config.batch_size, config.learning_rate, config.seed)
-    return store_policy(model, tokenizer, target)
+    how = (config.steps, config.batch_size, config.learning_rate, config.seed)
+    imitate(policy, examples, *how, warmup_steps=config.warmup_steps, stratified=config.stratified)
+    return store_policy(policy, tokenizer, target)
 
 
-def teach(model_name: str, practice: World, target: Path, config: WarmStartConfig = LANGUAGE_MODEL) -> Path:
-    """Let a pretrained model imitate the expert in a practice world, and write it into the folder `target`.
+def _pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model in float32 with its tokenizer.
 
     Embeddings that are more than half of the model stay as they are: it knows the words, and their gradient and
     optimizer state would take more memory than all the rest.
     """
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_name)
-    model: Any = AutoModelForCausalLM.from_pretrained(model_name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     embeddings = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
     if 2 * sum(weight.numel() for weight in embeddings) > model.num_parameters():
         for weight in embeddings:
             weight.requires_grad_(False)
-    examples = expert_examples(practice, tokenizer, config.trajectories, config)
-    # With few batches, chance would decide how many examples search twice, and so how often the policy does.
-    size, rate = config.batch_size, config.learning_rate
-    imitate(model, examples, config.steps, size, rate, config.seed, warmup_steps=2, stratified=True)
-    return store_policy(model, tokenizer, target)
+    return model, AutoTokenizer.from_pretrained(name)
 
 
 def expert_examples(
@@ -279,12 +284,12 @@ def imitate(
     for _ in progress:
         loss = _loss(model, _draw(examples, batch_size, rng) if stratified else rng.choices(examples, k=batch_size))
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
         progress.set_postfix(loss=f"{loss.item():.2f}", refresh=False)
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
 
 
 def _draw(examples: Sequence[Example], batch_size: int, rng: random.Random) -> list[Example]:
@@ -316,14 +321,14 @@ def _loss(model: PreTrainedModel, batch: Sequence[Example]) -> torch.Tensor:
     labels = torch.tensor([(*row.labels, *[_IGNORED_LABEL] * (width - len(row.labels))) for row in batch])[:, 1:]
     hidden = model.base_model(input_ids, attention_mask=attention_mask).last_hidden_state[:, :-1]
     labelled = labels != _IGNORED_LABEL
-    head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head: torch.nn.Module = model.get_output_embeddings()
     return torch.nn.functional.cross_entropy(head(hidden[labelled]), labels[labelled])
 
 
-def _cache_key(world: World, practice: Sequence[World], config: WarmStartConfig) -> str:
+def _cache_key(world: World, practice: Sequence[World], config: WarmStartConfig, model: str) -> str:
     """Hash the inputs, which are frozen data whose `repr` shows their whole content."""
     setting = (PROTOCOL, torch.__version__, transformers.__version__)
-    return hashlib.sha256(repr((world, tuple(practice), config, setting)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((world, tuple(practice), config, model, setting)).encode()).hexdigest()[:16]
 
 
 def store_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Path) -> Path:

@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.qa import Question
 from sorl_trl.rollout import PROTOCOLS, Generation, RolloutLimits
-from sorl_trl.sandbox.world import Relation
+
+from .world import Relation
 
 PROMPT_TEMPLATE = "question : {question}"
 PROTOCOL = PROTOCOLS["terse"]

