@@ -23,8 +23,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common import RESULTS, alone, table
 from benchmarks.cycles import Cycles, Sizes, Variant
+from sorl_trl.cli.dry_run import estimate
 from sorl_trl.command_line import Parser, run_command
-from sorl_trl.recipe.memory import estimate
 
 SIZES = Sizes(hidden_size=576, layers=30, batch=4, prompt=120, turns=2, turn=8, observation=8, vocabulary=49152)
 SMOLLM2 = LlamaConfig(

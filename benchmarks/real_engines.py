@@ -34,11 +34,11 @@ from torch.nn.functional import cross_entropy, pad
 from transformers import GenerationConfig
 
 from benchmarks.common import RESULTS, table
+from sorl_trl.cli.arguments import parse_arguments
+from sorl_trl.cli.build import build_trainer
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.methods import EngineTurnMask
 from sorl_trl.ops import turn_layout, turn_mismatch, within
-from sorl_trl.recipe.arguments import parse_arguments
-from sorl_trl.recipe.build import build_trainer
 from sorl_trl.rollout import Collector, Engine, SlotEngine, TurnEnd, assemble, generate_turns, model_engine
 from sorl_trl.trainers.vllm_policy import TOLERANCE, PolicyGeneration, ServerPolicy
 from sorl_trl.types import Trajectory, Turn

@@ -31,9 +31,9 @@ from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 from benchmarks.common import RESULTS, alone, table
+from sorl_trl.cli.arguments import parse_arguments
+from sorl_trl.cli.build import build_trainer
 from sorl_trl.command_line import Parser, at_least, run_command
-from sorl_trl.recipe.arguments import parse_arguments
-from sorl_trl.recipe.build import build_trainer
 
 FILE = RESULTS / "real_model_cost.json"
 FASTER = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}  # what is freed is kept

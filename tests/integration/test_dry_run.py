@@ -70,7 +70,7 @@ LONG = "where {question} " + "rome " * 2100
 def test_why_it_cannot_train(
     changed: dict[str, Any], reason: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("sorl_trl.recipe.arguments.find_spec", lambda module: None)
+    monkeypatch.setattr("sorl_trl.cli.arguments.find_spec", lambda module: None)
     monkeypatch.chdir(folder)
     line = dry_run(capsys, words(folder, **changed), code=2)
     assert line.startswith("error: ") and reason in line

@@ -153,7 +153,7 @@ def test_lost_trajectories_are_said_and_made_anew(
             raise SearchUnavailable("connection refused")
         return search(self, queries, k)
 
-    monkeypatch.setattr("sorl_trl.rollout.environments.search.RetryPolicy", lambda: RetryPolicy(attempts=1))
+    monkeypatch.setattr("sorl_trl.rollout.search_responder.RetryPolicy", lambda: RetryPolicy(attempts=1))
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="trajectories were lost"):
         patch.setattr(BM25Index, "search_batch", down_once)
         evaluate.main(words)

@@ -13,9 +13,9 @@ from typing import Any
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout import SearchResponder, TagProtocol, ToolBox, Unavailable
-from sorl_trl.rollout.environments.responder import start_awaiting
-from sorl_trl.rollout.environments.tools import Tool, call_tool, methods_of, named
 from sorl_trl.rollout.observation import MessageSanitizer, is_image, is_text
+from sorl_trl.rollout.responder import start_awaiting
+from sorl_trl.rollout.tools import Tool, call_tool, methods_of, named
 from sorl_trl.search import RetryPolicy, SearchBackend
 from sorl_trl.search.backend import is_thread_safe
 from sorl_trl.types import ActionKind

@@ -17,12 +17,12 @@ import yaml
 from transformers import TrainingArguments
 
 from sorl_trl.agents.vllm import EngineUnavailable
+from sorl_trl.cli.arguments import Arguments, parse_arguments
+from sorl_trl.cli.build import build_trainer
 from sorl_trl.cli.dry_run import run_table, show, try_out
 from sorl_trl.command_line import INTERRUPTED, UserMistake, mistakes, package_version
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.files import raise_if_disk_full, write_whole
-from sorl_trl.recipe.arguments import Arguments, parse_arguments
-from sorl_trl.recipe.build import build_trainer
 from sorl_trl.records import RECIPE_FILE, checkpoints
 from sorl_trl.records.resume_point import ADAPTERS, WEIGHTS, newest_whole, resume_point
 from sorl_trl.rollout.tasks import FOR_QUESTIONS, unread

@@ -1,19 +1,38 @@
-"""The page of `sorl view RUN`: one HTML file with its style, its scripts and its data. It loads nothing."""
+"""The page of `sorl view RUN`: one HTML file with its style, its scripts and its data. It loads nothing.
+
+Its data is an entry per trajectory, of an evaluation or of training, and notes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from sorl_trl.command_line import Parser, at_least, mistakes
-from sorl_trl.files import write_whole
-from sorl_trl.records.entries import Entry, open_run
+from sorl_trl.diagnostics.collapse import DEFAULT_RULES, detect
+from sorl_trl.files import check_run_folder, write_whole
+from sorl_trl.records import checkpoints, policy_in
+from sorl_trl.records.evaluated import (
+    MEASURES,
+    RESULTS,
+    SETTINGS,
+    count_evaluated,
+    evaluation_in,
+    outdated,
+    read_evaluated,
+    read_settings,
+)
+from sorl_trl.records.trained import SHARDS, TrainedTrajectory, count_trained, read_trained
 
 ABOUT = """\
 Writes the trajectories of a training run or of an evaluation as one HTML page, to filter and to read. The page needs
@@ -90,3 +109,224 @@ def embed(content: Any) -> str:
 
 def _asset(name: str) -> str:
     return files("sorl_trl.records").joinpath(f"assets/{name}").read_text(encoding="utf-8")
+
+
+EVALUATION, TRAINING = "evaluation", "training"
+STATE_FILE = "trainer_state.json"
+"""The file of transformers that has the log of a run, in its folder or in its checkpoints."""
+ENVIRONMENT = -1
+"""The turn id of tokens that belong to no turn."""
+DIGITS = 6
+"""Significant digits of ratios and advantages. Nobody would see more, and there are many tokens."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One trajectory, in JSON's types. The page's scripts read it by these names."""
+
+    key: str
+    """Its name in the address of the page."""
+    group: str
+    """Its dataset, or its optimizer step."""
+    question: str | None
+    golden_answers: Sequence[str]
+    options: Sequence[tuple[str, str]]
+    """Letter and text of each option; empty for an open question."""
+    answer: str | None
+    verdict: str
+    """"right", "wrong" or "unscored"."""
+    score: float | str | None
+    """`correct` in an evaluation, the reward in training."""
+    stop_reason: str | None
+    token_count: int
+    """The number of tokens in turns. In training, it is 0 if the trajectory was masked, because no turn is left."""
+    facts: Mapping[str, str]
+    """Other facts to show, by name."""
+    measures: Mapping[str, Any]
+    prompt: str
+    segments: Sequence[Mapping[str, Any]]
+    """A "turn" has `action`, `token_count`, either `text` or `tokens`, and perhaps `reward`; an "observation" `text`,
+    `token_count`, `passages`, `truncated`, `neutralized`, and `role` if the rollout recorded it. The first segment of
+    another context than before has its number as `context`; `repeated` observations were read before."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The trajectories of a run: `kind` is `EVALUATION` or `TRAINING`."""
+
+    kind: str
+    sizes: Mapping[str, int]
+    """The number of trajectories by dataset or optimizer step."""
+    read: Callable[[str], Iterator[Entry]]
+    """Yields the trajectories of a dataset or step. It holds a file open until it is exhausted or released."""
+    notes: Sequence[str] = ()
+    """Notes for readers of the page, a sentence each."""
+
+
+def open_run(run: str | os.PathLike[str]) -> Source:
+    """Find the trajectories of a folder and count them, without reading any.
+
+    Raises:
+        FileNotFoundError: It is neither the folder of an evaluation nor of a training run that wrote trajectories.
+    """
+    check_run_folder(run)
+    evaluation = evaluation_in(run)
+    is_evaluated = (evaluation / SETTINGS).is_file()
+    if any(Path(run).glob(SHARDS)):
+        steps = {_step_name(step): (step, size) for step, size in count_trained(run).items()}
+        sizes = {name: size for name, (_, size) in steps.items()}
+        is_beside = is_evaluated and evaluation != Path(run)  # otherwise the settings belong to something else
+        notes = [f"Of training; the evaluation beside it: sorl view {evaluation}"] if is_beside else []
+        return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]), notes + _alarms(run))
+    if is_evaluated:
+        settings = read_settings(evaluation)
+        is_finished = (evaluation / RESULTS).exists()
+        notes = [] if is_finished else ["The evaluation is not finished: its finished batches are here."]
+        notes += [problem] if (problem := outdated(evaluation)) else []
+        sizes = {name: count_evaluated(evaluation, name) for name in settings["datasets"]}
+        return Source(EVALUATION, sizes, lambda name: _evaluated(evaluation, name), notes + _alarms(run))
+    remedy = f"`sorl evaluate {run}` makes some" if policy_in(run) else "name the folder of a run"
+    raise FileNotFoundError(
+        f"{run} holds no trajectories: {remedy}; training writes its own with `save_trajectories_steps`"
+    )
+
+
+def _alarms(run: str | os.PathLike[str]) -> list[str]:
+    """What the collapse guard's rules find in the log of a training run, whether or not a guard has watched it.
+
+    Gradients that are not finite are left out: with fp16 they are common, and the scaler skips such steps.
+    """
+    logs = [path for path in (Path(run), *checkpoints(run)) if (path / STATE_FILE).is_file()]
+    if not logs:
+        return []
+    newest = max((path / STATE_FILE for path in logs), key=lambda path: path.stat().st_mtime)
+    try:
+        log_history = json.loads(newest.read_bytes())["log_history"]
+    except ValueError:  # training is writing the file
+        return []
+    rules = [rule for rule in DEFAULT_RULES if not rule.at_once]
+    return [alarm.message for alarm in detect(log_history, rules)]
+
+
+def _step(run: str | os.PathLike[str], step: int) -> Iterator[Entry]:
+    for number, trained in enumerate(read_trained(run, step), 1):  # over all processes
+        yield training_entry(trained, f"step-{step}/{number}")
+
+
+def _evaluated(evaluation: Path, dataset: str) -> Iterator[Entry]:
+    seen = Counter[str]()  # ids of questions may repeat
+    for entry in map(evaluation_entry, read_evaluated(evaluation, dataset)):
+        seen[entry.key] += 1
+        yield entry if seen[entry.key] == 1 else replace(entry, key=f"{entry.key}/{seen[entry.key]}")
+
+
+def _step_name(step: int) -> str:
+    return f"step {step}"
+
+
+def evaluation_entry(row: Mapping[str, Any]) -> Entry:
+    """The entry of a row of an evaluation, without token ids and log-probabilities."""
+    about = {"id": row["question_id"], **{name: row[name] for name in ("sample", "data_source")}}
+    about |= json.loads(row["metadata"])
+    measures = {name: row[name] for name in MEASURES} | json.loads(row["environment"] or "{}")
+    return Entry(
+        key=f"{row['dataset']}/{row['question_id']}/{row['sample']}",
+        group=row["dataset"],
+        question=row["question"],
+        golden_answers=row["golden_answers"],
+        options=[(option["letter"], option["text"]) for option in row["options"]],
+        answer=row["answer"],
+        verdict=_verdict(row["correct"]),
+        score=_number(row["correct"]),
+        stop_reason=row["stop_reason"],
+        token_count=sum(len(segment["token_ids"]) for segment in row["segments"] if segment["kind"] == "turn"),
+        facts={name: _fact(value) for name, value in about.items() if value not in ("", None)},
+        measures={name: _number(value) for name, value in measures.items()},
+        prompt=row["prompt"],
+        segments=tuple(map(_segment, row["segments"])),
+    )
+
+
+def training_entry(trained: TrainedTrajectory, key: str) -> Entry:
+    """The entry of a trajectory that was trained on."""
+    return Entry(
+        key=key,
+        group=_step_name(trained.step),
+        question=trained.question,
+        golden_answers=trained.golden_answers,
+        options=(),
+        answer=trained.answer,
+        verdict=_verdict(trained.reward),
+        score=_number(trained.reward),
+        stop_reason=trained.stop_reason,
+        token_count=sum(turn != ENVIRONMENT for turn in trained.turn_ids),
+        facts={"step": _fact(trained.step), "generated_at_step": _fact(trained.generated_at_step)},
+        measures={"reward": _number(trained.reward)},
+        prompt=trained.prompt,
+        segments=tuple(_trained_segments(trained)),
+    )
+
+
+def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
+    common = {"kind": row["kind"], "text": row["text"], "token_count": len(row["token_ids"])}
+    if row["kind"] == "turn":
+        return {**common, "action": row["tool"] or row["action"], **_reward(row["reward"])}
+    passages = [{**passage, "score": _number(passage["score"])} for passage in row["passages"]]
+    marks = {"truncated": row["truncated"], "neutralized": row["neutralized"], "role": row["role"]}
+    return {**common, "passages": passages, **marks}
+
+
+def _trained_segments(trained: TrainedTrajectory) -> Iterator[dict[str, Any]]:
+    """Cut the completion where turn or context changes. What a turn did is known only if the rollout recorded it."""
+    is_recorded = len(trained.actions) == len(set(trained.turn_ids) - {ENVIRONMENT})
+    contexts = trained.context_ids or (0,) * len(trained.turn_ids)
+    start, last_turn, last_context = 0, ENVIRONMENT, 0
+    for (turn_id, context), tokens in groupby(zip(trained.turn_ids, contexts, strict=True)):
+        span = slice(start, start + len(list(tokens)))
+        segment: dict[str, Any] = {"token_count": span.stop - start}
+        if abs(context) != last_context:
+            segment["context"] = abs(context)
+        if turn_id == ENVIRONMENT:
+            segment |= {"kind": "observation", "text": "".join(trained.tokens[span]), "role": None}
+            segment |= {"passages": [], "truncated": False, "neutralized": 0}
+            if context < 0:
+                segment["repeated"] = True
+            elif is_recorded and 0 <= last_turn < len(trained.roles):
+                segment["role"] = trained.roles[last_turn]
+        else:
+            segment |= {"kind": "turn", "action": None, "tokens": _tokens(trained, span)}
+            if is_recorded:
+                segment |= {"action": trained.actions[turn_id], **_reward(trained.turn_rewards[turn_id])}
+        yield segment
+        start, last_context = span.stop, abs(context)
+        last_turn = last_turn if context < 0 else turn_id
+
+
+def _reward(reward: float | None) -> dict[str, Any]:
+    """The reward of a turn, if its environment gave one."""
+    return {} if reward is None else {"reward": _number(reward)}
+
+
+def _tokens(trained: TrainedTrajectory, span: slice) -> dict[str, Any]:
+    """Columns with one value per token. A clip state is its first letter."""
+    numbers = {name: getattr(trained, name)[span] for name in ("token_ratios", "ratios", "advantages")}
+    columns = {name: [_number(value) for value in values] for name, values in numbers.items()}
+    return {"text": trained.tokens[span], **columns, "clipped": "".join(state[0] for state in trained.clipped[span])}
+
+
+def _verdict(score: float | None) -> str:
+    if score is None:
+        return "unscored"
+    return "right" if score > 0 else "wrong"
+
+
+def _fact(value: Any) -> str:
+    """A value as text. A string stays as it is, because a number in it may be a year."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: float | None) -> float | str | None:
+    """Round a number. If it is not finite, return the word that JavaScript's `Number` reads, because JSON has none."""
+    if value is None or math.isfinite(value):
+        return value if value is None else float(f"{value:.{DIGITS}g}")
+    return json.dumps(value)

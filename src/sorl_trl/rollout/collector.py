@@ -15,11 +15,11 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
 from sorl_trl.rollout.engine import Engine, Generation, Generator, LockStepEngine, check_generation
-from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
-from sorl_trl.rollout.environments.search import SearchResponder
+from sorl_trl.rollout.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.observation import ObservationEncoder
 from sorl_trl.rollout.options import EngineOptions, RolloutLimits
 from sorl_trl.rollout.protocol import TagProtocol
+from sorl_trl.rollout.search_responder import SearchResponder
 from sorl_trl.rollout.trajectories import decode
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn

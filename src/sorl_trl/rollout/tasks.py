@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import factory_named
 from sorl_trl.qa import BENCHMARKS, Question, build_prompt_rows, load_benchmark, load_questions
-from sorl_trl.rollout.environments.responder import EnvironmentResponder
 from sorl_trl.rollout.observation import Sanitizer
 from sorl_trl.rollout.options import EngineOptions, RolloutArguments
+from sorl_trl.rollout.responder import EnvironmentResponder
 from sorl_trl.search import SearchArguments
 from sorl_trl.text import identifier, json_object
 

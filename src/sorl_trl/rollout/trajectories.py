@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
-    from sorl_trl.rollout.environments.environment import Responder
+    from sorl_trl.rollout.environment import Responder
 
 _LOOKS_LIKE_CONTROL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 _IN_HARDLY_ANY_VOCABULARY = "ᚠ 𓀀 ꙮ"

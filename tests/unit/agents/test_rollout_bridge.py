@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl.agents.agent_rollout import SearchRollout, rollout_output
-from sorl_trl.agents.policy_engine import policy_engine
+from sorl_trl.agents.agent_rollout import SearchRollout, policy_engine, rollout_output
 from sorl_trl.rollout import EngineOptions, LockStepEngine, SlotEngine
 from sorl_trl.search import NoSearch
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn

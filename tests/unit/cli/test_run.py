@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from sorl_trl.cli import run
+from sorl_trl.cli.arguments import parse_arguments
 from sorl_trl.cli.run import check_output_folder, write_recipe
 from sorl_trl.qa import Question, write_questions
-from sorl_trl.recipe.arguments import parse_arguments
 
 
 def check(folder: Path, resume: Path | None = None) -> None:

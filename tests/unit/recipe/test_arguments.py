@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sorl_trl.cli.arguments import Arguments, parse_arguments
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import METHODS, SETTINGS
-from sorl_trl.recipe.arguments import Arguments, parse_arguments
 
 
 @pytest.fixture

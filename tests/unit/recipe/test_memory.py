@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sorl_trl.recipe import memory
-from sorl_trl.recipe.memory import estimate
+from sorl_trl.cli import dry_run as memory
+from sorl_trl.cli.dry_run import estimate
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 1}
 LONGEST = 1024

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sorl_trl.evaluation.run import Batch, RunFolder
-from sorl_trl.records.entries import Entry, evaluation_entry
 from sorl_trl.records.evaluated import EvaluatedTrajectory, to_table, write_evaluated
 from sorl_trl.records.trained import TrainedTrajectory
+from sorl_trl.records.view import Entry, evaluation_entry
 from tests.unit.evaluation.trajectories import answered, evaluated, question
 
 

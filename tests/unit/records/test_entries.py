@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from sorl_trl.evaluation.run import RunFolder, measure
 from sorl_trl.qa import Question
-from sorl_trl.records.entries import EVALUATION, TRAINING, Source, open_run, training_entry
 from sorl_trl.records.evaluated import files_hash, to_table
 from sorl_trl.records.trained import write_trained
+from sorl_trl.records.view import EVALUATION, TRAINING, Source, open_run, training_entry
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 from tests.unit.evaluation.trajectories import answered, evaluated, question
 from tests.unit.records.entries import TRAINED, shown, write_evaluation

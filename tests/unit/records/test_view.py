@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from sorl_trl.records.entries import EVALUATION, TRAINING, Entry
 from sorl_trl.records.trained import write_trained
-from sorl_trl.records.view import main, render_page, write_page
+from sorl_trl.records.view import EVALUATION, TRAINING, Entry, main, render_page, write_page
 from tests.unit.evaluation.trajectories import answered, evaluated, question
 from tests.unit.records.entries import ENTRY, TRAINED, Parsed, content, write_evaluation
 

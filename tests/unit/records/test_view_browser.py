@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from sorl_trl.qa import Question
-from sorl_trl.records.entries import EVALUATION, TRAINING, Entry, training_entry
-from sorl_trl.records.view import render_page
+from sorl_trl.records.view import EVALUATION, TRAINING, Entry, render_page, training_entry
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 from tests.unit.evaluation.trajectories import answered, ended, evaluated, question
 from tests.unit.records.entries import TRAINED, Parsed, shown

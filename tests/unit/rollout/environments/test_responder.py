@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sorl_trl.rollout.environments.environment import Reply, RowTurn
-from sorl_trl.rollout.environments.responder import EnvironmentResponder
+from sorl_trl.rollout.environment import Reply, RowTurn
+from sorl_trl.rollout.responder import EnvironmentResponder
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Action, ActionKind, StopReason, Turn
 

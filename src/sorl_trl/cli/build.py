@@ -14,11 +14,11 @@ from trl.data_utils import is_conversational
 
 from sorl_trl import qa
 from sorl_trl.checks import import_named
+from sorl_trl.cli.arguments import Arguments, reward_function
 from sorl_trl.command_line import UserMistake, check_checkpoint
 from sorl_trl.diagnostics.callbacks import CollapseGuard, TurnProgressCallback
 from sorl_trl.evaluation.agents import load_tokenizer
 from sorl_trl.methods import method_from
-from sorl_trl.recipe.arguments import Arguments, reward_function
 from sorl_trl.rollout import Collector
 from sorl_trl.rollout.tasks import check_read, load_rows, own_environment, prompt_rows
 from sorl_trl.search import NoSearch

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from sorl_trl.checks import POSITIVE_COUNT, Number
-from sorl_trl.rollout.environments.environment import THREAD, Environment, Reply, Responder, RowTurn
+from sorl_trl.rollout.environment import THREAD, Environment, Reply, Responder, RowTurn
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search.backend import is_down
 from sorl_trl.threads import DaemonThreads, start

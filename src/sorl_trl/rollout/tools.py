@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from transformers.utils.chat_template_utils import get_json_schema
 
-from sorl_trl.rollout.environments.environment import Reply
-from sorl_trl.rollout.environments.responder import CONCURRENCY, TIMEOUT_S, UNAVAILABLE, EnvironmentResponder, Wait
+from sorl_trl.rollout.environment import Reply
 from sorl_trl.rollout.protocol import ChatProtocol, TagProtocol
+from sorl_trl.rollout.responder import CONCURRENCY, TIMEOUT_S, UNAVAILABLE, EnvironmentResponder, Wait
 from sorl_trl.search.backend import is_down
 from sorl_trl.types import StopReason, ToolResult, Turn
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sorl_trl.checks import POSITIVE_COUNT
-from sorl_trl.rollout.environments.environment import BatchResponder, Reply, RowTurn
+from sorl_trl.rollout.environment import BatchResponder, Reply, RowTurn
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchError
 from sorl_trl.search.backend import checked_results, is_down, is_thread_safe

@@ -1,1 +1,0 @@
-"""Environments: one object per trajectory, tools, TRL's environment objects, and search."""
