@@ -1,6 +1,6 @@
 """A reward that asks the policy itself: IGPO's, for turns that make the golden answer likelier (arXiv 2510.14967).
 
-sorl quickstart  # writes the default questions and corpus
+python quickstart.py  # writes the default questions and corpus
 sorl train --config so_grpo --method igpo --rewards f1 examples.information_gain.InformationGain
 """
 
