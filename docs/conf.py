@@ -48,7 +48,7 @@ nitpick_ignore_regex = [
     (
         "py:.*",
         r"Encoder|Factory|HarmlessText|Index|Manifest|Tensor|Tool|UserMistake|inf|sorl_trl\.checks\..*|"
-        r"sorl_trl\.(rollout\.observation\.HarmlessText|search\.engines\.saved\.(Index|Manifest))|types\.Annotated",
+        r"sorl_trl\.(rollout\.observation\.HarmlessText|search\.index\.(Index|Manifest))|types\.Annotated",
     ),
 ]
 
