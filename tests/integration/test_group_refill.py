@@ -11,14 +11,12 @@ from datasets import Dataset, IterableDataset
 
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.experimental import GroupRefillTrainer
-from sorl_trl.experimental.group_refill import merged_rollout
 from sorl_trl.ops import group_spread
 from tests.distributed.cases import agreeing_reward
 from tests.losses import token_logps
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import Counting, Sampled, parity_reward, prompts
-from tests.unit.methods.test_pieces import rollout
 
 GROUP = 4
 
@@ -195,20 +193,3 @@ def test_a_resumed_run_asks_the_same(tmp_path: Path, tokenizer: Any) -> None:
 def test_what_cannot_be_refilled_is_refused(tmp_path: Path, tokenizer: Any, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         build(tmp_path, tokenizer, **given)
-
-
-def test_the_longest_trajectory_may_be_replaced() -> None:
-    """What has a column per turn is as wide as the turns that are left."""
-    longer = rollout(
-        torch.tensor([[0, 1, 2], [0, -1, -1], [0, -1, -1], [0, -1, -1]]),
-        turn_rewards=torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0], [5.0, 0.0, 0.0], [6.0, 0.0, 0.0]]),
-        has_turn_reward=torch.ones(4, 3, dtype=torch.bool),
-    )
-    shorter = rollout(
-        torch.tensor([[0, 0, 1]] * 4),
-        turn_rewards=torch.tensor([[7.0, 8.0]] * 4),
-        has_turn_reward=torch.ones(4, 2, dtype=torch.bool),
-    )
-    merged = merged_rollout(longer, shorter, torch.tensor([True, False, False, True]))
-    assert merged.turn_rewards.tolist() == [[7.0, 8.0], [4.0, 0.0], [5.0, 0.0], [7.0, 8.0]]
-    assert merged.returns.shape == merged.turn_mask.shape == merged.states.shape == (4, 2)

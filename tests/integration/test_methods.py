@@ -22,9 +22,6 @@ from sorl_trl.methods import (
     EngineTurnMask,
     EngineVeto,
     GiGPO,
-    MicroBatch,
-    Objective,
-    PPOMin,
     TurnRatio,
     ZeroVariance,
 )
@@ -60,53 +57,6 @@ def test_every_named_method_trains(tmp_path: Path, tokenizer: Any, name: str) ->
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert len(logs) == 2 and all(math.isfinite(log["loss"]) for log in logs)
     assert logs[0]["grad_norm"] > 0
-
-
-@pytest.mark.parametrize("name", ["dapo", "gspo"])
-def test_a_step_over_rollouts_whose_losses_are_trls_and_ours(tmp_path: Path, tokenizer: Any, name: str) -> None:
-    """What `keep` drops, and whether a turn has a reward, differs between the rollouts of one step."""
-    calls = []
-
-    def at_times(turn_ids: list[list[int]], **columns: Any) -> list[Any]:
-        calls.append(name)
-        return turn_lengths(turn_ids) if len(calls) % 2 else [None] * len(turn_ids)
-
-    def now_and_then(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        calls.append(name)
-        return (parity_reward if len(calls) % 2 else first_groups_agree)(completion_ids)
-
-    rewards = [at_times, parity_reward] if name == "gspo" else now_and_then
-    steps = {"steps_per_generation": 2, "num_iterations": 1, "gradient_accumulation_steps": 4}
-    arguments = {**settings(tmp_path), **SETTINGS[name], **steps, "reward_funcs": rewards}
-    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, method=name)
-    assert all(math.isfinite(log["kl_to_old"]) for log in trainer.state.log_history if "loss" in log)
-
-
-def test_a_metric_of_the_users_own_is_logged(tmp_path: Path, tokenizer: Any) -> None:
-    names = ("clip_penalty_mine", "effective_sample_size_mine", "off_policy_age_mine")
-
-    def reward(completion_ids: list[list[int]], log_metric: Any, **_: Any) -> list[float]:
-        for name in names:
-            log_metric(name, 1.0)
-        return parity_reward(completion_ids)
-
-    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **settings(tmp_path, max_steps=1), reward_funcs=reward)
-    assert {*names} <= {*trainer.state.log_history[0]}
-
-
-class Silent(PPOMin):
-    """A piece of a user's that is made of PPO's: nothing pulls."""
-
-    def __call__(self, batch: MicroBatch) -> Objective:
-        value, stopped = super().__call__(batch)
-        return Objective(0.0 * value, stopped)
-
-
-def test_a_piece_that_is_made_of_ppos_min_acts(tmp_path: Path, tokenizer: Any) -> None:
-    method = Method(surrogate=Silent())
-    arguments = {**settings(tmp_path, max_steps=1), **SETTINGS["grpo"]}
-    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, method=method)
-    assert {log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log} == {0.0}
 
 
 COMPOSED: dict[str, tuple[Method, dict[str, Any]]] = {

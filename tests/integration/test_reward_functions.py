@@ -40,22 +40,6 @@ def batch_of(trainer: Any) -> dict[str, Any]:
     return batch
 
 
-def test_a_column_that_is_called_like_our_argument_is_passed(tmp_path: Path, tokenizer: Any) -> None:
-    """The argument `turn_ids` is for datasets without such a column."""
-    seen: list[Any] = []
-
-    def reward(completions: Any, turn_ids: Any, **_: Any) -> list[float]:
-        seen.extend(turn_ids)
-        return [0.0] * len(completions)
-
-    trainer = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, reward)
-    trainer._generate_and_score_completions([{"prompt": "w4", "turn_ids": f"t{i}"} for i in range(4)])
-    assert seen == ["t0", "t1", "t2", "t3"]
-    seen.clear()
-    trainer._generate_and_score_completions([{"prompt": "w4"} for _ in range(4)])
-    assert all(set(row) <= {-1, 0, 1, 2} for row in seen)
-
-
 def documented(
     prompts: Any, completions: Any, completion_ids: Any, trainer_state: Any, log_extra: Any, log_metric: Any
 ) -> list[float]:

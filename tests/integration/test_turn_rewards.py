@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -111,24 +109,6 @@ class TestUnscored:
             rewards[-1] += 0.0 if row == 6 else 3.0
             returns.append([] if row in (1, 5) else returns_of(rewards, 1.0))
         assert_advantages(batch, returns)
-
-    @pytest.mark.parametrize("reward", [math.inf, math.nan], ids=str)
-    def test_a_reward_that_is_no_number_is_none(self, tmp_path: Path, tokenizer: Any, reward: float) -> None:
-        """What another function gives counts beside NaN, which is `None`, but not beside infinity."""
-
-        def scored(given: float | None, turn_ids: Any, **kwargs: Any) -> list[Any]:
-            rewards = uneven_reward(turn_ids, **kwargs)
-            return [given if row in (1, 6) else each for row, each in enumerate(rewards)]
-
-        def other(left_out: tuple[int, ...], completions: Any, **_: Any) -> list[float | None]:
-            return [None if row in left_out else 3.0 for row in range(len(completions))]
-
-        batches = []
-        for given, left_out in ((reward, ()), (None, (1, 6) if math.isinf(reward) else ())):
-            functions = [functools.partial(scored, given), functools.partial(other, left_out)]
-            batches.append(rollout_batch(build(tmp_path, tokenizer, functions)))
-        assert torch.equal(batches[0]["advantages"], batches[1]["advantages"])
-        assert batches[0]["advantages"].isfinite().all()
 
     @pytest.mark.parametrize("reward", [100.0, [100.0] * 3], ids=str)
     def test_a_trajectory_without_a_turn_is_unscored(self, tmp_path: Path, tokenizer: Any, reward: Any) -> None:

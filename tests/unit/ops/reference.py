@@ -62,11 +62,6 @@ def scaled_clip_range(epsilon: float, turn_ids: Tensor, level: str, power: float
     return result
 
 
-def clipped_surrogate(w: float, a: float, epsilon_low: float, epsilon_high: float, delta: float | None) -> float:
-    clipped = min(max(w, 1 - epsilon_low), 1 + epsilon_high)
-    return min((w if delta is None else min(w, delta)) * a, clipped * a)
-
-
 def aggregate_turns(x: Tensor, turn_ids: Tensor) -> float:
     return mean(
         [mean([mean([float(x[i, t]) for t in k]) for k in ks]) for i, ks in enumerate(positions_of_turns(turn_ids))]
@@ -95,15 +90,6 @@ def gae(rewards: Row, values: Row, mask_row: Row, gamma: float, lam: float) -> t
     for t, position in enumerate(i for i, keep in enumerate(mask_row) if keep):
         advantages[position], returns[position] = sums[t], sums[t] + v[t]
     return advantages, returns
-
-
-def explained_variance(values: Row, returns: Row) -> float:
-    def variance(row: Row) -> float:
-        return mean([(x - mean(row)) ** 2 for x in row])
-
-    if len(returns) < 2:
-        return math.nan
-    return 1 - variance([r - v for r, v in zip(returns, values, strict=True)]) / variance(returns)
 
 
 def group_turn_advantages(returns: list[Row], masks: list[Row], scale: bool) -> list[Row]:
@@ -149,16 +135,6 @@ def state_advantages(returns: list[Row], states: list[list[int]], masks: list[Ro
     ]
 
 
-def information_gains(scores: Row, turns: int) -> list[float | None]:
-    """Of one trajectory, of the turns that have one."""
-    return [
-        scores[k + 1] - scores[k]
-        if k + 1 < turns and math.isfinite(scores[k]) and math.isfinite(scores[k + 1])
-        else None
-        for k in range(len(scores))
-    ]
-
-
 def leave_one_out(returns: list[Row], num_generations: int) -> list[Row]:
     """With the baseline of the others; each row has as many returns as the trajectory has turns."""
     found: list[Row] = []
@@ -170,40 +146,3 @@ def leave_one_out(returns: list[Row], num_generations: int) -> list[Row]:
         alone = [row[0] - turn_baseline(others, 0) if others else 0.0 for _ in row[shared:]]
         found.append(beyond + alone)
     return found
-
-
-def top_k(spreads: Row, count: int) -> list[bool]:
-    ranked = sorted(range(len(spreads)), key=lambda i: (-spreads[i], i))[:count]
-    return [i in ranked and spreads[i] > 1e-6 for i in range(len(spreads))]
-
-
-def top_p(spreads: Row, share: float) -> list[bool]:
-    variances = [s**2 if s > 1e-6 else 0.0 for s in spreads]
-    kept: set[int] = set()
-    for i in sorted(range(len(spreads)), key=lambda i: (-spreads[i], i)):
-        if kept and math.fsum(variances[j] for j in kept) >= share * math.fsum(variances) * (1 - 1e-9):
-            break
-        kept.add(i)
-    return [i in kept and variances[i] > 0 for i in range(len(spreads))]
-
-
-def good_trajectories(advantages: Tensor, turn_ids: Tensor) -> list[bool]:
-    turns_of = enumerate(positions_of_turns(turn_ids))
-    rows = [[float(advantages[i, t]) for turn in turns for t in turn] for i, turns in turns_of]
-    return [mean(row) >= -1e-3 for row in rows]
-
-
-def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor) -> dict[tuple[int, int], float]:
-    """Trajectory and turn -> its g."""
-    return {
-        (i, k): math.exp(mean([float(log_ratio[i, t]) for t in turn]))
-        for i, turns in enumerate(positions_of_turns(turn_ids))
-        for k, turn in enumerate(turns)
-    }
-
-
-def is_vetoed(log_ratio: Tensor, turn_ids: Tensor, least: float) -> list[bool]:
-    return [
-        any(math.exp(float(log_ratio[i, t])) < least for turn in turns for t in turn)
-        for i, turns in enumerate(positions_of_turns(turn_ids))
-    ]

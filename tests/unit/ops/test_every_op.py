@@ -129,11 +129,6 @@ def _groups(seed: int, count: int = 2) -> tuple[list[Tensor], list[list[list[lis
     return tensors, [[x[i : i + 3].tolist() for x in (*tensors, turns)] for i in (0, 3)], turns
 
 
-def masked_mean(x: Tensor, ids: Tensor, seed: int) -> Any:
-    expected = [reference.mean(reference.kept(*pair)) for pair in _rows(x, ids >= 0)]
-    return ops.masked_mean(x, ids >= 0, dim=1), expected
-
-
 def turn_reduce(x: Tensor, ids: Tensor, seed: int) -> Any:
     reduction, loop = (("mean", reference.mean), ("sum", sum))[seed % 2]
     return ops.turn_reduce(x, ids, reduction), reference.turn_reduce(x, ids, loop)
@@ -158,14 +153,6 @@ def scaled_clip_range(x: Tensor, ids: Tensor, seed: int) -> Any:
 POWERS = (("none", 0.0), ("sqrt_length", 0.5), ("length", 1.0))
 
 
-def kl_to_old(x: Tensor, ids: Tensor, seed: int) -> Any:
-    estimator = ops.KL_ESTIMATORS[seed % 4]
-    expected = [
-        reference.mean([reference.kl(x, estimator) for x in reference.kept(*pair)]) for pair in _rows(x, ids >= 0)
-    ]
-    return ops.kl_to_old(x, ids >= 0, estimator), expected
-
-
 def gated_kl(x: Tensor, ids: Tensor, seed: int) -> Any:
     """With the gate that is SORL's as specified."""
     estimator, x, mask = ops.KL_ESTIMATORS[seed % 4], 0.3 * x, ids >= 0
@@ -178,12 +165,6 @@ def gae(x: Tensor, ids: Tensor, seed: int) -> Any:
     gamma, lam = discounts[seed % 4], discounts[seed // 4 % 4]
     expected = [reference.gae(*row, gamma, lam) for row in _rows(x, values, ids >= 0)]
     return torch.stack(ops.token_gae(x, values, ids >= 0, gamma, lam), 1), expected
-
-
-def explained_variance(x: Tensor, ids: Tensor, seed: int) -> Any:
-    returns, mask = normal(ids, seed + 1), ids >= 0
-    expected = reference.explained_variance(x[mask].tolist(), returns[mask].tolist())
-    return ops.explained_variance(x, returns, mask), expected
 
 
 def leave_one_out_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
@@ -234,49 +215,11 @@ def state_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
     return ops.state_advantages(returns, states, turns, 3, scale), expected
 
 
-def information_gains(x: Tensor, ids: Tensor, seed: int) -> Any:
-    (scores, others), _, turns = _groups(seed)
-    scores[others < -0.5] = math.nan
-    expected = [reference.information_gains(row, count) for row, count in _rows(scores, turns.sum(1))]
-    gains, has_gain = ops.information_gains(scores, turns)
-    return torch.where(has_gain, gains, torch.nan), [[math.nan if g is None else g for g in row] for row in expected]
-
-
-def group_spread(x: Tensor, ids: Tensor, seed: int) -> Any:
-    rewards = torch.where(normal(torch.zeros(1, 6), seed)[0] > 1, torch.nan, normal(torch.zeros(1, 6), seed + 1)[0])
-    groups = (rewards[:3].tolist(), rewards[3:].tolist())
-    return ops.group_spread(rewards, 3), [reference.std([r for r in each if not math.isnan(r)]) for each in groups]
-
-
-def good_trajectories(x: Tensor, ids: Tensor, seed: int) -> Any:
-    return ops.good_trajectories(x, ids >= 0).double(), reference.good_trajectories(x, ids)
-
-
-def turn_mismatch(x: Tensor, ids: Tensor, seed: int) -> Any:
-    found, expected = ops.turn_mismatch(x, ids), reference.turn_mismatch(x, ids)
-    return torch.stack([found[place] for place in expected] or [float64(0.0)]), list(expected.values()) or [0.0]
-
-
-def is_vetoed(x: Tensor, ids: Tensor, seed: int) -> Any:
-    least = (seed + 5) / 110
-    return ops.is_vetoed(x, ids, least).double(), reference.is_vetoed(x, ids, least)
-
-
 EQUAL = {
     function.__name__: function
     for function in (
-        *(
-            masked_mean,
-            turn_reduce,
-            aggregate_turns,
-            importance_ratio,
-            scaled_clip_range,
-            kl_to_old,
-            gated_kl,
-            gae,
-        ),
-        *(explained_variance, leave_one_out_advantages, group_turn_advantages, entries, separate_turn_advantages),
-        *(state_advantages, information_gains, group_spread, good_trajectories, turn_mismatch, is_vetoed),
+        *(turn_reduce, aggregate_turns, importance_ratio, scaled_clip_range, gated_kl, gae),
+        *(leave_one_out_advantages, group_turn_advantages, entries, separate_turn_advantages, state_advantages),
     )
 }
 """Of numbers (B, T), turn ids and a seed: what the operation of this name finds, and what the loops do."""
