@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import IA3Config, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaModel
+from transformers import AutoModelForCausalLM
 from transformers.trainer_pt_utils import get_parameter_names
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -203,22 +203,6 @@ def test_a_critic_is_named_by_its_folder_or_by_its_checkpoint(tmp_path: Path, to
         if case == "head":
             with pytest.raises(ValueError, match="of kind 'head', this run's of kind 'model'"):
                 build_ppo(tmp_path, tokenizer, critic="model", critic_model_name_or_path=str(path))
-
-
-def test_a_value_model_is_one_of_any_width_loaded_as_the_policy_was(tmp_path: Path, tokenizer: Any) -> None:
-    config = LlamaConfig(
-        vocab_size=40, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
-    )
-    LlamaModel(config).save_pretrained(tmp_path / "large")
-    options = {"attn_implementation": "eager", "revision": "v1"}
-    trainer, before = trained(
-        tmp_path, tokenizer, critic="model", critic_model_name_or_path=str(tmp_path / "large"), max_steps=2,
-        model=saved_policy(tmp_path), model_init_kwargs=options,
-    )  # fmt: skip
-    assert trainer.critic.head.weight.shape == (1, 24)
-    assert trainer.critic.backbone.config._attn_implementation == "eager"
-    own = critic_parameters(trainer.model)
-    assert moved(before, own) == own.keys()
 
 
 def test_a_checkpoint_of_another_critic_or_of_none_is_refused(tmp_path: Path, tokenizer: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,22 +21,8 @@ def mean(numbers: Row) -> float:
     return math.fsum(numbers) / len(numbers) if numbers else 0.0
 
 
-def std(numbers: Row) -> float:
-    """Unbiased; 0 of fewer than two."""
-    return math.sqrt(math.fsum((x - mean(numbers)) ** 2 for x in numbers) / max(len(numbers) - 1, 1))
-
-
 def kept(row: Row, mask_row: Row) -> Row:
     return [x for x, keep in zip(row, mask_row, strict=True) if keep]
-
-
-def turn_reduce(x: Tensor, turn_ids: Tensor, reduce: Callable[[Row], float]) -> Tensor:
-    turns = positions_of_turns(turn_ids)
-    result = torch.zeros(len(turns), max([len(t) for t in turns], default=0), dtype=torch.float64)
-    for i, row in enumerate(turns):
-        for k, positions in enumerate(row):
-            result[i, k] = reduce([float(x[i, t]) for t in positions])
-    return result
 
 
 def importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_ratio: str) -> Tensor:
@@ -68,19 +53,6 @@ def aggregate_turns(x: Tensor, turn_ids: Tensor) -> float:
     )
 
 
-def kl(log_ratio: float, estimator: str) -> float:
-    w = math.exp(log_ratio)
-    return {"k1": log_ratio, "k2": log_ratio**2 / 2, "k3": 1 / w - 1 + log_ratio, "unbiased": w * math.log(w) - w + 1}[
-        estimator
-    ]
-
-
-def clip_penalty(row: Row, mask_row: Row, epsilon_low: float, epsilon_high: float, estimator: str) -> float:
-    logs = kept(row, mask_row)
-    outside = [float(math.exp(log) < 1 - epsilon_low or math.exp(log) > 1 + epsilon_high) for log in logs]
-    return mean(outside) * mean([kl(log, estimator) for log in logs])
-
-
 def gae(rewards: Row, values: Row, mask_row: Row, gamma: float, lam: float) -> tuple[Row, Row]:
     """By the definition Â_t = Σ_l (γλ)^l δ_{t+l}, over the kept positions alone."""
     r, v = kept(rewards, mask_row), [*kept(values, mask_row), 0.0]
@@ -106,33 +78,6 @@ def group_turn_advantages(returns: list[Row], masks: list[Row], scale: bool) -> 
 def turn_baseline(returns: list[Row], k: int) -> float:
     """Of turn k: what the trajectories earn, and how that changes up to turn k for those that have it."""
     return mean([row[0] for row in returns]) + mean([row[k] - row[0] for row in returns if len(row) > k])
-
-
-def normalize_entries(rows: list[Row], masks: list[Row], scale: str, everywhere: list[float]) -> list[Row]:
-    """Of one group; `everywhere` has the entries of all groups."""
-    entries = [x for row, mask in zip(rows, masks, strict=True) for x in kept(row, mask)]
-    divisor = {"group": std(entries) + 1e-4, "batch": std(everywhere) + 1e-4, "none": 1.0}[scale]
-    return [
-        [(x - mean(entries)) / divisor if keep else 0.0 for x, keep in zip(row, mask, strict=True)]
-        for row, mask in zip(rows, masks, strict=True)
-    ]
-
-
-def state_advantages(returns: list[Row], states: list[list[int]], masks: list[Row], scale: bool) -> list[Row]:
-    """Of one group."""
-    of_state: dict[int, list[float]] = {}
-    for row, keys, mask in zip(returns, states, masks, strict=True):
-        for value, key, keep in zip(row, keys, mask, strict=True):
-            if keep:
-                of_state.setdefault(key, []).append(value)
-
-    def advantage(value: float, entries: list[float]) -> float:
-        return (value - mean(entries)) / (std(entries) + 1e-4 if scale else 1.0)
-
-    return [
-        [advantage(x, of_state[key]) if keep else 0.0 for x, key, keep in zip(row, keys, mask, strict=True)]
-        for row, keys, mask in zip(returns, states, masks, strict=True)
-    ]
 
 
 def leave_one_out(returns: list[Row], num_generations: int) -> list[Row]:

@@ -3,7 +3,6 @@ float32, and takes batches without a turn."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -129,11 +128,6 @@ def _groups(seed: int, count: int = 2) -> tuple[list[Tensor], list[list[list[lis
     return tensors, [[x[i : i + 3].tolist() for x in (*tensors, turns)] for i in (0, 3)], turns
 
 
-def turn_reduce(x: Tensor, ids: Tensor, seed: int) -> Any:
-    reduction, loop = (("mean", reference.mean), ("sum", sum))[seed % 2]
-    return ops.turn_reduce(x, ids, reduction), reference.turn_reduce(x, ids, loop)
-
-
 def aggregate_turns(x: Tensor, ids: Tensor, seed: int) -> Any:
     return ops.aggregate_turns(x, ids), reference.aggregate_turns(x, ids)
 
@@ -151,13 +145,6 @@ def scaled_clip_range(x: Tensor, ids: Tensor, seed: int) -> Any:
 
 
 POWERS = (("none", 0.0), ("sqrt_length", 0.5), ("length", 1.0))
-
-
-def gated_kl(x: Tensor, ids: Tensor, seed: int) -> Any:
-    """With the gate that is SORL's as specified."""
-    estimator, x, mask = ops.KL_ESTIMATORS[seed % 4], 0.3 * x, ids >= 0
-    expected = [reference.clip_penalty(*pair, 0.2, 0.28, estimator) for pair in _rows(x, mask)]
-    return ops.clip_penalty(x, mask, 0.2, 0.28, estimator), expected
 
 
 def gae(x: Tensor, ids: Tensor, seed: int) -> Any:
@@ -182,45 +169,13 @@ def group_turn_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
     return ops.group_turn_advantages(returns, turns, 3, scale), expected
 
 
-SCALES = ("group", "batch", "none")
-
-
-def entries(x: Tensor, ids: Tensor, seed: int) -> Any:
-    (numbers,), groups, turns = _groups(seed, 1)
-    scale, everywhere = SCALES[seed % 3], numbers[turns].tolist()
-    expected = [row for group in groups for row in reference.normalize_entries(*group, scale, everywhere)]
-    return normalize_entries(numbers, turns, 3, scale), expected
-
-
-def separate_turn_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
-    tensors, _, turns = _groups(seed)
-    gamma, scale = (0.0, 0.5, 1.0)[seed % 3], SCALES[seed // 3 % 3]
-    kinds = [(each, turns & (normal(each, seed + 7 * i) > -0.5)) for i, each in enumerate(tensors)]
-    total = torch.zeros(6, 4, dtype=torch.float64)
-    for each, kept in kinds:
-        rows = [[each[i : i + 3].tolist(), kept[i : i + 3].tolist()] for i in (0, 3)]
-        total += float64([r for pair in rows for r in reference.normalize_entries(*pair, scale, each[kept].tolist())])
-    expected = [
-        [math.fsum(gamma ** (j - k) * row[j] for j in range(k, 4)) if keep else 0.0 for k, keep in enumerate(mask)]
-        for row, mask in _rows(total, turns)
-    ]
-    return ops.separate_turn_advantages(kinds, turns, 3, gamma, scale), expected
-
-
-def state_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
-    (returns, numbers), _, turns = _groups(seed)
-    states, scale = (numbers * 1.5).round().long() * (2**61), seed % 2 == 0
-    groups = [[each[i : i + 3].tolist() for each in (returns, states, turns)] for i in (0, 3)]
-    expected = [row for group in groups for row in reference.state_advantages(*group, scale)]
-    return ops.state_advantages(returns, states, turns, 3, scale), expected
-
-
 EQUAL = {
-    function.__name__: function
-    for function in (
-        *(turn_reduce, aggregate_turns, importance_ratio, scaled_clip_range, gated_kl, gae),
-        *(leave_one_out_advantages, group_turn_advantages, entries, separate_turn_advantages, state_advantages),
-    )
+    "aggregate_turns": aggregate_turns,
+    "importance_ratio": importance_ratio,
+    "scaled_clip_range": scaled_clip_range,
+    "gae": gae,
+    "leave_one_out_advantages": leave_one_out_advantages,
+    "group_turn_advantages": group_turn_advantages,
 }
 """Of numbers (B, T), turn ids and a seed: what the operation of this name finds, and what the loops do."""
 
