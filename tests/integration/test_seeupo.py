@@ -145,31 +145,20 @@ def per_turn(turn_ids: list[list[int]], completion_ids: list[list[int]], **_: An
     return [[outcome / count] * count for outcome, count in outcomes]
 
 
-@pytest.fixture(params=[("turn", parity_reward), ("dapo", per_turn)], ids=["turn", "dapo"])
-def both(tmp_path: Path, tokenizer: Any, request: pytest.FixtureRequest) -> tuple[Any, Loop]:
-    """A trainer after one rollout, and the loop over the same trajectories, as TRL shuffled and split them."""
-    loss_type, reward = request.param
+@pytest.mark.parametrize(("loss_type", "reward"), [("turn", parity_reward), ("dapo", per_turn)], ids=["turn", "dapo"])
+def test_it_trains_as_the_loop_does(tmp_path: Path, tokenizer: Any, loss_type: str, reward: Any) -> None:
+    """On the same trajectories, as TRL shuffled and split them, whose multipliers follow them from turn to turn."""
     trainer = run(tmp_path, tokenizer, **ONE_ROLLOUT, loss_type=loss_type, reward_funcs=reward)
     loop = Loop(trainer._buffered_inputs, loss_type)
     loop.train()
-    return trainer, loop
-
-
-def test_it_trains_as_the_loop_does(both: tuple[Any, Loop]) -> None:
-    trainer, loop = both
     assert loop.clipped > 2, "next to nothing was clipped: a weak test"
     for ours, expected in zip(trainer.model.parameters(), loop.model.parameters(), strict=True):
         torch.testing.assert_close(ours, expected, rtol=0, atol=2e-6)
     assert (loop.model.lm_head.weight - build_policy().lm_head.weight).abs().max() > 0.1
-
-
-def test_the_multiplier_follows_its_trajectory(both: tuple[Any, Loop]) -> None:
-    """Through TRL's shuffle, into micro-batches, from turn to turn."""
-    trainer, loop = both
     found = torch.cat([batch[MULTIPLIER] for batch in trainer._buffered_inputs]).double()
-    expected = torch.tensor([loop.multiplier[row] for row in loop.rows], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
-    assert len({round(each, 4) for each in expected.tolist()}) > 5, "few trajectories can be told apart: a weak test"
+    multipliers = torch.tensor([loop.multiplier[row] for row in loop.rows], dtype=torch.float64)
+    torch.testing.assert_close(found, multipliers, rtol=0, atol=2e-6)
+    assert len({round(each, 4) for each in multipliers.tolist()}) > 5, "few can be told apart: a weak test"
     alone = [i for i, row in enumerate(loop.rows) if not loop.tokens(row, 1).any()]
     assert alone and (found[alone] == 1).all()
 

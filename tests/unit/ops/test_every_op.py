@@ -121,13 +121,6 @@ def _rows(*tensors: Tensor) -> Any:
     return zip(*(tensor.tolist() for tensor in tensors), strict=True)
 
 
-def _groups(seed: int, count: int = 2) -> tuple[list[Tensor], list[list[list[list[float]]]], Tensor]:
-    """Two groups of three trajectories with up to four turns: (6, 4) tensors, what loops take of each group, turns."""
-    turns = torch.arange(4) < normal(torch.zeros(6, 1), seed + 1).mul(2).abs().round()
-    tensors = [normal(torch.zeros(6, 4), seed + 10 * i) for i in range(count)]
-    return tensors, [[x[i : i + 3].tolist() for x in (*tensors, turns)] for i in (0, 3)], turns
-
-
 def aggregate_turns(x: Tensor, ids: Tensor, seed: int) -> Any:
     return ops.aggregate_turns(x, ids), reference.aggregate_turns(x, ids)
 
@@ -163,8 +156,10 @@ def leave_one_out_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
 
 
 def group_turn_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
-    (returns,), groups, turns = _groups(seed, 1)
-    scale = seed % 2 == 0
+    """Two groups of three trajectories with up to four turns."""
+    turns = torch.arange(4) < normal(torch.zeros(6, 1), seed + 1).mul(2).abs().round()
+    returns, scale = normal(torch.zeros(6, 4), seed), seed % 2 == 0
+    groups = ([each[i : i + 3].tolist() for each in (returns, turns)] for i in (0, 3))
     expected = [row for group in groups for row in reference.group_turn_advantages(*group, scale)]
     return ops.group_turn_advantages(returns, turns, 3, scale), expected
 

@@ -64,17 +64,6 @@ def test_arithmetic_neither_overflows_nor_underflows():
     torch.testing.assert_close(log_ratio.grad, torch.tensor([[2.0, 0.0, 1.0, 1.0]]))
 
 
-def test_each_token_of_a_sequence_may_have_its_own_gradient():
-    """By hand: the value is the sequence's, and each turn moves by its own advantage alone."""
-    log_ratio = torch.tensor([[0.1, math.nan, 0.3, 0.5]], requires_grad=True)
-    turn_ids = torch.tensor([[0, -1, 1, -1]])
-    of_sequence = log_importance_ratio(log_ratio, turn_ids, "sequence")
-    own = with_own_gradients(of_sequence, log_ratio, turn_ids)
-    torch.testing.assert_close(own.detach(), torch.tensor([[0.2, 0.0, 0.2, 0.0]]))
-    (own.exp() * torch.tensor([[1.0, 5.0, -2.0, 7.0]])).sum().backward()
-    torch.testing.assert_close(log_ratio.grad, torch.tensor([[1.0, 0.0, -2.0, 0.0]]) * math.exp(0.2))
-
-
 @pytest.mark.parametrize(("turn_ratio", "value"), [("geometric", 2.0), ("arithmetic", 2.5)])
 def test_each_token_of_a_turn_may_have_its_own_gradient(turn_ratio, value):
     """By hand, token ratios of 1 and 4: the geometric mean passes its value on, the arithmetic each token's ratio."""

@@ -53,7 +53,7 @@ def test_a_trajectory_with_an_infinite_turn_reward_has_no_others(rewards: list[f
 
 
 @pytest.mark.parametrize(
-    ("returned", "said"),
+    ("returned", "message"),
     [
         (None, "returned None, but must return a list"),  # a `return` that was forgotten, most of all
         (1.0, "returned 1.0, but must return a list"),
@@ -61,6 +61,6 @@ def test_a_trajectory_with_an_infinite_turn_reward_has_no_others(rewards: list[f
         ([1.0, [1.0] * 9], "returned 9 turn rewards for trajectory 1"),
     ],
 )
-def test_what_is_no_reward_is_named(returned: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=f"'hits' .*{said}"):
+def test_what_is_no_reward_is_named(returned: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"'hits' .*{message}"):
         record(returned, [1, 1])
