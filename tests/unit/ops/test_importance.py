@@ -163,7 +163,3 @@ class TestEngineRatio:
             [1.0, math.exp(2.0)]
         )
         assert engine_ratio(self.D, self.MASK, "sequence_mask", None, 3.0).tolist() == [[1.0], [0.0]]
-
-    def test_another_mode_is_named(self):
-        with pytest.raises(ValueError, match="vllm_importance_sampling_mode"):
-            engine_ratio(self.D, self.MASK, "turn_mask")
