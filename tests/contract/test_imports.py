@@ -36,13 +36,6 @@ def test_the_package_alone_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.trains
-def test_lower_layers_do_not_load_trl() -> None:
-    names = loaded_by("import sorl_trl.ops, sorl_trl.methods, sorl_trl.search, sorl_trl.qa")
-    assert "sorl_trl.methods.loop" in names
-    assert names.isdisjoint({"trl", "accelerate", "peft", "datasets", "sorl_trl.trainers"})
-
-
-@pytest.mark.trains
 def test_every_module_imports_without_the_optional_libraries() -> None:
     """To Python, a module that is None has not been installed."""
     names = [dotted(path, SOURCE.parent) for path in sorted(SOURCE.rglob("*.py"))]

@@ -21,7 +21,7 @@ from tests.ppo_losses import (
     turn_reward,
     units_of,
 )
-from tests.trajectories import FixedRollout, SearchDown, parity_reward
+from tests.trajectories import SearchDown, parity_reward
 from tests.unit.ops import reference
 
 pytestmark = pytest.mark.trains
@@ -175,30 +175,6 @@ def test_a_trajectory_without_a_token_of_the_policy(tmp_path: Path, tokenizer: A
     assert trainer._metrics["train"]["trajectories_without_turn"] == [pytest.approx(2 / 16)]
     assert trainer._metrics["train"]["trajectories_unscored"] == [0.0]
     assert_no_trace(trainer, batch, [1, 6])
-    assert_experience(batch, expected_experience(trainer, batch, rewards_of(batch)))
-    assert_follows_the_formula(trainer, batch)
-
-
-class LongestIsTruncated(FixedRollout):
-    """The first trajectory has the most turns, and no end-of-sequence token."""
-
-    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
-        ids, turns = super()._trajectory(index)
-        return ([5, 6, 7, 8, 9], [0, 1, 2, 3, 4]) if index == 0 else (ids, turns)
-
-
-@pytest.mark.parametrize("level", ["turn", "token"])
-def test_the_longest_trajectory_is_masked_as_truncated(tmp_path: Path, tokenizer: Any, level: str) -> None:
-    trainer = build(
-        tmp_path, tokenizer, rollout_func=LongestIsTruncated(), mask_truncated_completions=True,
-        advantage_level=level, num_iterations=2,
-    )  # fmt: skip
-    batch = rollout_batch(trainer)
-    truncated = [i for i, row in enumerate(batch["turn_ids"]) if int(row.max()) < 0]
-    assert 0 in truncated
-    assert len(truncated) < BATCH_SIZE / 2
-    assert trainer._metrics["train"]["trajectories_unscored"] == [0.0]
-    assert_no_trace(trainer, batch, truncated)
     assert_experience(batch, expected_experience(trainer, batch, rewards_of(batch)))
     assert_follows_the_formula(trainer, batch)
 

@@ -61,13 +61,6 @@ def test_loss_and_gradient_are_those_of_the_formula(
     assert 0.1 < share < 0.9 if clip_range else share == 0.0
 
 
-@pytest.mark.parametrize("variant", ["PPO", "SO-PPO"])
-def test_a_head_on_detached_states_trains_itself_alone(tmp_path: Path, tokenizer: Any, variant: str) -> None:
-    overrides = {**VARIANTS[variant], "critic_trunk_gradient": False}
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, **overrides)
-    assert_follows_the_formula(trainer, batch)
-
-
 @pytest.mark.parametrize("level", ["turn", "token"])
 @pytest.mark.parametrize("loss_type", ["turn", "grpo", "dapo", "cispo", "vespo", "dr_grpo"])
 def test_micro_batches_add_up(tmp_path: Path, tokenizer: Any, loss_type: str, level: str) -> None:

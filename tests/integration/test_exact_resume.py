@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from trl.trainer.utils import RepeatSampler
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.checkpoint import EpochRepeatSampler
 from tests.agents import agent_policy, agent_tokenizer, build_agent, search_index, steps_after
 from tests.policies import build_moe_policy
 
@@ -108,19 +106,6 @@ def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 
 def _checkpoint(trainer: Any, step: int) -> Path:
     return Path(trainer.args.output_dir) / f"checkpoint-{step}"
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_epochs_have_the_order_of_an_uninterrupted_run(shuffle: bool) -> None:
-    arguments = {"mini_repeat_count": 2, "batch_size": 3, "repeat_count": 2, "shuffle": shuffle, "seed": 5}
-    theirs = RepeatSampler(range(10), **arguments)
-    passes = [list(theirs) for _ in range(3)]
-    assert (passes[0] != passes[1]) == shuffle
-    for epoch in (2, 0, 1, 1):
-        ours = EpochRepeatSampler.like(RepeatSampler(range(10), **arguments))
-        ours.set_epoch(epoch)
-        assert list(ours) == passes[epoch]
-        assert list(ours) == passes[epoch]
 
 
 @pytest.fixture

@@ -11,14 +11,12 @@ from datasets import Dataset, IterableDataset
 
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.experimental import GroupRefillTrainer
-from sorl_trl.experimental.group_refill import merged_rollout
 from sorl_trl.ops import group_spread
 from tests.distributed.cases import agreeing_reward
 from tests.losses import token_logps
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import Counting, Sampled, parity_reward, prompts
-from tests.unit.methods.test_pieces import rollout
 
 GROUP = 4
 
@@ -181,34 +179,17 @@ def test_a_resumed_run_asks_the_same(tmp_path: Path, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"dataset": prompts(7)}, "`train_dataset` has 7"),
         ({"dataset": IterableDataset.from_generator(lambda: iter(prompts()))}, "`train_dataset`"),
         ({"dataset": Dataset.from_list([{"prompt": "w1", "image": "a.png"}] * 8)}, "`train_dataset`"),
         ({"method": "ragen2"}, "ZeroVariance"),
-        ({"scale_rewards": "batch"}, "`scale_rewards`"),
-        ({"multi_objective_aggregation": "normalize_then_sum"}, "`multi_objective_aggregation`"),
     ],
-    ids=["few", "stream", "images", "method", "batch", "objectives"],
+    ids=["few", "stream", "images", "method"],
 )
-def test_what_cannot_be_refilled_is_refused(tmp_path: Path, tokenizer: Any, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_refilled_is_refused(
+    tmp_path: Path, tokenizer: Any, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         build(tmp_path, tokenizer, **given)
-
-
-def test_the_longest_trajectory_may_be_replaced() -> None:
-    """What has a column per turn is as wide as the turns that are left."""
-    longer = rollout(
-        torch.tensor([[0, 1, 2], [0, -1, -1], [0, -1, -1], [0, -1, -1]]),
-        turn_rewards=torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0], [5.0, 0.0, 0.0], [6.0, 0.0, 0.0]]),
-        has_turn_reward=torch.ones(4, 3, dtype=torch.bool),
-    )
-    shorter = rollout(
-        torch.tensor([[0, 0, 1]] * 4),
-        turn_rewards=torch.tensor([[7.0, 8.0]] * 4),
-        has_turn_reward=torch.ones(4, 2, dtype=torch.bool),
-    )
-    merged = merged_rollout(longer, shorter, torch.tensor([True, False, False, True]))
-    assert merged.turn_rewards.tolist() == [[7.0, 8.0], [4.0, 0.0], [5.0, 0.0], [7.0, 8.0]]
-    assert merged.returns.shape == merged.turn_mask.shape == merged.states.shape == (4, 2)

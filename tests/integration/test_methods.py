@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,18 +17,12 @@ from sorl_trl.methods import (
     METHODS,
     SETTINGS,
     ClipPenalty,
-    EngineTurnMask,
-    EngineVeto,
     GiGPO,
-    MicroBatch,
-    Objective,
-    PPOMin,
-    TurnRatio,
     ZeroVariance,
 )
 from tests.losses import build
-from tests.training import saved_policy, settings, train
-from tests.trajectories import FixedRollout, parity_reward, prompts
+from tests.training import settings, train
+from tests.trajectories import parity_reward, prompts
 
 pytestmark = pytest.mark.trains
 OF_PPO = ("so_ppo", "so_ppo_note", "sequence_ppo", *(name for name in SETTINGS if "advantage_level" in SETTINGS[name]))
@@ -60,53 +52,6 @@ def test_every_named_method_trains(tmp_path: Path, tokenizer: Any, name: str) ->
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert len(logs) == 2 and all(math.isfinite(log["loss"]) for log in logs)
     assert logs[0]["grad_norm"] > 0
-
-
-@pytest.mark.parametrize("name", ["dapo", "gspo"])
-def test_a_step_over_rollouts_whose_losses_are_trls_and_ours(tmp_path: Path, tokenizer: Any, name: str) -> None:
-    """What `keep` drops, and whether a turn has a reward, differs between the rollouts of one step."""
-    calls = []
-
-    def at_times(turn_ids: list[list[int]], **columns: Any) -> list[Any]:
-        calls.append(name)
-        return turn_lengths(turn_ids) if len(calls) % 2 else [None] * len(turn_ids)
-
-    def now_and_then(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        calls.append(name)
-        return (parity_reward if len(calls) % 2 else first_groups_agree)(completion_ids)
-
-    rewards = [at_times, parity_reward] if name == "gspo" else now_and_then
-    steps = {"steps_per_generation": 2, "num_iterations": 1, "gradient_accumulation_steps": 4}
-    arguments = {**settings(tmp_path), **SETTINGS[name], **steps, "reward_funcs": rewards}
-    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, method=name)
-    assert all(math.isfinite(log["kl_to_old"]) for log in trainer.state.log_history if "loss" in log)
-
-
-def test_a_metric_of_the_users_own_is_logged(tmp_path: Path, tokenizer: Any) -> None:
-    names = ("clip_penalty_mine", "effective_sample_size_mine", "off_policy_age_mine")
-
-    def reward(completion_ids: list[list[int]], log_metric: Any, **_: Any) -> list[float]:
-        for name in names:
-            log_metric(name, 1.0)
-        return parity_reward(completion_ids)
-
-    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **settings(tmp_path, max_steps=1), reward_funcs=reward)
-    assert {*names} <= {*trainer.state.log_history[0]}
-
-
-class Silent(PPOMin):
-    """A piece of a user's that is made of PPO's: nothing pulls."""
-
-    def __call__(self, batch: MicroBatch) -> Objective:
-        value, stopped = super().__call__(batch)
-        return Objective(0.0 * value, stopped)
-
-
-def test_a_piece_that_is_made_of_ppos_min_acts(tmp_path: Path, tokenizer: Any) -> None:
-    method = Method(surrogate=Silent())
-    arguments = {**settings(tmp_path, max_steps=1), **SETTINGS["grpo"]}
-    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, method=method)
-    assert {log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log} == {0.0}
 
 
 COMPOSED: dict[str, tuple[Method, dict[str, Any]]] = {
@@ -152,74 +97,6 @@ def test_what_is_not_kept_is_logged_and_counts_nowhere_but_in_evaluations(tmp_pa
     trainer.model.eval()
     batch = trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
     assert (batch["turn_ids"] >= 0).any(1).all()
-
-
-class SampledElsewhere(FixedRollout):
-    """An engine whose log-probabilities are some way off, NaN for some tokens, and 0 where it has sampled nothing."""
-
-    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        output = super().__call__(prompts, trainer)
-        output["logprobs"] = [self._said(i, mask) for i, mask in enumerate(output["env_mask"])]
-        return output
-
-    def _said(self, index: int, mask: list[int]) -> list[float]:
-        rng, uniform = random.Random(f"{self.calls}-{index}"), -math.log(32)
-        said = [rng.gauss(uniform, 0.3) if rng.random() < 0.9 else math.nan for _ in mask]
-        return [logp if kept else 0.0 for logp, kept in zip(said, mask, strict=True)]
-
-
-class WithEngine(SOGRPOTrainer):
-    """Believes that vLLM generates."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.use_vllm = self.vllm_importance_sampling_correction = True
-        self.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
-        self._last_loaded_step = -1
-
-
-class TestEngine:
-    """vLLM's correction per turn, on a rollout whose log-probabilities are made up: no engine runs here."""
-
-    def scored(self, folder: Path, tokenizer: Any, method: Method) -> tuple[Any, dict[str, Any]]:
-        arguments = settings(folder, scale_rewards="none", vllm_importance_sampling_mode="token_truncate")
-        trainer = WithEngine(
-            saved_policy(folder), parity_reward, SOGRPOConfig(**arguments), prompts(), processing_class=tokenizer,
-            rollout_func=SampledElsewhere(),
-        )  # fmt: skip
-        trainer.method = method  # which a trainer without an engine refuses
-        trainer.model.train()
-        return trainer, trainer._generate_and_score_completions([dict(row) for row in prompts(4) for _ in range(4)])
-
-    def turn_ratios(self, batch: dict[str, Any]) -> list[list[float]]:
-        difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).nan_to_num(0.0)
-        return [
-            [float(difference[i][ids == k].double().mean().exp()) for k in range(int(ids.max()) + 1)]
-            for i, ids in enumerate(batch["turn_ids"])
-        ]
-
-    def test_turns_weigh_their_truncated_ratio(self, tmp_path: Path, tokenizer: Any) -> None:
-        _, batch = self.scored(tmp_path, tokenizer, Method(weight=TurnRatio(0.9, 1.1)))
-        ratios = self.turn_ratios(batch)
-        cut = [not 0.9 <= ratio <= 1.1 for row in ratios for ratio in row]
-        assert 0 < sum(cut) < len(cut)
-        for i, row in enumerate(ratios):
-            for k, ratio in enumerate(row):
-                weights = batch["importance_sampling_ratio"][i][batch["turn_ids"][i] == k]
-                assert weights.tolist() == pytest.approx([min(max(ratio, 0.9), 1.1)] * len(weights), rel=1e-5)
-
-    def test_turns_and_trajectories_leave_the_loss(self, tmp_path: Path, tokenizer: Any) -> None:
-        _, whole = self.scored(tmp_path, tokenizer, Method())
-        trainer, batch = self.scored(tmp_path, tokenizer, Method(keep=(EngineTurnMask(0.8, 1.25), EngineVeto(0.6))))
-        ratios = self.turn_ratios(whole)
-        difference = (whole["old_per_token_logps"] - whole["sampling_per_token_logps"]).nan_to_num(0.0)
-        vetoed = ((difference.exp() < 0.6) & (whole["turn_ids"] >= 0)).any(1).tolist()
-        expected = [
-            0 if veto else sum(0.8 <= ratio <= 1.25 for ratio in row) for row, veto in zip(ratios, vetoed, strict=True)
-        ]
-        assert 0 < sum(vetoed) < len(vetoed)
-        assert (batch["turn_ids"].amax(1) + 1).tolist() == expected
-        assert trainer._metrics["train"]["keep/EngineVeto"] == [pytest.approx(1 - sum(vetoed) / len(vetoed))]
 
 
 class TestInformationGain:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -19,7 +18,6 @@ from sorl_trl.search import NoSearch
 from tests.agents import steps_after
 from tests.losses import token_logps
 from tests.policies import build_policy
-from tests.tools import lookup, qwen_tokenizer
 from tests.training import settings
 from tests.trajectories import FixedRollout, Sampled, parity_reward, prompts
 
@@ -147,44 +145,22 @@ def per_turn(turn_ids: list[list[int]], completion_ids: list[list[int]], **_: An
     return [[outcome / count] * count for outcome, count in outcomes]
 
 
-@pytest.fixture(params=[("turn", parity_reward), ("dapo", per_turn)], ids=["turn", "dapo"])
-def both(tmp_path: Path, tokenizer: Any, request: pytest.FixtureRequest) -> tuple[Any, Loop]:
-    """A trainer after one rollout, and the loop over the same trajectories, as TRL shuffled and split them."""
-    loss_type, reward = request.param
+@pytest.mark.parametrize(("loss_type", "reward"), [("turn", parity_reward), ("dapo", per_turn)], ids=["turn", "dapo"])
+def test_it_trains_as_the_loop_does(tmp_path: Path, tokenizer: Any, loss_type: str, reward: Any) -> None:
+    """On the same trajectories, as TRL shuffled and split them, whose multipliers follow them from turn to turn."""
     trainer = run(tmp_path, tokenizer, **ONE_ROLLOUT, loss_type=loss_type, reward_funcs=reward)
     loop = Loop(trainer._buffered_inputs, loss_type)
     loop.train()
-    return trainer, loop
-
-
-def test_it_trains_as_the_loop_does(both: tuple[Any, Loop]) -> None:
-    trainer, loop = both
     assert loop.clipped > 2, "next to nothing was clipped: a weak test"
     for ours, expected in zip(trainer.model.parameters(), loop.model.parameters(), strict=True):
         torch.testing.assert_close(ours, expected, rtol=0, atol=2e-6)
     assert (loop.model.lm_head.weight - build_policy().lm_head.weight).abs().max() > 0.1
-
-
-def test_the_multiplier_follows_its_trajectory(both: tuple[Any, Loop]) -> None:
-    """Through TRL's shuffle, into micro-batches, from turn to turn."""
-    trainer, loop = both
     found = torch.cat([batch[MULTIPLIER] for batch in trainer._buffered_inputs]).double()
-    expected = torch.tensor([loop.multiplier[row] for row in loop.rows], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
-    assert len({round(each, 4) for each in expected.tolist()}) > 5, "few trajectories can be told apart: a weak test"
+    multipliers = torch.tensor([loop.multiplier[row] for row in loop.rows], dtype=torch.float64)
+    torch.testing.assert_close(found, multipliers, rtol=0, atol=2e-6)
+    assert len({round(each, 4) for each in multipliers.tolist()}) > 5, "few can be told apart: a weak test"
     alone = [i for i, row in enumerate(loop.rows) if not loop.tokens(row, 1).any()]
     assert alone and (found[alone] == 1).all()
-
-
-def test_each_turn_starts_from_the_policy_as_it_is(tmp_path: Path, tokenizer: Any) -> None:
-    """In the first update of a turn every ratio is 1; in the next, on other trajectories, it is not."""
-    logs = [log for log in updates(run(tmp_path, tokenizer, max_steps=16)) if log["seeupo/trajectories_with_turn"]]
-    assert [log["seeupo/turn"] for log in logs] == [2, 2, 1, 1, 0, 0] * 2
-    assert [log["off_policy_age"] for log in logs] == [2, 3, 4, 5, 6, 7] * 2
-    for first, second in zip(logs[::2], logs[1::2], strict=True):
-        assert first["turns/ratio_min"] == pytest.approx(1.0, abs=1e-9)
-        assert first["turns/ratio_max"] == pytest.approx(1.0, abs=1e-9)
-        assert abs(second["turns/ratio_max"] - 1) > 1e-5
 
 
 class Weights(TrainerCallback):
@@ -225,17 +201,6 @@ def test_unscored_trajectories_are_in_no_baseline_and_get_no_advantage(tmp_path:
             assert signs == ({None: set(), 0.0: {-1.0}, 1.0: {1.0}}[reward])
 
 
-def test_gradient_accumulation_changes_nothing(tmp_path: Path, tokenizer: Any) -> None:
-    """An eighth of the micro-batch, eight times as many: a micro-batch may have the turn not at all."""
-    weights = []
-    for name, size, accumulation in (("whole", 16, 1), ("split", 2, 8)):
-        arguments = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation}
-        arguments |= {"steps_per_generation": accumulation, "max_steps": TURNS}
-        trainer = run(tmp_path / name, tokenizer, **{**ONE_ROLLOUT, **arguments})
-        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
-    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
-
-
 def test_a_resumed_run_goes_on_between_turns_and_within_one(tmp_path: Path, tokenizer: Any) -> None:
     """The steps 1 and 2 train the last turn, the steps 3 and 4 the one before it; then comes another rollout."""
     fields: dict[str, Any] = {"num_iterations": 3, "max_steps": 8, "save_strategy": "steps"}
@@ -270,14 +235,6 @@ class TestTheNumberOfTurns:
     def test_an_agents_is_known(self, tmp_path: Path, tokenizer: Any) -> None:
         with pytest.raises(ValueError, match="`num_iterations` is 2"):
             build(tmp_path, tokenizer, num_iterations=2, rollout_func=SearchRollout(NoSearch()))
-
-    def test_that_of_tools_is_known(self, tmp_path: Path) -> None:
-        config = SeeUPOConfig(**settings(tmp_path, num_iterations=2, max_tool_calling_iterations=2))
-        tokenizer = qwen_tokenizer()
-        policy, asked = build_policy(vocab_size=len(tokenizer)), [{"prompt": [{"role": "user", "content": "w0 w1"}]}]
-        given = {"processing_class": tokenizer, "tools": [lookup]}
-        with pytest.raises(ValueError, match="`num_iterations` is 2"):
-            SeeUPOTrainer(policy, parity_reward, config, Dataset.from_list(asked * 4), **given)
 
     def test_what_a_rollout_returns_is_checked(self, tmp_path: Path, tokenizer: Any) -> None:
         with pytest.raises(ValueError, match="`num_iterations` is 2"):

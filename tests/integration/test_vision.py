@@ -14,8 +14,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from trl import GRPOConfig, GRPOTrainer
 
-from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.search import NoSearch
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from tests.policies import SHAPE, word_tokenizer
 from tests.training import IN_FLOAT64, assert_same, settings
 
@@ -84,15 +83,6 @@ def test_it_continues_exactly(policy: str, tmp_path: Path) -> None:
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     for name, weight in resumed.model.state_dict().items():
         assert torch.equal(weight, whole.model.state_dict()[name]), name
-
-
-def test_a_rollout_encodes_prompts_without_images_as_trl_does(policy: str, tmp_path: Path) -> None:
-    trainer = build(GRPOTrainer, GRPOConfig, policy, tmp_path)
-    contents: list[Any] = ["what w1", [{"type": "text", "text": "w2 what"}]]
-    prompts = [[{"role": "user", "content": content}] for content in contents]
-    encoded = SearchRollout(NoSearch()).setup(trainer).encode(prompts)
-    assert encoded == trainer._tokenize_prompts(prompts)[0]
-    assert len({*map(tuple, encoded)}) == 2, "a weak test"
 
 
 def test_an_image_that_a_tool_returns_is_refused(policy: str, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from sorl_trl.methods import (
     DPPO,
     METHODS,
-    PIECES,
     AgentWise,
     ClipPenalty,
     ClipRange,
@@ -25,7 +24,6 @@ from sorl_trl.methods import (
     Method,
     MicroBatch,
     NotVoid,
-    PPOMin,
     ScoredRollout,
     Separate,
     TopK,
@@ -144,17 +142,6 @@ def test_an_unscored_trajectory_is_compared_with_nobody() -> None:
     assert torch.isnan(given.totals()).tolist() == [False, True, False, False]
 
 
-@pytest.mark.parametrize("level", ["token", "turn", "sequence"])
-@pytest.mark.parametrize("turn_ratio", ["geometric", "arithmetic"])
-def test_the_token_that_decides_keeps_its_credit(level: str, turn_ratio: str) -> None:
-    """A turn of 20 tokens, one of which has an advantage: it alone is moved, by as much as with token ratios."""
-    log_ratio = torch.full((1, 20), 0.05, dtype=torch.float64, requires_grad=True)
-    advantages = torch.nn.functional.one_hot(torch.tensor([7]), 20).double()
-    batch = micro_batch(log_ratio, torch.zeros_like(log_ratio), advantages, level=level, turn_ratio=turn_ratio)
-    (moved,) = torch.autograd.grad(PPOMin()(batch).value.sum(), log_ratio)
-    torch.testing.assert_close(moved, advantages * math.exp(0.05))
-
-
 class TestDPPO:
     """Token by token."""
 
@@ -220,20 +207,6 @@ class TestParsing:
         assert method_from(str(mapping).replace("'", '"')) == expected
         assert method_from(expected) is expected
         assert method_from("loop") is METHODS["loop"]
-
-    def test_every_piece_has_its_name(self) -> None:
-        """By which recipes make it, with its default arguments."""
-        named = {
-            "credit": {"group_mean", "leave_one_out", "gigpo", "separate", "agent_wise"},
-            "keep": {"zero_variance", "top_k", "top_p", "not_void", "engine_veto", "engine_turn_mask"},
-            "weight": {"turn_ratio", "unweighted"},
-            "surrogate": {"ppo_min", "double_sided", "minirl", "dppo"},
-            "terms": {"clip_penalty", "llds"},
-        }
-        assert {field: {*found} for field, found in PIECES.items()} == named
-        for field, names in named.items():
-            for name in names:
-                assert method_from({field: name}).pieces().count((field, PIECES[field][name]())) == 1
 
     @pytest.mark.parametrize(
         ("value", "message"),

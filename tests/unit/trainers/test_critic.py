@@ -18,25 +18,14 @@ from sorl_trl.trainers.critic import (
     Critic,
     ValueHead,
     add_critic_adapter,
-    causal_lm_of,
     is_critic_name,
     known_adapter,
-    trained_dtype,
 )
 from sorl_trl.trainers.critic_checkpoint import CONFIG_FILE, find_critic, restore_critic, save_critic
-from tests.critics import ADAPTERS, FILES, critic_parameters, lora_config, policy_with, random_head, with_values
+from tests.critics import ADAPTERS, critic_parameters, lora_config, policy_with, random_head, with_values
 from tests.policies import build_policy
 
-LENGTH = 9
-IDS = torch.randint(4, 32, (3, LENGTH), generator=torch.Generator().manual_seed(5))
-
-
-def batch() -> dict[str, Tensor]:
-    """The last row is padded on the left, the second on the right, as prompts and completions are."""
-    mask = torch.ones_like(IDS)
-    mask[-1, :2] = 0
-    mask[1, -3:] = 0
-    return {"input_ids": IDS, "attention_mask": mask}
+IDS = torch.randint(4, 32, (3, 9), generator=torch.Generator().manual_seed(5))
 
 
 class TestValueHead:
@@ -46,18 +35,6 @@ class TestValueHead:
         head.weight.data, head.bias.data = torch.tensor([[4.0, -1.0, 2.0, 5.0]]), torch.tensor([0.5])
         assert head(torch.tensor([[[6.0, 0.0, 8.0, 0.0], [0.0] * 4]])).tolist() == [[pytest.approx(2.5), 0.5]]
 
-    @pytest.mark.parametrize(("size", "scale"), [(16, 1.0), (4096, 256.0)])
-    def test_a_step_of_adam_moves_values_by_at_most_twice_the_rate(self, size: int, scale: float) -> None:
-        """Whatever the hidden size and the length of hidden states, which all point in much the same direction."""
-        generator = torch.Generator().manual_seed(0)
-        states = scale * (1 + torch.randn((8, 4, size), generator=generator))
-        head = ValueHead(size)
-        optimizer = torch.optim.Adam(head.parameters(), lr=0.125)
-        (head(states) - 1).square().mean().backward()
-        optimizer.step()
-        values = head(states)
-        assert values.min() > 0.125 and values.max() < 0.25 * 1.001
-
     def test_computes_in_float32(self) -> None:
         """1/256 is lost when bfloat16 numbers near 1 are added."""
         head = ValueHead(4, torch.bfloat16)
@@ -66,36 +43,6 @@ class TestValueHead:
             values = head(torch.ones((1, 1, 4), dtype=torch.bfloat16))
         assert values.dtype == torch.float32
         assert values.item() == 0.5 + 2**-9
-
-
-def expected_values(model: Any, critic: Critic, kind: str, inputs: dict[str, Tensor]) -> Tensor:
-    """The head's formula on the last hidden states that transformers itself gives."""
-    network = build_policy(seed=1) if kind == "model" else model
-    if kind == "adapter":
-        with known_adapter(model, critic.config):
-            model.set_adapter("critic")
-            states = network(**inputs, output_hidden_states=True).hidden_states[-1]
-            model.set_adapter("default")
-    else:
-        states = network(**inputs, output_hidden_states=True).hidden_states[-1]
-    norms = states.square().sum(-1).sqrt() * states.size(-1) ** 0.5
-    return states @ critic.head.weight[0] / norms + critic.head.bias[0]
-
-
-@pytest.mark.parametrize("kind", ["head", "trunk", "adapter", "model"])
-def test_a_value_is_that_of_the_state_before_the_token(kind: str) -> None:
-    """And the policy says what it says without a critic, which has the dtype that is trained: ZeRO-3 gathers both."""
-    model, critic = policy_with(kind)
-    inputs = batch()
-    logps, values = with_values(model, *inputs.values())
-    kept = (inputs["attention_mask"][:, 1:] * inputs["attention_mask"][:, :-1]).bool()
-    expected = expected_values(model, critic, kind, inputs)
-    torch.testing.assert_close(values[kept], expected[:, :-1][kept], rtol=0, atol=1e-6)
-    assert not values[~kept].any() and expected.std() > 0.01
-    without = model(**inputs, labels=inputs["input_ids"], fused_lm_head=True).log_probs
-    torch.testing.assert_close(logps[kept], without[kept])
-    assert "logits" in model(**inputs)
-    assert {p.dtype for p in model.parameters() if p.requires_grad} == {trained_dtype(causal_lm_of(model))}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -245,7 +192,7 @@ class TestFolder:
         model, critic = changed(kind)
         save_critic(critic, model, tmp_path, {})
         files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-        assert files == {"critic_config.json"} | ({"adapter/adapter_config.json"} & FILES[kind])
+        assert files == {"critic_config.json", *(["adapter/adapter_config.json"] if kind == "adapter" else [])}
         assert find_critic(tmp_path) == (tmp_path, kind)
 
 

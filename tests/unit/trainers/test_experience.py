@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from sorl_trl.trainers.so_ppo_trainer import Experience, critic_metrics, token_e
 from tests.unit.ops.batches import GARBAGE
 
 NAN = float("nan")
-BUILDERS = [turn_experience, token_experience]
 
 
 class TestHandWorked:
@@ -49,30 +47,6 @@ class TestHandWorked:
         assert experience.rewards_to_go.tolist() == [[1.25, 2.5, 0.0, 4.0], [0.0, 0.5, 1.0, 0.0]]
         assert experience.unit_turns is self.turn_ids
         assert experience.on_tokens(experience.advantages, self.turn_ids) is experience.advantages
-
-
-@pytest.mark.parametrize("garbage", [NAN, math.inf, 1e30])
-@pytest.mark.parametrize("build", BUILDERS)
-def test_what_is_not_the_policys_never_enters(build: Callable[..., Experience], garbage: float) -> None:
-    """What observations and padding hold, turns that a trajectory lacks, and values of states where no turn starts."""
-    case = TestHandWorked
-    off, absent = case.turn_ids < 0, torch.tensor([[False, False], [False, True]])
-    inside = torch.tensor([[False, True, False, False], [False, False, True, False]])
-    unread = off | inside if build is turn_experience else off
-    penalties = torch.arange(8.0).view(2, 4)
-    clean = build(case.turn_rewards, penalties, case.values, case.turn_ids, 0.9, 0.8)
-    dirty = build(
-        torch.where(absent, garbage, case.turn_rewards), torch.where(off, garbage, penalties),
-        torch.where(unread, garbage, case.values), case.turn_ids, 0.9, 0.8,
-    )  # fmt: skip
-    assert_same(dirty, clean)
-
-
-def assert_same(a: Experience, b: Experience) -> None:
-    for name in ("values", "advantages", "returns", "rewards_to_go", "unit_turns"):
-        first, second = getattr(a, name), getattr(b, name)
-        assert isinstance(first, Tensor)
-        assert torch.equal(first, second), name
 
 
 # ---------------------------------------------------------------------------------------------------------------------

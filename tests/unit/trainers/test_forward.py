@@ -19,7 +19,6 @@ from torch import Tensor
 from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from sorl_trl.rollout import model_engine
 from sorl_trl.trainers import layouts
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, causal_lm_of
 from sorl_trl.trainers.forward import Forward, LaidOut
@@ -85,7 +84,6 @@ def rollout() -> dict[str, Tensor]:
     return batch
 
 
-GREEDY = hf.GenerationConfig(do_sample=False, eos_token_id=[1], pad_token_id=0)
 BATCH = rollout()
 SCORED = BATCH["tool_mask"].bool()
 LENGTH = SCORED.size(1)
@@ -331,18 +329,6 @@ def test_the_model_reads_as_few_tokens_as_it_can(
     assert seen == [shape]
 
 
-def test_a_micro_batch_in_which_nothing_is_scored() -> None:
-    """Its gradient is 0 and reaches every parameter, as DDP expects."""
-    model, _ = policy_with("trunk")
-    attend_in_segments(model)
-    for layout in LAYOUTS:
-        found = laid_out(model, layout, with_values=True, scored=torch.zeros_like(SCORED))
-        assert not any(each.any() for each in found.values())
-        reached = gradients(found, model)
-        assert reached.keys() == {name for name, _ in model.named_parameters()}
-        assert not any(each.any() for each in reached.values())
-
-
 def test_positions_that_depend_on_the_width_keep_it() -> None:
     """As in TRL: all rows are as wide as the batch, where frequencies follow the longest row."""
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
@@ -375,26 +361,6 @@ def test_the_router_loss_is_that_of_the_tokens() -> None:
     torch.testing.assert_close(forward(model, batch, router=True).aux_loss, theirs)
     model.config.output_router_logits = True
     assert forward(model, batch).aux_loss is None
-
-
-def test_a_model_that_attends_in_segments_is_otherwise_the_same(tmp_path: Path) -> None:
-    """It generates the same text, slots serve it, and its config says nothing of it."""
-    model = families.build(FAMILIES["llama"])
-    prompt = {
-        "input_ids": torch.tensor([[0, 5, 6], [4, 5, 6]]),
-        "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]]),
-    }
-    plan = families.random_plan(rows=2, turns=2)
-
-    def generated() -> tuple[Any, ...]:
-        played = families.play(model_engine(model, families.turn_end(), GREEDY, "slots"), plan)
-        return model.generate(**prompt, max_new_tokens=5, do_sample=False, pad_token_id=0).tolist(), played
-
-    before = generated()
-    attend_in_segments(model)
-    assert generated() == before
-    model.save_pretrained(tmp_path)
-    assert IN_SEGMENTS not in (tmp_path / "config.json").read_text()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

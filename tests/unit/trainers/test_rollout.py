@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sorl_trl.trainers.batch import micro_batches
+from sorl_trl.trainers.rollout import mismatch_of
 from sorl_trl.trainers.sampled import Sampled, check_rollout, checked_rollout, sampled_rows, state_keys
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -157,6 +158,16 @@ def test_keys_are_int64_and_the_same_in_every_process() -> None:
     assert keys(([5], [7], [0])) == [[5850268771259085613]], "of another process"
     assert state_keys([trajectory([5], [1] * 3, [-1] * 3)] * 2, 0).shape == (2, 0)
     assert keys(([5], [20], [-1]), ([5], [7], [0]))[0] == [0], "without a turn"
+
+
+def test_an_engine_that_could_not_score_a_token_differs_in_nothing() -> None:
+    """Nor does what is no token of the policy, as observations and an end-of-sequence token that is added."""
+    batch = {
+        "old_per_token_logps": torch.tensor([[-1.0, -2.0, -3.0, -1.0]]),
+        "sampling_per_token_logps": torch.zeros(1, 4),
+    }
+    batch["sampling_per_token_logps"][0, 1] = math.nan
+    assert mismatch_of(batch, torch.tensor([[0, 0, -1]])).tolist() == [[-1.0, 0.0, 0.0]]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

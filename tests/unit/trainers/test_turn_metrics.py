@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from sorl_trl.methods import ClipRange, MicroBatch
 from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.loss import scaled
-from sorl_trl.trainers.metrics import MetricSums, add_clip_ratios, batch_metrics, reduce_all
+from sorl_trl.trainers.metrics import MetricSums, batch_metrics, reduce_all
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
 LOG_RATIO = torch.tensor([[0.5, -0.1, math.nan, -0.4], [0.0, 9.0, math.inf, 0.0]], dtype=torch.float64)
@@ -58,22 +58,6 @@ def test_hand_worked() -> None:
             # of the 4 tokens, two of the first turn
             "effective_sample_size": (2 * first + second + 1) ** 2 / (4 * (2 * first**2 + second**2 + 1)),
             "effective_sample_size/token": kish([math.exp(l) for l in (0.5, -0.1, -0.4, 0.0)]),  # noqa: E741
-        }
-    )
-
-
-def test_clip_ratios_are_trls() -> None:
-    """Token 0 is stopped above 1 and token 3 below; what is stopped off the model tokens does not count."""
-    stopped = torch.tensor([[True, False, True, True], [False, True, True, True]])
-    sums = MetricSums()
-    add_clip_ratios(sums, micro_batch(level="token"), stopped)
-    assert sums.reduce(ONE) == pytest.approx(
-        {
-            "clip_ratio/low_mean": 1 / 4,
-            "clip_ratio/high_mean": 1 / 4,
-            "clip_ratio/region_mean": 2 / 4,
-            "clip_ratio/low_min": 0.0,
-            "clip_ratio/high_max": 1 / 3,
         }
     )
 

@@ -52,23 +52,8 @@ def test_a_trajectory_with_an_infinite_turn_reward_has_no_others(rewards: list[f
     assert not parts.turn_rewards.any() and not parts.has_turn_reward.any()
 
 
-def test_functions_are_summed_with_their_weights() -> None:
-    sampled = trajectories([2])
-    rewarding_turns(lambda **_: [[1.0, 2.0]], 0, "turns")(**{SAMPLED: sampled})
-    rewarding_turns(lambda **_: [10.0], 1, "outcome")(**{SAMPLED: sampled})
-    parts = split(sampled, torch.tensor([[3.0, 10.0]]), torch.tensor([1.0, 0.5]))
-    assert parts.turn_rewards.tolist() == [[1.0, 2.0]]
-    assert parts.outcomes.tolist() == [5.0]
-
-
-def test_a_trajectory_without_a_turn_has_nowhere_to_put_a_reward() -> None:
-    sampled, totals = record([[], 1.0], [0, 0])
-    assert totals == [None, 1.0]
-    assert split(sampled, torch.tensor([[math.nan], [1.0]]), torch.ones(1)).turn_rewards.shape == (2, 0)
-
-
 @pytest.mark.parametrize(
-    ("returned", "said"),
+    ("returned", "message"),
     [
         (None, "returned None, but must return a list"),  # a `return` that was forgotten, most of all
         (1.0, "returned 1.0, but must return a list"),
@@ -76,6 +61,6 @@ def test_a_trajectory_without_a_turn_has_nowhere_to_put_a_reward() -> None:
         ([1.0, [1.0] * 9], "returned 9 turn rewards for trajectory 1"),
     ],
 )
-def test_what_is_no_reward_is_named(returned: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=f"'hits' .*{said}"):
+def test_what_is_no_reward_is_named(returned: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"'hits' .*{message}"):
         record(returned, [1, 1])
