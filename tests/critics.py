@@ -31,11 +31,13 @@ from tests.trajectories import FixedRollout, parity_reward, prompts
 
 CASES: dict[str, dict[str, Any]] = {
     "head": {"critic": "head"},
+    "head_lora": {"critic": "head", "lora": True},
     "trunk": {"critic": "head", "critic_trunk_gradient": True},
     "adapter": {"critic": "adapter", "lora": True},
+    "model": {"critic": "model"},
     "model_lora": {"critic": "model", "lora": True},
 }
-"""Critics on a policy that is trained in full or by LoRA."""
+"""Every kind of critic, on a policy that is trained in full or by LoRA."""
 ADAPTERS: dict[str, dict[str, Any]] = {
     "attention": {},
     "embeddings": {"target_modules": ["embed_tokens", "q_proj"]},
@@ -50,6 +52,17 @@ STEADY = {"lr_scheduler_type": "constant", "learning_rate": 1e-2}
 """Both learn fast, and from the first step on."""
 SMALL_ROLLOUTS = {"per_device_train_batch_size": 2, "steps_per_generation": 2, "num_iterations": 1}
 """Four trajectories and one optimizer step each, four to an epoch."""
+FILES = {
+    "head": {"critic_config.json", "value_head.safetensors"},
+    "adapter": {
+        "critic_config.json",
+        "value_head.safetensors",
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
+    },
+    "model": {"critic_config.json", "value_head.safetensors", "backbone/config.json", "backbone/model.safetensors"},
+}
+"""What `critic/` holds of each kind."""
 
 
 def lora_config(**overrides: Any) -> LoraConfig:
@@ -162,3 +175,9 @@ def trained(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[SOPPOTrai
 
 def trainable(parameters: dict[str, Any]) -> set[str]:
     return {name for name, p in parameters.items() if p.requires_grad}
+
+
+def trained_briefly(folder: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:
+    trainer = build_ppo(folder, tokenizer, **{**SMALL_ROLLOUTS, "max_steps": 2, **overrides})
+    trainer.train()
+    return trainer

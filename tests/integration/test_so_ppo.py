@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import IA3Config, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaModel
 from transformers.trainer_pt_utils import get_parameter_names
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -31,6 +31,7 @@ from tests.critics import (
     set_head,
     trainable,
     trained,
+    trained_briefly,
     weights,
 )
 from tests.policies import build_policy
@@ -204,8 +205,24 @@ def test_a_critic_is_named_by_its_folder_or_by_its_checkpoint(tmp_path: Path, to
                 build_ppo(tmp_path, tokenizer, critic="model", critic_model_name_or_path=str(path))
 
 
+def test_a_value_model_is_one_of_any_width_loaded_as_the_policy_was(tmp_path: Path, tokenizer: Any) -> None:
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    LlamaModel(config).save_pretrained(tmp_path / "large")
+    options = {"attn_implementation": "eager", "revision": "v1"}
+    trainer, before = trained(
+        tmp_path, tokenizer, critic="model", critic_model_name_or_path=str(tmp_path / "large"), max_steps=2,
+        model=saved_policy(tmp_path), model_init_kwargs=options,
+    )  # fmt: skip
+    assert trainer.critic.head.weight.shape == (1, 24)
+    assert trainer.critic.backbone.config._attn_implementation == "eager"
+    own = critic_parameters(trainer.model)
+    assert moved(before, own) == own.keys()
+
+
 def test_a_checkpoint_of_another_critic_or_of_none_is_refused(tmp_path: Path, tokenizer: Any) -> None:
-    trained(tmp_path, tokenizer, **SMALL_ROLLOUTS, **EVERY_STEP, critic="model", lora=True, max_steps=1)
+    trained_briefly(tmp_path, tokenizer, **EVERY_STEP, critic="model", lora=True, max_steps=1)
     again = build_ppo(tmp_path, tokenizer, **SMALL_ROLLOUTS, **CASES["adapter"], max_steps=4)
     with pytest.raises(ValueError, match="of kind 'model'"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
@@ -261,6 +278,47 @@ def test_schedulers_and_policies_that_do_not_fit_are_refused(tmp_path: Path, tok
     frozen = PeftModel.from_pretrained(build_policy(), tmp_path / "adapter")
     with pytest.raises(ValueError, match="`is_trainable=True`"):
         build_ppo(tmp_path, tokenizer, model=frozen)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Learning
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class OneTurn(FixedRollout):
+    """Every trajectory is one turn of two tokens."""
+
+    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+        ids, _ = super()._trajectory(index)
+        return [*(ids * 2)[:2], 1], [0, 0, 0]
+
+
+def by_prompt(prompts: list[str], **_: Any) -> list[float]:
+    """Known as soon as the prompt is: every second prompt is worth 1."""
+    return [float(int(prompt.split()[0][1:]) % 2) for prompt in prompts]
+
+
+LEARNING = {
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": 1,
+    "num_iterations": 1,
+    "rollout_func": OneTurn(),
+    "reward_funcs": by_prompt,
+    "value_clip_range": None,
+    "lr_scheduler_type": "constant",
+    "learning_rate": 1e-4,
+}
+
+
+def test_the_critic_learns_what_can_be_learnt(tmp_path: Path, tokenizer: Any) -> None:
+    rates = {"value_head_learning_rate": 0.3, "critic_learning_rate": 5e-2}
+    trainer = build_ppo(tmp_path, tokenizer, **LEARNING, **CASES["adapter"], **rates, max_steps=24)
+    trainer.train()
+    variances = [log["critic/explained_variance"] for log in trainer.state.log_history[:-1]]
+    assert variances[0] == pytest.approx(0.0, abs=1e-6)
+    assert sum(variances[-5:]) / 5 > 0.25
+    assert trainer.state.log_history[-2]["critic/value_mean"] == pytest.approx(0.5, abs=0.2)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

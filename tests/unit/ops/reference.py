@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -21,8 +22,22 @@ def mean(numbers: Row) -> float:
     return math.fsum(numbers) / len(numbers) if numbers else 0.0
 
 
+def std(numbers: Row) -> float:
+    """Unbiased; 0 of fewer than two."""
+    return math.sqrt(math.fsum((x - mean(numbers)) ** 2 for x in numbers) / max(len(numbers) - 1, 1))
+
+
 def kept(row: Row, mask_row: Row) -> Row:
     return [x for x, keep in zip(row, mask_row, strict=True) if keep]
+
+
+def turn_reduce(x: Tensor, turn_ids: Tensor, reduce: Callable[[Row], float]) -> Tensor:
+    turns = positions_of_turns(turn_ids)
+    result = torch.zeros(len(turns), max([len(t) for t in turns], default=0), dtype=torch.float64)
+    for i, row in enumerate(turns):
+        for k, positions in enumerate(row):
+            result[i, k] = reduce([float(x[i, t]) for t in positions])
+    return result
 
 
 def importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_ratio: str) -> Tensor:
@@ -47,10 +62,28 @@ def scaled_clip_range(epsilon: float, turn_ids: Tensor, level: str, power: float
     return result
 
 
+def clipped_surrogate(w: float, a: float, epsilon_low: float, epsilon_high: float, delta: float | None) -> float:
+    clipped = min(max(w, 1 - epsilon_low), 1 + epsilon_high)
+    return min((w if delta is None else min(w, delta)) * a, clipped * a)
+
+
 def aggregate_turns(x: Tensor, turn_ids: Tensor) -> float:
     return mean(
         [mean([mean([float(x[i, t]) for t in k]) for k in ks]) for i, ks in enumerate(positions_of_turns(turn_ids))]
     )
+
+
+def kl(log_ratio: float, estimator: str) -> float:
+    w = math.exp(log_ratio)
+    return {"k1": log_ratio, "k2": log_ratio**2 / 2, "k3": 1 / w - 1 + log_ratio, "unbiased": w * math.log(w) - w + 1}[
+        estimator
+    ]
+
+
+def clip_penalty(row: Row, mask_row: Row, epsilon_low: float, epsilon_high: float, estimator: str) -> float:
+    logs = kept(row, mask_row)
+    outside = [float(math.exp(log) < 1 - epsilon_low or math.exp(log) > 1 + epsilon_high) for log in logs]
+    return mean(outside) * mean([kl(log, estimator) for log in logs])
 
 
 def gae(rewards: Row, values: Row, mask_row: Row, gamma: float, lam: float) -> tuple[Row, Row]:
@@ -62,6 +95,15 @@ def gae(rewards: Row, values: Row, mask_row: Row, gamma: float, lam: float) -> t
     for t, position in enumerate(i for i, keep in enumerate(mask_row) if keep):
         advantages[position], returns[position] = sums[t], sums[t] + v[t]
     return advantages, returns
+
+
+def explained_variance(values: Row, returns: Row) -> float:
+    def variance(row: Row) -> float:
+        return mean([(x - mean(row)) ** 2 for x in row])
+
+    if len(returns) < 2:
+        return math.nan
+    return 1 - variance([r - v for r, v in zip(returns, values, strict=True)]) / variance(returns)
 
 
 def group_turn_advantages(returns: list[Row], masks: list[Row], scale: bool) -> list[Row]:
@@ -80,6 +122,43 @@ def turn_baseline(returns: list[Row], k: int) -> float:
     return mean([row[0] for row in returns]) + mean([row[k] - row[0] for row in returns if len(row) > k])
 
 
+def normalize_entries(rows: list[Row], masks: list[Row], scale: str, everywhere: list[float]) -> list[Row]:
+    """Of one group; `everywhere` has the entries of all groups."""
+    entries = [x for row, mask in zip(rows, masks, strict=True) for x in kept(row, mask)]
+    divisor = {"group": std(entries) + 1e-4, "batch": std(everywhere) + 1e-4, "none": 1.0}[scale]
+    return [
+        [(x - mean(entries)) / divisor if keep else 0.0 for x, keep in zip(row, mask, strict=True)]
+        for row, mask in zip(rows, masks, strict=True)
+    ]
+
+
+def state_advantages(returns: list[Row], states: list[list[int]], masks: list[Row], scale: bool) -> list[Row]:
+    """Of one group."""
+    of_state: dict[int, list[float]] = {}
+    for row, keys, mask in zip(returns, states, masks, strict=True):
+        for value, key, keep in zip(row, keys, mask, strict=True):
+            if keep:
+                of_state.setdefault(key, []).append(value)
+
+    def advantage(value: float, entries: list[float]) -> float:
+        return (value - mean(entries)) / (std(entries) + 1e-4 if scale else 1.0)
+
+    return [
+        [advantage(x, of_state[key]) if keep else 0.0 for x, key, keep in zip(row, keys, mask, strict=True)]
+        for row, keys, mask in zip(returns, states, masks, strict=True)
+    ]
+
+
+def information_gains(scores: Row, turns: int) -> list[float | None]:
+    """Of one trajectory, of the turns that have one."""
+    return [
+        scores[k + 1] - scores[k]
+        if k + 1 < turns and math.isfinite(scores[k]) and math.isfinite(scores[k + 1])
+        else None
+        for k in range(len(scores))
+    ]
+
+
 def leave_one_out(returns: list[Row], num_generations: int) -> list[Row]:
     """With the baseline of the others; each row has as many returns as the trajectory has turns."""
     found: list[Row] = []
@@ -91,3 +170,40 @@ def leave_one_out(returns: list[Row], num_generations: int) -> list[Row]:
         alone = [row[0] - turn_baseline(others, 0) if others else 0.0 for _ in row[shared:]]
         found.append(beyond + alone)
     return found
+
+
+def top_k(spreads: Row, count: int) -> list[bool]:
+    ranked = sorted(range(len(spreads)), key=lambda i: (-spreads[i], i))[:count]
+    return [i in ranked and spreads[i] > 1e-6 for i in range(len(spreads))]
+
+
+def top_p(spreads: Row, share: float) -> list[bool]:
+    variances = [s**2 if s > 1e-6 else 0.0 for s in spreads]
+    kept: set[int] = set()
+    for i in sorted(range(len(spreads)), key=lambda i: (-spreads[i], i)):
+        if kept and math.fsum(variances[j] for j in kept) >= share * math.fsum(variances) * (1 - 1e-9):
+            break
+        kept.add(i)
+    return [i in kept and variances[i] > 0 for i in range(len(spreads))]
+
+
+def good_trajectories(advantages: Tensor, turn_ids: Tensor) -> list[bool]:
+    turns_of = enumerate(positions_of_turns(turn_ids))
+    rows = [[float(advantages[i, t]) for turn in turns for t in turn] for i, turns in turns_of]
+    return [mean(row) >= -1e-3 for row in rows]
+
+
+def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor) -> dict[tuple[int, int], float]:
+    """Trajectory and turn -> its g."""
+    return {
+        (i, k): math.exp(mean([float(log_ratio[i, t]) for t in turn]))
+        for i, turns in enumerate(positions_of_turns(turn_ids))
+        for k, turn in enumerate(turns)
+    }
+
+
+def is_vetoed(log_ratio: Tensor, turn_ids: Tensor, least: float) -> list[bool]:
+    return [
+        any(math.exp(float(log_ratio[i, t])) < least for turn in turns for t in turn)
+        for i, turns in enumerate(positions_of_turns(turn_ids))
+    ]

@@ -3,6 +3,7 @@ float32, and takes batches without a turn."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -121,6 +122,23 @@ def _rows(*tensors: Tensor) -> Any:
     return zip(*(tensor.tolist() for tensor in tensors), strict=True)
 
 
+def _groups(seed: int, count: int = 2) -> tuple[list[Tensor], list[list[list[list[float]]]], Tensor]:
+    """Two groups of three trajectories with up to four turns: (6, 4) tensors, what loops take of each group, turns."""
+    turns = torch.arange(4) < normal(torch.zeros(6, 1), seed + 1).mul(2).abs().round()
+    tensors = [normal(torch.zeros(6, 4), seed + 10 * i) for i in range(count)]
+    return tensors, [[x[i : i + 3].tolist() for x in (*tensors, turns)] for i in (0, 3)], turns
+
+
+def masked_mean(x: Tensor, ids: Tensor, seed: int) -> Any:
+    expected = [reference.mean(reference.kept(*pair)) for pair in _rows(x, ids >= 0)]
+    return ops.masked_mean(x, ids >= 0, dim=1), expected
+
+
+def turn_reduce(x: Tensor, ids: Tensor, seed: int) -> Any:
+    reduction, loop = (("mean", reference.mean), ("sum", sum))[seed % 2]
+    return ops.turn_reduce(x, ids, reduction), reference.turn_reduce(x, ids, loop)
+
+
 def aggregate_turns(x: Tensor, ids: Tensor, seed: int) -> Any:
     return ops.aggregate_turns(x, ids), reference.aggregate_turns(x, ids)
 
@@ -140,11 +158,32 @@ def scaled_clip_range(x: Tensor, ids: Tensor, seed: int) -> Any:
 POWERS = (("none", 0.0), ("sqrt_length", 0.5), ("length", 1.0))
 
 
+def kl_to_old(x: Tensor, ids: Tensor, seed: int) -> Any:
+    estimator = ops.KL_ESTIMATORS[seed % 4]
+    expected = [
+        reference.mean([reference.kl(x, estimator) for x in reference.kept(*pair)]) for pair in _rows(x, ids >= 0)
+    ]
+    return ops.kl_to_old(x, ids >= 0, estimator), expected
+
+
+def gated_kl(x: Tensor, ids: Tensor, seed: int) -> Any:
+    """With the gate that is SORL's as specified."""
+    estimator, x, mask = ops.KL_ESTIMATORS[seed % 4], 0.3 * x, ids >= 0
+    expected = [reference.clip_penalty(*pair, 0.2, 0.28, estimator) for pair in _rows(x, mask)]
+    return ops.clip_penalty(x, mask, 0.2, 0.28, estimator), expected
+
+
 def gae(x: Tensor, ids: Tensor, seed: int) -> Any:
     values, discounts = normal(ids, seed + 1), (0.0, 0.5, 0.95, 1.0)
     gamma, lam = discounts[seed % 4], discounts[seed // 4 % 4]
     expected = [reference.gae(*row, gamma, lam) for row in _rows(x, values, ids >= 0)]
     return torch.stack(ops.token_gae(x, values, ids >= 0, gamma, lam), 1), expected
+
+
+def explained_variance(x: Tensor, ids: Tensor, seed: int) -> Any:
+    returns, mask = normal(ids, seed + 1), ids >= 0
+    expected = reference.explained_variance(x[mask].tolist(), returns[mask].tolist())
+    return ops.explained_variance(x, returns, mask), expected
 
 
 def leave_one_out_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
@@ -156,21 +195,89 @@ def leave_one_out_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
 
 
 def group_turn_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
-    """Two groups of three trajectories with up to four turns."""
-    turns = torch.arange(4) < normal(torch.zeros(6, 1), seed + 1).mul(2).abs().round()
-    returns, scale = normal(torch.zeros(6, 4), seed), seed % 2 == 0
-    groups = ([each[i : i + 3].tolist() for each in (returns, turns)] for i in (0, 3))
+    (returns,), groups, turns = _groups(seed, 1)
+    scale = seed % 2 == 0
     expected = [row for group in groups for row in reference.group_turn_advantages(*group, scale)]
     return ops.group_turn_advantages(returns, turns, 3, scale), expected
 
 
+SCALES = ("group", "batch", "none")
+
+
+def entries(x: Tensor, ids: Tensor, seed: int) -> Any:
+    (numbers,), groups, turns = _groups(seed, 1)
+    scale, everywhere = SCALES[seed % 3], numbers[turns].tolist()
+    expected = [row for group in groups for row in reference.normalize_entries(*group, scale, everywhere)]
+    return normalize_entries(numbers, turns, 3, scale), expected
+
+
+def separate_turn_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
+    tensors, _, turns = _groups(seed)
+    gamma, scale = (0.0, 0.5, 1.0)[seed % 3], SCALES[seed // 3 % 3]
+    kinds = [(each, turns & (normal(each, seed + 7 * i) > -0.5)) for i, each in enumerate(tensors)]
+    total = torch.zeros(6, 4, dtype=torch.float64)
+    for each, kept in kinds:
+        rows = [[each[i : i + 3].tolist(), kept[i : i + 3].tolist()] for i in (0, 3)]
+        total += float64([r for pair in rows for r in reference.normalize_entries(*pair, scale, each[kept].tolist())])
+    expected = [
+        [math.fsum(gamma ** (j - k) * row[j] for j in range(k, 4)) if keep else 0.0 for k, keep in enumerate(mask)]
+        for row, mask in _rows(total, turns)
+    ]
+    return ops.separate_turn_advantages(kinds, turns, 3, gamma, scale), expected
+
+
+def state_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
+    (returns, numbers), _, turns = _groups(seed)
+    states, scale = (numbers * 1.5).round().long() * (2**61), seed % 2 == 0
+    groups = [[each[i : i + 3].tolist() for each in (returns, states, turns)] for i in (0, 3)]
+    expected = [row for group in groups for row in reference.state_advantages(*group, scale)]
+    return ops.state_advantages(returns, states, turns, 3, scale), expected
+
+
+def information_gains(x: Tensor, ids: Tensor, seed: int) -> Any:
+    (scores, others), _, turns = _groups(seed)
+    scores[others < -0.5] = math.nan
+    expected = [reference.information_gains(row, count) for row, count in _rows(scores, turns.sum(1))]
+    gains, has_gain = ops.information_gains(scores, turns)
+    return torch.where(has_gain, gains, torch.nan), [[math.nan if g is None else g for g in row] for row in expected]
+
+
+def group_spread(x: Tensor, ids: Tensor, seed: int) -> Any:
+    rewards = torch.where(normal(torch.zeros(1, 6), seed)[0] > 1, torch.nan, normal(torch.zeros(1, 6), seed + 1)[0])
+    groups = (rewards[:3].tolist(), rewards[3:].tolist())
+    return ops.group_spread(rewards, 3), [reference.std([r for r in each if not math.isnan(r)]) for each in groups]
+
+
+def good_trajectories(x: Tensor, ids: Tensor, seed: int) -> Any:
+    return ops.good_trajectories(x, ids >= 0).double(), reference.good_trajectories(x, ids)
+
+
+def turn_mismatch(x: Tensor, ids: Tensor, seed: int) -> Any:
+    found, expected = ops.turn_mismatch(x, ids), reference.turn_mismatch(x, ids)
+    return torch.stack([found[place] for place in expected] or [float64(0.0)]), list(expected.values()) or [0.0]
+
+
+def is_vetoed(x: Tensor, ids: Tensor, seed: int) -> Any:
+    least = (seed + 5) / 110
+    return ops.is_vetoed(x, ids, least).double(), reference.is_vetoed(x, ids, least)
+
+
 EQUAL = {
-    "aggregate_turns": aggregate_turns,
-    "importance_ratio": importance_ratio,
-    "scaled_clip_range": scaled_clip_range,
-    "gae": gae,
-    "leave_one_out_advantages": leave_one_out_advantages,
-    "group_turn_advantages": group_turn_advantages,
+    function.__name__: function
+    for function in (
+        *(
+            masked_mean,
+            turn_reduce,
+            aggregate_turns,
+            importance_ratio,
+            scaled_clip_range,
+            kl_to_old,
+            gated_kl,
+            gae,
+        ),
+        *(explained_variance, leave_one_out_advantages, group_turn_advantages, entries, separate_turn_advantages),
+        *(state_advantages, information_gains, group_spread, good_trajectories, turn_mismatch, is_vetoed),
+    )
 }
 """Of numbers (B, T), turn ids and a seed: what the operation of this name finds, and what the loops do."""
 
