@@ -32,7 +32,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.common import RESULTS, alone, build_model, build_tokenizer, table
+from benchmarks.common import QUIET, RESULTS, alone, build_model, build_tokenizer, descend, ready, table
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.methods import SETTINGS
@@ -184,13 +184,11 @@ def trainer_of(variant: str, folder: str, model: Any, rows: int, length: int, **
     """A trainer of `model` on micro-batches of so many rows, whose batch is still to be set."""
     trainer_class, config_class, method, settings = VARIANTS[variant]
     fields = {
-        "use_cpu": True,
-        "bf16": False,
+        **QUIET,
         "gradient_checkpointing": False,
         "per_device_train_batch_size": rows,
         "num_generations": rows,
         "max_completion_length": length,
-        "report_to": "none",
     }
     config = config_class(folder, **{**fields, **settings, **options})
     trainer = trainer_class(
@@ -201,10 +199,7 @@ def trainer_of(variant: str, folder: str, model: Any, rows: int, length: int, **
         processing_class=build_tokenizer(model.config.vocab_size),
         **({"method": method} if method else {}),
     )
-    trainer.create_optimizer()
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.accelerator.gradient_state._set_sync_gradients(True)
-    return trainer
+    return ready(trainer)
 
 
 def step(trainer: Any) -> tuple[float, int]:
@@ -217,9 +212,7 @@ def step(trainer: Any) -> tuple[float, int]:
     clock = time.perf_counter if on_gpu else time.process_time
     started = clock()
     trainer.training_step(trainer.model, None, None)
-    torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-    trainer.optimizer.step()
-    trainer.optimizer.zero_grad()
+    descend(trainer)
     if not on_gpu:
         return clock() - started, 0
     torch.cuda.synchronize()

@@ -15,7 +15,6 @@ float32 as on a CPU, and rows say so.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -36,7 +35,7 @@ from examples.quickstart.demo import PRETRAINED, prepare
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from benchmarks.common import RESULTS, Row, alone, claim, locked, read_rows, table, write_rows
-from sorl_trl.command_line import RECIPES
+from sorl_trl.command_line import RECIPES, Parser, run_command
 from sorl_trl.records.evaluated import read_evaluated
 
 TITLES = {
@@ -343,8 +342,8 @@ def start(model: str) -> dict[str, Any]:
     return {"warm_start": weights[:12], "start_em": exact_match(RUNS / "warm-start", RUNS / "sampled", *SAMPLED)}
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=__doc__)
     parser.add_argument("--model", default="models/smollm2-135m", help="folder that `make model` wrote")
     model = parser.parse_args(words).model
     os.environ["OMP_NUM_THREADS"] = "1"  # of what is started from here
@@ -359,4 +358,4 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.common import QUIET
 from benchmarks.stability_plan import ALL_REGIMES, GROUP, METHODS, PPO_SETTINGS, BenchmarkMethod, Regime
 from benchmarks.stability_report import LAST
 from benchmarks.worlds.questions import POLICY, BenchmarkWorld, Score
@@ -209,13 +210,9 @@ def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mappi
         num_iterations=regime.epochs,
         max_steps=regime.rollouts * regime.updates,
         max_completion_length=regime.world.max_completion_length,
-        use_cpu=True,
-        bf16=False,
         gradient_checkpointing=False,
         logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
+        **QUIET,
         **own,
         **own_settings(method),
     )
