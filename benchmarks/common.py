@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from sorl_trl.files import write_whole
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
+SORL = (sys.executable, "-c", "import sys; from sorl_trl.cli.main import main; sys.exit(main())")
+"""The command `sorl`, of this tree."""
 QUIET: Row = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
 """Fields of a trainer's config: float32 on the CPU, and nothing is reported or saved."""
 

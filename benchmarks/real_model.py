@@ -34,7 +34,7 @@ import yaml
 from examples.quickstart.demo import PRETRAINED, prepare
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from benchmarks.common import RESULTS, Row, alone, claim, locked, read_rows, table, write_rows
+from benchmarks.common import RESULTS, SORL, Row, alone, claim, locked, read_rows, table, write_rows
 from sorl_trl.command_line import RECIPES, Parser, run_command
 from sorl_trl.records.evaluated import read_evaluated
 
@@ -246,9 +246,8 @@ def sorl(folder: Path, *words: Any) -> float:
     """Run a command of `sorl`; the CPU-seconds that it took."""
     before = os.times()
     with (folder / "log.txt").open("a") as log:
-        command = [sys.executable, "-c", "import sys; from sorl_trl.cli.main import main; sys.exit(main())"]
         added = CPU if DEVICE == "cpu" else {}
-        done = subprocess.run([*command, *map(str, words)], stdout=log, stderr=log, env={**os.environ, **added})
+        done = subprocess.run([*SORL, *map(str, words)], stdout=log, stderr=log, env={**os.environ, **added})
     if done.returncode:
         raise RuntimeError(f"sorl {words[0]} failed with code {done.returncode}: see {folder / 'log.txt'}")
     after = os.times()

@@ -270,7 +270,7 @@ SHORT = QuestionWorld("Questions", "one hop or two, turns of four tokens")
 LONG = QuestionWorld(
     "Long questions", "three hops or four, turns of four tokens", (0.0, 0.0, 0.5, 0.5), _LONG_LIMITS, _LONG_WARM_START
 )
-HUNT = HuntWorld("Hunts", "a game of up to 8 turns of seven tokens, with an answer after each")
+HUNT = HuntWorld()
 
 
 @dataclass(frozen=True)

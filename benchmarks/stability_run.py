@@ -23,6 +23,8 @@ from benchmarks.stability_plan import ALL_REGIMES, GROUP, METHODS, PPO_SETTINGS,
 from benchmarks.stability_report import LAST
 from benchmarks.worlds.questions import POLICY, BenchmarkWorld, Score
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer, SeeUPOConfig, SeeUPOTrainer
+from sorl_trl.files import write_whole
 from sorl_trl.ops import importance_ratio, is_outside, kl_to_old, turn_ids_from_mask
 from sorl_trl.qa import REWARDS
 
@@ -108,18 +110,9 @@ TRAINERS: dict[str, tuple[Any, Any]] = {
     "trl": (MeasuredGRPOTrainer, GRPOConfig),
     "so_grpo": (SOGRPOTrainer, SOGRPOConfig),
     "so_ppo": (SOPPOTrainer, SOPPOConfig),
+    "seeupo": (SeeUPOTrainer, SeeUPOConfig),
+    "group_refill": (GroupRefillTrainer, GroupRefillConfig),
 }
-
-
-def classes_of(trainer: str) -> tuple[Any, Any]:
-    """A trainer and its config; the experimental ones are loaded where they are used."""
-    if trainer in TRAINERS:
-        return TRAINERS[trainer]
-    from sorl_trl import experimental
-
-    if trainer == "seeupo":
-        return experimental.SeeUPOTrainer, experimental.SeeUPOConfig
-    return experimental.GroupRefillTrainer, experimental.GroupRefillConfig
 
 
 def prepare(world: BenchmarkWorld, seed: int, folder: Path) -> Path:
@@ -201,8 +194,7 @@ def build_trainer(job: Job, folder: Path, output: Path) -> Any:
 
 def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mapping[str, Any]) -> Any:
     """A method's trainer in a regime; `own` are the fields of its config that neither of them says."""
-    trainer_class, config_class = classes_of(method.trainer)
-    is_trl = method.trainer == "trl"
+    trainer_class, config_class = TRAINERS[method.trainer]
     config = config_class(
         lr_scheduler_type="constant",
         per_device_train_batch_size=regime.minibatch,
@@ -222,7 +214,7 @@ def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mappi
         args=config,
         processing_class=tokenizer,
         callbacks=[Examiner(regime, regime.world.examination(folder, tokenizer))],
-        **({} if is_trl or method.trainer == "seeupo" else {"method": method.method}),
+        **({} if method.trainer in ("trl", "seeupo") else {"method": method.method}),
         **regime.world.trainer_arguments(folder) | rewards_of(method),
     )
 
@@ -297,7 +289,5 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         "rollouts": summarize_rollouts(log, regime.updates),
         "error": error,
     }
-    partial = target / "record.part"
-    partial.write_text(json.dumps(record))
-    partial.replace(target / "record.json")
+    write_whole(target / "record.json", json.dumps(record).encode())
     return record

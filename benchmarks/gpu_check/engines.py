@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.common import QUIET
 from benchmarks.fixed_lengths import VARIANTS, even_share
 from benchmarks.gpu_check.checks import STEPS, Check, Context, Skipped, build, sizes_of, training_figures
+from sorl_trl.files import write_whole
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 150.0
@@ -205,9 +206,7 @@ def main(path: str) -> None:
         deepspeed.ops.__compatible_ops__ = dict.fromkeys([*ALL_OPS, "deepspeed_not_implemented"], False)
     context = Context(job["device"], Path(path).parent)
     figures = train_ahead(context, job["url"]) if job["engine"] == "ahead" else train(context, job["engine"])
-    partial = Path(path).with_name("result.part")
-    partial.write_text(json.dumps(figures))
-    partial.replace(Path(path).with_name("result.json"))
+    write_whole(Path(path).with_name("result.json"), json.dumps(figures).encode())
 
 
 if __name__ == "__main__":

@@ -33,24 +33,19 @@ SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "t
 
 
 class Scripted(Engine):
-    """Ends each turn of another engine where the script says so, and remembers when it generated."""
+    """Comes before an engine, whose turns it ends where a script says so, and remembers when it generated."""
 
-    def __init__(self, inner: Engine, script: Script) -> None:
-        super().__init__()
-        self.inner, self._script = inner, script
-        self.window, self.in_steps, self.in_turns = inner.window, inner.in_steps, inner.in_turns
+    def follow(self, script: Script) -> None:
+        self._script = script
         self._turn = [0] * len(script.turns)
         self.intervals: list[Interval] = []
 
-    def open(self, rows: int) -> None:
-        self.inner.open(rows)
-
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        self.inner.submit(row, context_ids, min(limit, self._script.turns[row][self._turn[row]]))
+        super().submit(row, context_ids, min(limit, self._script.turns[row][self._turn[row]]))
 
     def poll(self) -> list[tuple[int, Generation]]:
         began = time.perf_counter()
-        ended = self.inner.poll()
+        ended = super().poll()
         self.intervals.append((began, time.perf_counter()))
         return [(row, self._closed(row, generation)) for row, generation in ended]
 
@@ -59,18 +54,13 @@ class Scripted(Engine):
         self._turn[row] += 1
         return Generation((*generation.token_ids[:-1], last), generation.logprobs, stopped=True)
 
-    def release(self, row: int) -> None:
-        self.inner.release(row)
 
-    def wake(self) -> None:
-        self.inner.wake()
+class ScriptedLockStep(Scripted, LockStepEngine):
+    """All rows generate, then all search: `model.generate` for each turn."""
 
-    @property
-    def idle(self) -> bool:
-        return self.inner.idle
 
-    def close(self) -> None:
-        self.inner.close()
+class ScriptedSlots(Scripted, SlotEngine):
+    """No row waits for another."""
 
 
 Rollout = Callable[[], tuple[int, list[Interval]]]
@@ -78,31 +68,30 @@ Rollout = Callable[[], tuple[int, list[Interval]]]
 
 
 def collect(
-    script: Script, search: ScriptedSearch, build: Callable[[Any, Script, GenerationConfig], Engine]
+    script: Script, search: ScriptedSearch, build: Callable[[Any, Script, GenerationConfig], Scripted]
 ) -> Rollout:
     """By our collector, with the engine that a function builds of model, script and sampling."""
     model, cell = build_model(script.cell, script.tokenizer), script.cell
     config = GenerationConfig(**SAMPLED)  # type: ignore[no-untyped-call]
-    engine = Scripted(build(model, script, config), script)
+    engine = build(model, script, config)
+    engine.follow(script)
     collector = Collector(script.tokenizer, search, PROTOCOL, script.limits, rejoin_after=cell.rejoin_after)
 
     def roll_out() -> tuple[int, list[Interval]]:
         with torch.no_grad():
             trajectories = collector.collect(script.prompts, engine)
         check_script(script, trajectories)
-        return engine.inner.prefilled_tokens, engine.intervals
+        return engine.prefilled_tokens, engine.intervals
 
     return roll_out
 
 
-def lockstep(model: Any, script: Script, config: GenerationConfig) -> Engine:
-    """All rows generate, then all search: `model.generate` for each turn."""
-    return LockStepEngine(HFGenerator(model, script.tokenizer, (), config, [script.tokenizer.eos_token_id]))
+def lockstep(model: Any, script: Script, config: GenerationConfig) -> Scripted:
+    return ScriptedLockStep(HFGenerator(model, script.tokenizer, (), config, [script.tokenizer.eos_token_id]))
 
 
-def slots_event(model: Any, script: Script, config: GenerationConfig) -> Engine:
-    """No row waits for another."""
-    return SlotEngine(model, TurnEnd(script.tokenizer, (), [script.tokenizer.eos_token_id]), config)
+def slots_event(model: Any, script: Script, config: GenerationConfig) -> Scripted:
+    return ScriptedSlots(model, TurnEnd(script.tokenizer, (), [script.tokenizer.eos_token_id]), config)
 
 
 def check_script(script: Script, trajectories: Sequence[Trajectory]) -> None:

@@ -49,7 +49,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from benchmarks.common import RESULTS, table
+from benchmarks.common import RESULTS, SORL, table
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.search import BM25Index, HTTPSearch, SearchBackend, TantivyIndex, write_corpus
 from sorl_trl.search.index import Corpus
@@ -171,7 +171,7 @@ THREADS = 32
 @contextmanager
 def served(index_dir: Path) -> Iterator[tuple[str, psutil.Process]]:
     """The address and the process of a server, which ends with the block."""
-    command = [sys.executable, "-m", "sorl_trl.search.serve", "--index", str(index_dir), "--port", "0"]
+    command = [*SORL, "serve", "--index", str(index_dir), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -194,8 +194,8 @@ class Record:
         return self.prompt_ids + self.completion_ids
 
 
-Writer = Callable[[list[int], list[Hunt], list[list[int]]], list[list[int]]]
-"""Given the numbers of the hunts that go on, the hunts, and what was read and written in each: their next turns."""
+Writer = Callable[[list[int], list[list[int]]], list[list[int]]]
+"""Given the numbers of the hunts that go on, and what was read and written in each: their next turns."""
 
 
 def play(hunts: Sequence[Hunt], tokenizer: PreTrainedTokenizerBase, write: Writer) -> list[Record]:
@@ -203,7 +203,7 @@ def play(hunts: Sequence[Hunt], tokenizer: PreTrainedTokenizerBase, write: Write
     end = [tokenizer.eos_token_id]
     records = [Record(ids) for ids in encode(tokenizer, [hunt.field.prompt for hunt in hunts])]
     while active := [number for number, hunt in enumerate(hunts) if not hunt.over]:
-        turns = write(active, [hunts[number] for number in active], [records[number].ids for number in active])
+        turns = write(active, [records[number].ids for number in active])
         texts = tokenizer.batch_decode([ids[:-1] if ids[-1:] == end else ids for ids in turns])
         answers = [hunts[number].answer(text) for number, text in zip(active, texts, strict=True)]
         for number, turn, answer in zip(active, turns, encode(tokenizer, answers), strict=True):
@@ -218,7 +218,7 @@ def play_with_model(
     """As `play`, with a policy that samples as `config` says."""
     engine = model_engine(model, TurnEnd(tokenizer, (), [tokenizer.eos_token_id]), config)
 
-    def write(active: list[int], hunts: list[Hunt], contexts: list[list[int]]) -> list[list[int]]:
+    def write(active: list[int], contexts: list[list[int]]) -> list[list[int]]:
         turns = generate_turns(engine, contexts, [MAX_TURN_TOKENS] * len(contexts), active)
         return [list(turn.token_ids) for turn in turns]
 
@@ -230,18 +230,12 @@ def play_with_model(
         engine.close()
 
 
-class HuntRollout:
-    """A `rollout_func`, for `trl.GRPOTrainer` and the trainers of this package alike.
+def hunt_rollout(fields: Sequence[Field]) -> Callable[[list[str], GRPOTrainer], dict[str, Any]]:
+    """A `rollout_func`, for `trl.GRPOTrainer` and the trainers of this package alike; prompts name their fields."""
+    by_prompt = {field.prompt: field for field in fields}
 
-    Args:
-        fields: to hunt in; the prompt says which one.
-    """
-
-    def __init__(self, fields: Sequence[Field]) -> None:
-        self._fields: Mapping[str, Field] = {field.prompt: field for field in fields}
-
-    def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
-        hunts = [Hunt(self._fields[prompt]) for prompt in prompts]
+    def roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
+        hunts = [Hunt(by_prompt[prompt]) for prompt in prompts]
         model = trainer.accelerator.unwrap_model(trainer.model)
         records = play_with_model(hunts, trainer.processing_class, model, trainer.generation_config)
         return {
@@ -251,6 +245,8 @@ class HuntRollout:
             "logprobs": None,
             "found": [hunt.found for hunt in hunts],
         }
+
+    return roll_out
 
 
 def found_reward(found: Sequence[bool], **_: Any) -> list[float]:
@@ -271,28 +267,15 @@ IMITATION: dict[str, Any] = {"steps": 700, "batch_size": 16, "learning_rate": 3e
 """How the policy learns from a hunter, before it hunts for itself. The seed is that of the order of trajectories."""
 
 
-@dataclass(frozen=True)
 class HuntWorld(BenchmarkWorld):
     """Fields to hunt in, others to be judged in, and a policy that watched a hunter in fields of a third kind."""
 
-    title: str
-    description: str
-
-    @property
-    def max_completion_length(self) -> int:
-        return TURNS * (MAX_TURN_TOKENS + ANSWER_TOKENS)
-
-    @property
-    def most_turns(self) -> int:
-        return TURNS
-
-    @property
-    def name(self) -> str:
-        return f"hunt-{TURNS}-{SHORTEST}-{LONGEST}-{POLICY.hidden_size}x{POLICY.layers}"
-
-    @property
-    def settings(self) -> tuple[object, ...]:
-        return TURNS, SHORTEST, LONGEST, MAX_TURN_TOKENS, WALK, STRAY, SLIP, TRAJECTORIES, POLICY, IMITATION
+    title = "Hunts"
+    description = "a game of up to 8 turns of seven tokens, with an answer after each"
+    name = f"hunt-{TURNS}-{SHORTEST}-{LONGEST}-{POLICY.hidden_size}x{POLICY.layers}"
+    max_completion_length = TURNS * (MAX_TURN_TOKENS + ANSWER_TOKENS)
+    most_turns = TURNS
+    settings = (TURNS, SHORTEST, LONGEST, MAX_TURN_TOKENS, WALK, STRAY, SLIP, TRAJECTORIES, POLICY, IMITATION)
 
     def build(self, seed: int, target: Path, cache: Path) -> Path:
         fields, tokenizer = make_fields(seed), word_tokenizer(vocabulary())
@@ -307,7 +290,7 @@ class HuntWorld(BenchmarkWorld):
         return {
             "reward_funcs": found_reward,
             "train_dataset": Dataset.from_list([{"prompt": field.prompt} for field in fields]),
-            "rollout_func": HuntRollout(fields),
+            "rollout_func": hunt_rollout(fields),
         }
 
     def examination(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Score:
@@ -323,13 +306,13 @@ class HuntWorld(BenchmarkWorld):
 
 def watch(fields: Sequence[Field], tokenizer: PreTrainedTokenizerFast, seed: int) -> list[Example]:
     """A hunter's hunt in each of the fields, for a policy to imitate."""
-    hunter = Hunter(seed)
+    hunter, hunts = Hunter(seed), [Hunt(field) for field in fields]
     end = tokenizer.eos_token_id
 
-    def write(active: list[int], hunts: list[Hunt], contexts: list[list[int]]) -> list[list[int]]:
-        return [[*ids, end] for ids in encode(tokenizer, [hunter.turn(hunt) for hunt in hunts])]
+    def write(active: list[int], contexts: list[list[int]]) -> list[list[int]]:
+        return [[*ids, end] for ids in encode(tokenizer, [hunter.turn(hunts[number]) for number in active])]
 
-    records = play([Hunt(field) for field in fields], tokenizer, write)
+    records = play(hunts, tokenizer, write)
     return [example_of(record.prompt_ids, record.completion_ids, record.env_mask) for record in records]
 
 
