@@ -30,7 +30,7 @@ from examples.quickstart import PROTOCOL
 from tests.agents import LIMITS, NAMES, agent_tokenizer, teach
 from transformers import LlamaForCausalLM
 
-from benchmarks.common import RESULTS, Row, read_rows, table, write_rows
+from benchmarks.common import QUIET, RESULTS, Row, read_rows, table, write_rows
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.agents.vllm_server import VLLMServer
 from sorl_trl.command_line import Parser, at_least, run_command
@@ -88,7 +88,7 @@ def train(policy: Path, url: str, folder: Path, case: dict[str, Any], rollouts: 
     torch.manual_seed(0)
     arguments = SOGRPOConfig(
         str(folder / "out"),
-        **{"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True},
+        **QUIET,
         **{"per_device_train_batch_size": 8, "steps_per_generation": 2, "num_generations": 4},
         **{"max_steps": 2 * rollouts, "max_completion_length": 48, "learning_rate": 1e-5, "logging_steps": 1},
         **{"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url},

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +23,10 @@ from sorl_trl.files import write_whole
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
+SORL = (sys.executable, "-c", "import sys; from sorl_trl.cli.main import main; sys.exit(main())")
+"""The command `sorl`, of this tree."""
+QUIET: Row = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+"""Fields of a trainer's config: float32 on the CPU, and nothing is reported or saved."""
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> str:
@@ -40,6 +45,21 @@ def alone(environment: Mapping[str, str], function: Callable[..., Any], *argumen
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def ready(trainer: Any) -> Any:
+    """The trainer, for `training_step` without `train`."""
+    trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.accelerator.gradient_state._set_sync_gradients(True)
+    return trainer
+
+
+def descend(trainer: Any) -> None:
+    """An optimizer step on the gradients that there are."""
+    torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
 
 
 def read_rows(file: Path) -> list[Row]:

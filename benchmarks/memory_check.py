@@ -19,26 +19,14 @@ from typing import Any
 
 import psutil
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.common import RESULTS, alone, table
-from benchmarks.cycles import Cycles, Sizes, Variant
+from benchmarks.common import RESULTS, alone, build_model, table
+from benchmarks.fixed_lengths import Sizes, Variant, build_trainer
+from benchmarks.overhead import SMOL
 from sorl_trl.cli.dry_run import estimate
 from sorl_trl.command_line import Parser, run_command
 
 SIZES = Sizes(hidden_size=576, layers=30, batch=4, prompt=120, turns=2, turn=8, observation=8, vocabulary=49152)
-SMOLLM2 = LlamaConfig(
-    hidden_size=576,
-    intermediate_size=1536,
-    num_hidden_layers=30,
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    vocab_size=49152,
-    max_position_embeddings=8192,
-    tie_word_embeddings=True,
-    pad_token_id=0,
-    eos_token_id=1,
-)
 CASES: dict[str, tuple[Variant, dict[str, Any]]] = {
     "LoRA": (Variant(lora=True), {}),
     "all weights": (Variant(), {}),
@@ -48,17 +36,16 @@ CASES: dict[str, tuple[Variant, dict[str, Any]]] = {
 
 
 def peak(name: str) -> tuple[float, float]:
-    """Bytes of a cycle: measured, and estimated."""
+    """Bytes of a rollout and its two updates: measured, and estimated."""
     variant, options = CASES[name]
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy"
-        LlamaForCausalLM(SMOLLM2).save_pretrained(policy)
+        build_model(**SMOL).save_pretrained(policy)
         before = psutil.Process().memory_info().rss
-        cycles = Cycles(variant, SIZES, policy, **options)
-        longest = SIZES.prompt + SIZES.completion
-        estimated = estimate(cycles.trainer.model, cycles.trainer.args, longest).peak
-        cycles.run()  # its second update has all there is
+        trainer = build_trainer(variant, SIZES, policy, max_steps=2, **options)
+        estimated = estimate(trainer.model, trainer.args, SIZES.prompt + SIZES.completion).peak
+        trainer.train()  # the second update has all there is
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before, estimated
 
 

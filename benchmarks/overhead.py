@@ -32,7 +32,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.common import RESULTS, alone, build_model, build_tokenizer, table
+from benchmarks.common import QUIET, RESULTS, alone, build_model, build_tokenizer, descend, ready, table
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.methods import SETTINGS
@@ -184,13 +184,11 @@ def trainer_of(variant: str, folder: str, model: Any, rows: int, length: int, **
     """A trainer of `model` on micro-batches of so many rows, whose batch is still to be set."""
     trainer_class, config_class, method, settings = VARIANTS[variant]
     fields = {
-        "use_cpu": True,
-        "bf16": False,
+        **QUIET,
         "gradient_checkpointing": False,
         "per_device_train_batch_size": rows,
         "num_generations": rows,
         "max_completion_length": length,
-        "report_to": "none",
     }
     config = config_class(folder, **{**fields, **settings, **options})
     trainer = trainer_class(
@@ -201,10 +199,7 @@ def trainer_of(variant: str, folder: str, model: Any, rows: int, length: int, **
         processing_class=build_tokenizer(model.config.vocab_size),
         **({"method": method} if method else {}),
     )
-    trainer.create_optimizer()
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.accelerator.gradient_state._set_sync_gradients(True)
-    return trainer
+    return ready(trainer)
 
 
 def step(trainer: Any) -> tuple[float, int]:
@@ -217,9 +212,7 @@ def step(trainer: Any) -> tuple[float, int]:
     clock = time.perf_counter if on_gpu else time.process_time
     started = clock()
     trainer.training_step(trainer.model, None, None)
-    torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-    trainer.optimizer.step()
-    trainer.optimizer.zero_grad()
+    descend(trainer)
     if not on_gpu:
         return clock() - started, 0
     torch.cuda.synchronize()
@@ -228,6 +221,8 @@ def step(trainer: Any) -> tuple[float, int]:
 
 Steps = dict[str, list[tuple[float, int]]]
 PAIR = ("GRPO", "SO-GRPO")
+CASE_ROUNDS = 3
+"""Interleaved steps of each trainer, in each case of the forward pass."""
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """What is freed is given back at once."""
 
@@ -253,14 +248,14 @@ def steps_of_loss(device: str, rounds: int, filled: float) -> Steps:
         return interleaved(trainers, rounds)
 
 
-def row_of_case(name: str, device: str, rounds: int) -> dict[str, Any]:
+def row_of_case(name: str, device: str) -> dict[str, Any]:
     """Ratios of a step of SO-GRPO to one of TRL's: time, memory, and the part of TRL's width that is no padding."""
     case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
         trainers = {variant: build(variant, folder, case, **options_of(device)) for variant in PAIR}
         batch = trainers["GRPO"]._prepare_inputs(None)
         masks = [batch[f"{part}_mask"].float() for part in ("prompt", "completion")]
-        steps = interleaved(trainers, rounds)
+        steps = interleaved(trainers, CASE_ROUNDS)
         del trainers
     ours, theirs = (
         max(needed for _, needed in steps[variant]) if device == "cuda" else alone(RETURNED, peak, name, variant)
@@ -304,9 +299,6 @@ def spread(values: list[float]) -> dict[str, float]:
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=at_least(2), default=30, help="interleaved steps of each trainer")
-    parser.add_argument(
-        "--case-rounds", type=at_least(2), default=3, help="the same for each case of the forward pass"
-    )
     parser.add_argument("--device", choices=LOSS, default="cpu", help="where to train (default: %(default)s)")
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
@@ -324,12 +316,11 @@ def main(words: Sequence[str]) -> None:
     del steps, halves
     device = torch.cuda.get_device_name() if on_gpu else "cpu"
     result = {
-        "time_ratio": rows["SO-GRPO"]["time_ratio"]["median"],
         "rounds": arguments.rounds,
-        "case_rounds": arguments.case_rounds,
+        "case_rounds": CASE_ROUNDS,
         "device": device,
         "variants": rows,
-        "cases": {name: row_of_case(name, arguments.device, arguments.case_rounds) for name in CASES},
+        "cases": {name: row_of_case(name, arguments.device) for name in CASES},
     }
     path = RESULTS / ("overhead_cuda.json" if on_gpu else "overhead.json")
     path.write_text(json.dumps(result, indent=2) + "\n")

@@ -15,7 +15,6 @@ float32 as on a CPU, and rows say so.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -35,8 +34,8 @@ import yaml
 from examples.quickstart.demo import PRETRAINED, prepare
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from benchmarks.common import RESULTS, Row, alone, claim, locked, read_rows, table, write_rows
-from sorl_trl.command_line import RECIPES
+from benchmarks.common import RESULTS, SORL, Row, alone, claim, locked, read_rows, table, write_rows
+from sorl_trl.command_line import RECIPES, Parser, run_command
 from sorl_trl.records.evaluated import read_evaluated
 
 TITLES = {
@@ -247,9 +246,8 @@ def sorl(folder: Path, *words: Any) -> float:
     """Run a command of `sorl`; the CPU-seconds that it took."""
     before = os.times()
     with (folder / "log.txt").open("a") as log:
-        command = [sys.executable, "-c", "import sys; from sorl_trl.cli.main import main; sys.exit(main())"]
         added = CPU if DEVICE == "cpu" else {}
-        done = subprocess.run([*command, *map(str, words)], stdout=log, stderr=log, env={**os.environ, **added})
+        done = subprocess.run([*SORL, *map(str, words)], stdout=log, stderr=log, env={**os.environ, **added})
     if done.returncode:
         raise RuntimeError(f"sorl {words[0]} failed with code {done.returncode}: see {folder / 'log.txt'}")
     after = os.times()
@@ -343,8 +341,8 @@ def start(model: str) -> dict[str, Any]:
     return {"warm_start": weights[:12], "start_em": exact_match(RUNS / "warm-start", RUNS / "sampled", *SAMPLED)}
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=__doc__)
     parser.add_argument("--model", default="models/smollm2-135m", help="folder that `make model` wrote")
     model = parser.parse_args(words).model
     os.environ["OMP_NUM_THREADS"] = "1"  # of what is started from here
@@ -359,4 +357,4 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
-from benchmarks.common import RESULTS, alone, table
+from benchmarks.common import RESULTS, alone, descend, ready, table
 from sorl_trl.cli.arguments import parse_arguments
 from sorl_trl.cli.build import build_trainer
 from sorl_trl.command_line import Parser, at_least, run_command
@@ -62,10 +62,7 @@ def trainer_of(case: str, model: str, folder: Path) -> Any:
     paths |= {"output_dir": folder / "out", "steps_per_generation": 2, "learning_rate": 0, "eval_questions": ""}
     given = [word for name, value in paths.items() for word in (f"--{name}", str(value))]
     options = ["--collapse_guard", "off", "--disable_tqdm", "true", *CASES[case][1]]
-    trainer: Any = build_trainer(parse_arguments(["--config", "smollm2_search", *given, *options]))
-    trainer.create_optimizer()
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.accelerator.gradient_state._set_sync_gradients(True)
+    trainer = ready(build_trainer(parse_arguments(["--config", "smollm2_search", *given, *options])))
     trainer.model.train()
     return trainer
 
@@ -82,13 +79,7 @@ def timed(seconds: dict[str, list[float]], name: str, function: Callable[..., An
     return run
 
 
-def descend(trainer: Any) -> None:
-    torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-    trainer.optimizer.step()
-    trainer.optimizer.zero_grad()
-
-
-def rollout_of(trainer: Any, first: int) -> list[dict[str, Tensor]]:
+def collect_rollout(trainer: Any, first: int) -> list[dict[str, Tensor]]:
     """Of two prompts, from the first one on: its two micro-batches, with old log-probabilities."""
     trainer._step = 0
     type(trainer)._prepare_inputs(trainer, [trainer.train_dataset[first + row // 8] for row in range(16)])
@@ -148,7 +139,7 @@ def seconds(case: str, model: str, rounds: int) -> dict[str, Any]:
         by_grad = {True: (score := trainer._forward), False: timed(spent, "scoring", score)}
         trainer._forward = lambda *a, **k: by_grad[torch.is_grad_enabled()](*a, **k)
         for round_ in range(rounds):
-            batches = rollout_of(trainer, 2 * round_)
+            batches = collect_rollout(trainer, 2 * round_)
             for batch in batches:
                 timed(spent, "step", our_step)(trainer, batch)
                 timed(spent, "bare_step", bare_step)(trainer, batch)
@@ -164,7 +155,7 @@ def peak(case: str, model: str, bare: bool) -> int:
     """Bytes resident at the peak of a rollout and its updates, which are ours, or those of the model alone."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(case, model, Path(folder))
-        for batch in rollout_of(trainer, 0):
+        for batch in collect_rollout(trainer, 0):
             (bare_step if bare else our_step)(trainer, batch)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

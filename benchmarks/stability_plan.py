@@ -18,8 +18,9 @@ from typing import Any
 
 from examples.quickstart import LIMITS, ExpertNoise, WarmStartConfig
 
-from benchmarks.worlds import BenchmarkWorld, HuntWorld, QuestionWorld, WorkingWorld
-from benchmarks.worlds.working import HOPS
+from benchmarks.worlds.hunt import HuntWorld
+from benchmarks.worlds.questions import BenchmarkWorld, QuestionWorld
+from benchmarks.worlds.working import HOPS, VERBOSITIES, WorkingWorld
 from sorl_trl.methods import METHODS as PUBLISHED
 from sorl_trl.methods import ClipPenalty, Method
 
@@ -269,7 +270,7 @@ SHORT = QuestionWorld("Questions", "one hop or two, turns of four tokens")
 LONG = QuestionWorld(
     "Long questions", "three hops or four, turns of four tokens", (0.0, 0.0, 0.5, 0.5), _LONG_LIMITS, _LONG_WARM_START
 )
-HUNT = HuntWorld("Hunts", "a game of up to 8 turns of seven tokens, with an answer after each")
+HUNT = HuntWorld()
 
 
 @dataclass(frozen=True)
@@ -352,10 +353,6 @@ REGIMES = {
     ),
 }
 
-VERBOSITIES = (4, 10, 40, 80)
-"""Of the worlds of `turn_length`: about how many tokens a turn has."""
-SEEDS_PER_POLICY = 4
-"""Four seeds start from the same policy: warm starts would otherwise take as long as the runs."""
 COMPARED = {
     "ratios alone": {"token": "grpo", "turn": "turn_sqrt", "sequence": "gspo_length"},
     "with a target KL": {"token": "grpo_target", "turn": "so_grpo_turn", "sequence": "sequence"},
@@ -371,13 +368,7 @@ LENGTH_REGIMES = {
         f"Turns of {verbosity} tokens, {HOPS} hops",
         "16 updates per rollout",
         3e-4,
-        world=WorkingWorld(
-            f"Working, {verbosity} tokens",
-            f"{HOPS} hops",
-            verbosity,
-            seeds_per_policy=SEEDS_PER_POLICY,
-            evaluation_questions=100,
-        ),
+        world=WorkingWorld(verbosity),
         trajectories=32,
         minibatch=8,
         epochs=4,

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,14 +14,17 @@ from typing import Any
 
 import torch
 from examples.information_gain import InformationGain
+from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.late_rollouts import LateRollouts
+from benchmarks.common import QUIET
 from benchmarks.stability_plan import ALL_REGIMES, GROUP, METHODS, PPO_SETTINGS, BenchmarkMethod, Regime
 from benchmarks.stability_report import LAST
-from benchmarks.worlds.questions import POLICY, BenchmarkWorld, Examination
+from benchmarks.worlds.questions import POLICY, BenchmarkWorld, Score
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer, SeeUPOConfig, SeeUPOTrainer
+from sorl_trl.files import write_whole
 from sorl_trl.ops import importance_ratio, is_outside, kl_to_old, turn_ids_from_mask
 from sorl_trl.qa import REWARDS
 
@@ -72,7 +76,7 @@ def own_settings(method: BenchmarkMethod) -> dict[str, Any]:
 class MeasuredGRPOTrainer(GRPOTrainer):
     """`trl.GRPOTrainer` as it is, which also logs our metrics."""
 
-    _logps: torch.Tensor
+    _logps: Tensor
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -87,7 +91,7 @@ class MeasuredGRPOTrainer(GRPOTrainer):
         return loss
 
     @torch.no_grad()
-    def _measure(self, log_ratio: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+    def _measure(self, log_ratio: Tensor, mask: Tensor) -> dict[str, float]:
         """What our trainers log of a micro-batch: (B, T) log-ratios, and where tokens are the policy's."""
         of_turns = importance_ratio(log_ratio, turn_ids_from_mask(mask), "turn", "geometric")[mask]
         outside = is_outside(log_ratio.float().exp(), self.epsilon_low, self.epsilon_high)[mask]
@@ -106,18 +110,9 @@ TRAINERS: dict[str, tuple[Any, Any]] = {
     "trl": (MeasuredGRPOTrainer, GRPOConfig),
     "so_grpo": (SOGRPOTrainer, SOGRPOConfig),
     "so_ppo": (SOPPOTrainer, SOPPOConfig),
+    "seeupo": (SeeUPOTrainer, SeeUPOConfig),
+    "group_refill": (GroupRefillTrainer, GroupRefillConfig),
 }
-
-
-def classes_of(trainer: str) -> tuple[Any, Any]:
-    """A trainer and its config; the experimental ones are loaded where they are used."""
-    if trainer in TRAINERS:
-        return TRAINERS[trainer]
-    from sorl_trl import experimental
-
-    if trainer == "seeupo":
-        return experimental.SeeUPOTrainer, experimental.SeeUPOConfig
-    return experimental.GroupRefillTrainer, experimental.GroupRefillConfig
 
 
 def prepare(world: BenchmarkWorld, seed: int, folder: Path) -> Path:
@@ -129,9 +124,9 @@ def prepare(world: BenchmarkWorld, seed: int, folder: Path) -> Path:
 class Examiner(TrainerCallback):
     """Examines the policy, on tasks that it has never seen, after some of the rollouts."""
 
-    def __init__(self, regime: Regime, examination: Examination) -> None:
+    def __init__(self, regime: Regime, score: Score) -> None:
         self._regime = regime
-        self._examination = examination
+        self._score = score
         self.evaluations: list[dict[str, float]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -145,15 +140,45 @@ class Examiner(TrainerCallback):
     def _examine(self, model: Any, rollout: int) -> None:
         was_training = model.training
         model.eval()
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(rollout)
             scores = {"sampled_em": self._score(model, SAMPLED), "greedy_em": self._score(model, GREEDY)}
         model.train(was_training)
         self.evaluations.append({"rollout": rollout, **scores})
 
-    def _score(self, model: Any, config: GenerationConfig) -> float:
-        with torch.no_grad():
-            return self._examination.score(model, config)
+
+class LateRollouts:
+    """Has a trainer train on each rollout after it has collected `staleness` later ones.
+
+    Old log-probabilities are those of the policy that sampled. The lag grows to `staleness` at the start, while each
+    batch of prompts is asked twice. Nothing of it is in a checkpoint.
+
+    Args:
+        trainer: a `GRPOTrainer`, whose `_prepare_inputs` this replaces.
+        staleness: how many rollouts late each is trained on.
+    """
+
+    def __init__(self, trainer: GRPOTrainer, staleness: int) -> None:
+        self.waiting: deque[list[dict[str, Tensor]]] = deque()
+        """Rollouts that later ones must be collected before, each split into micro-batches, the oldest first."""
+        self._trainer, self._staleness, self._prepare = trainer, staleness, trainer._prepare_inputs
+        trainer._prepare_inputs = self
+
+    def __call__(self, generation_batch: Any) -> Any:
+        """The next micro-batch to train on."""
+        trainer = self._trainer
+        steps = trainer.args.steps_per_generation * trainer.num_iterations
+        if not trainer.model.training or (trainer._step % steps and trainer._buffered_inputs):
+            return self._prepare(generation_batch)
+        for _ in range(1 if len(self.waiting) == self._staleness else 2):
+            trainer._buffered_inputs = None
+            self._prepare(generation_batch)
+            for batch in trainer._buffered_inputs:
+                if "old_per_token_logps" not in batch:  # TRL needs none where a rollout makes one update
+                    batch["old_per_token_logps"] = trainer._score(trainer.model, batch).logps
+            self.waiting.append(trainer._buffered_inputs)
+        trainer._buffered_inputs = self.waiting.popleft()
+        return trainer._buffered_inputs[trainer._step % trainer.args.steps_per_generation]
 
 
 def build_trainer(job: Job, folder: Path, output: Path) -> Any:
@@ -169,8 +194,7 @@ def build_trainer(job: Job, folder: Path, output: Path) -> Any:
 
 def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mapping[str, Any]) -> Any:
     """A method's trainer in a regime; `own` are the fields of its config that neither of them says."""
-    trainer_class, config_class = classes_of(method.trainer)
-    is_trl = method.trainer == "trl"
+    trainer_class, config_class = TRAINERS[method.trainer]
     config = config_class(
         lr_scheduler_type="constant",
         per_device_train_batch_size=regime.minibatch,
@@ -178,13 +202,9 @@ def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mappi
         num_iterations=regime.epochs,
         max_steps=regime.rollouts * regime.updates,
         max_completion_length=regime.world.max_completion_length,
-        use_cpu=True,
-        bf16=False,
         gradient_checkpointing=False,
         logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
+        **QUIET,
         **own,
         **own_settings(method),
     )
@@ -194,7 +214,7 @@ def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mappi
         args=config,
         processing_class=tokenizer,
         callbacks=[Examiner(regime, regime.world.examination(folder, tokenizer))],
-        **({} if is_trl or method.trainer == "seeupo" else {"method": method.method}),
+        **({} if method.trainer in ("trl", "seeupo") else {"method": method.method}),
         **regime.world.trainer_arguments(folder) | rewards_of(method),
     )
 
@@ -269,7 +289,5 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         "rollouts": summarize_rollouts(log, regime.updates),
         "error": error,
     }
-    partial = target / "record.part"
-    partial.write_text(json.dumps(record))
-    partial.replace(target / "record.json")
+    write_whole(target / "record.json", json.dumps(record).encode())
     return record

@@ -20,9 +20,10 @@ from itertools import groupby
 
 from benchmarks.common import RESULTS, Row, read_rows, table, write_rows
 from benchmarks.stability import load, run_all
-from benchmarks.stability_plan import COMPARED, JUDGING_SEEDS, LENGTH_REGIMES, METHODS, SEEDS_PER_POLICY
+from benchmarks.stability_plan import COMPARED, JUDGING_SEEDS, LENGTH_REGIMES, METHODS
 from benchmarks.stability_report import Record, Run, paired, summarize
 from benchmarks.stability_run import Job
+from benchmarks.worlds.working import SEEDS_PER_POLICY
 from sorl_trl.command_line import Parser, at_least, run_command
 
 CONTRASTS = {"turn-token": "token", "turn-sequence": "sequence"}

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_check import checks
+from benchmarks.gpu_check import checks, engines
 from benchmarks.gpu_check.checks import Check, Context, Skipped
 from sorl_trl.files import write_whole
 
@@ -34,9 +34,6 @@ REASON_LENGTH = 4000
 
 
 def load_check(name: str) -> Check:
-    """Loads TRL, which takes seconds."""
-    from benchmarks.gpu_check import engines
-
     if name in TRAINED:
         return checks.trains(name.removeprefix("train/").removeprefix("so_ppo_"))
     single = (checks.losses_as_on_cpu, engines.vllm_colocate, engines.vllm_ahead)

@@ -12,15 +12,8 @@ import torch
 from transformers import PrinterCallback
 
 from benchmarks import overhead
-from benchmarks.common import build_tokenizer
-from benchmarks.cycles import (
-    VARIANTS,
-    FixedRollout,
-    Sizes,
-    Variant,
-    build_trainer,
-    save_policy,
-)
+from benchmarks.common import build_model, build_tokenizer
+from benchmarks.fixed_lengths import VARIANTS, Sizes, Variant, build_trainer
 
 
 class Skipped(Exception):
@@ -65,27 +58,23 @@ def build(variant: Variant, sizes: Sizes, folder: Path, **options: Any) -> Any:
     """A trainer of `STEPS` steps on a random policy, which it writes into `folder` with its tokenizer."""
     policy = folder / "policy"
     if not policy.exists():
-        save_policy(sizes, policy)
+        build_model(sizes.hidden_size, sizes.layers, sizes.vocabulary).save_pretrained(policy)
         build_tokenizer(sizes.vocabulary).save_pretrained(policy)
     fields: dict[str, Any] = {
         "max_steps": STEPS,
         "learning_rate": 1e-3,
-        "gradient_accumulation_steps": 1,
-        "steps_per_generation": 1,
         "lr_scheduler_type": "constant",
         "logging_steps": 1,
-        "save_strategy": "no",
-        "disable_tqdm": True,
     }
     if variant.lora:  # as with large policies: only the adapter is kept in more than 16 bits, by the optimizer
         fields["model_init_kwargs"] = {"dtype": "bfloat16"}
-    trainer = build_trainer(variant, sizes, policy, FixedRollout(sizes), **{**fields, **options})
+    trainer = build_trainer(variant, sizes, policy, **{**fields, **options})
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
 def trains(name: str) -> Check:
-    """The variant `name` of the critics' benchmark trains in bfloat16."""
+    """The variant `name` trains in bfloat16."""
     variant = VARIANTS[name]
 
     def check(context: Context) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cycles import VARIANTS, even_share
+from benchmarks.common import QUIET
+from benchmarks.fixed_lengths import VARIANTS, even_share
 from benchmarks.gpu_check.checks import STEPS, Check, Context, Skipped, build, sizes_of, training_figures
+from sorl_trl.files import write_whole
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 150.0
@@ -183,8 +185,7 @@ def train_ahead(context: Context, url: str) -> dict[str, Any]:
         **{"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "async_staleness": 1},
         **{"per_device_train_batch_size": 8, "steps_per_generation": 2, "max_steps": STEPS, "learning_rate": 1e-3},
         **{"max_completion_length": LIMITS.max_trajectory_tokens, "lr_scheduler_type": "constant"},
-        **{"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True},
-        **context.precision,
+        **{**QUIET, "logging_steps": 1, **context.precision},
     )
     policy, rows = str(save_policy(context.folder / "policy", seed=0)), Dataset.from_list([{"prompt": "who"}] * 8)
     rollout = SearchRollout(EmptySearch(), PROTOCOL, LIMITS)
@@ -205,9 +206,7 @@ def main(path: str) -> None:
         deepspeed.ops.__compatible_ops__ = dict.fromkeys([*ALL_OPS, "deepspeed_not_implemented"], False)
     context = Context(job["device"], Path(path).parent)
     figures = train_ahead(context, job["url"]) if job["engine"] == "ahead" else train(context, job["engine"])
-    partial = Path(path).with_name("result.part")
-    partial.write_text(json.dumps(figures))
-    partial.replace(Path(path).with_name("result.json"))
+    write_whole(Path(path).with_name("result.json"), json.dumps(figures).encode())
 
 
 if __name__ == "__main__":

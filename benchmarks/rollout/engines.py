@@ -5,14 +5,16 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
 from typing import Any
 
 import torch
+from datasets import Dataset
 from transformers import GenerationConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
+from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.common import QUIET
 from benchmarks.rollout.script import (
     PROTOCOL,
     Cell,
@@ -24,39 +26,26 @@ from benchmarks.rollout.script import (
     row_and_turn,
     tool_call,
 )
-from sorl_trl.rollout import (
-    Collector,
-    Engine,
-    Generation,
-    HFGenerator,
-    LockStepEngine,
-    SlotEngine,
-    TurnEnd,
-)
+from sorl_trl.rollout import Collector, Engine, Generation, HFGenerator, LockStepEngine, SlotEngine, TurnEnd
 from sorl_trl.types import Trajectory
 
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
 class Scripted(Engine):
-    """Ends each turn of another engine where the script says so, and remembers when it generated."""
+    """Comes before an engine, whose turns it ends where a script says so, and remembers when it generated."""
 
-    def __init__(self, inner: Engine, script: Script) -> None:
-        super().__init__()
-        self.inner, self._script = inner, script
-        self.window, self.in_steps, self.in_turns = inner.window, inner.in_steps, inner.in_turns
+    def follow(self, script: Script) -> None:
+        self._script = script
         self._turn = [0] * len(script.turns)
         self.intervals: list[Interval] = []
 
-    def open(self, rows: int) -> None:
-        self.inner.open(rows)
-
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        self.inner.submit(row, context_ids, min(limit, self._script.turns[row][self._turn[row]]))
+        super().submit(row, context_ids, min(limit, self._script.turns[row][self._turn[row]]))
 
     def poll(self) -> list[tuple[int, Generation]]:
         began = time.perf_counter()
-        ended = self.inner.poll()
+        ended = super().poll()
         self.intervals.append((began, time.perf_counter()))
         return [(row, self._closed(row, generation)) for row, generation in ended]
 
@@ -65,60 +54,44 @@ class Scripted(Engine):
         self._turn[row] += 1
         return Generation((*generation.token_ids[:-1], last), generation.logprobs, stopped=True)
 
-    def release(self, row: int) -> None:
-        self.inner.release(row)
 
-    def wake(self) -> None:
-        self.inner.wake()
-
-    @property
-    def idle(self) -> bool:
-        return self.inner.idle
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a rollout has computed, and when."""
-
-    prefilled_tokens: int
-    generating: list[Interval]
-
-
-Rollout = Callable[[], Work]
-
-
-class Collected:
-    """The rollout by our collector, with the engine that a function builds of model, script and sampling."""
-
-    def __init__(
-        self, script: Script, search: ScriptedSearch, build: Callable[[Any, Script, GenerationConfig], Engine]
-    ) -> None:
-        self._script = script
-        model = build_model(script.cell, script.tokenizer)
-        config = GenerationConfig(**SAMPLED)  # type: ignore[no-untyped-call]
-        self._engine = Scripted(build(model, script, config), script)
-        self.collector = Collector(
-            script.tokenizer, search, PROTOCOL, script.limits, rejoin_after=script.cell.rejoin_after
-        )
-
-    def __call__(self) -> Work:
-        with torch.no_grad():
-            trajectories = self.collector.collect(self._script.prompts, self._engine)
-        check_script(self._script, trajectories)
-        return Work(self._engine.inner.prefilled_tokens, self._engine.intervals)
-
-
-def lockstep(model: Any, script: Script, config: GenerationConfig) -> Engine:
+class ScriptedLockStep(Scripted, LockStepEngine):
     """All rows generate, then all search: `model.generate` for each turn."""
-    return LockStepEngine(HFGenerator(model, script.tokenizer, (), config, [script.tokenizer.eos_token_id]))
 
 
-def slots_event(model: Any, script: Script, config: GenerationConfig) -> Engine:
+class ScriptedSlots(Scripted, SlotEngine):
     """No row waits for another."""
-    return SlotEngine(model, TurnEnd(script.tokenizer, (), [script.tokenizer.eos_token_id]), config)
+
+
+Rollout = Callable[[], tuple[int, list[Interval]]]
+"""Does the rollout: the tokens of contexts that it has prefilled, and when it generated."""
+
+
+def collect(
+    script: Script, search: ScriptedSearch, build: Callable[[Any, Script, GenerationConfig], Scripted]
+) -> Rollout:
+    """By our collector, with the engine that a function builds of model, script and sampling."""
+    model, cell = build_model(script.cell, script.tokenizer), script.cell
+    config = GenerationConfig(**SAMPLED)  # type: ignore[no-untyped-call]
+    engine = build(model, script, config)
+    engine.follow(script)
+    collector = Collector(script.tokenizer, search, PROTOCOL, script.limits, rejoin_after=cell.rejoin_after)
+
+    def roll_out() -> tuple[int, list[Interval]]:
+        with torch.no_grad():
+            trajectories = collector.collect(script.prompts, engine)
+        check_script(script, trajectories)
+        return engine.prefilled_tokens, engine.intervals
+
+    return roll_out
+
+
+def lockstep(model: Any, script: Script, config: GenerationConfig) -> Scripted:
+    return ScriptedLockStep(HFGenerator(model, script.tokenizer, (), config, [script.tokenizer.eos_token_id]))
+
+
+def slots_event(model: Any, script: Script, config: GenerationConfig) -> Scripted:
+    return ScriptedSlots(model, TurnEnd(script.tokenizer, (), [script.tokenizer.eos_token_id]), config)
 
 
 def check_script(script: Script, trajectories: Sequence[Trajectory]) -> None:
@@ -205,31 +178,26 @@ def trl_loop(script: Script, searches: ScriptedSearch) -> Rollout:
     trainer._sync_tool_dicts = [{"search": search} for _ in script.prompts]
     trainer._async_tool_dicts = [{} for _ in script.prompts]
 
-    def roll_out() -> Work:
+    def roll_out() -> tuple[int, list[Interval]]:
         prompts = [[{"role": "user", "content": ""}] for _ in script.prompts]
         _, _, mask, *_ = trainer._generate(prompts)
         for row, sampled in enumerate(mask):
             if sum(sampled) != sum(script.turns[row]):
                 raise RuntimeError(f"row {row} has sampled {sum(sampled)} tokens instead of {sum(script.turns[row])}")
-        return Work(model.prefilled_tokens, model.intervals)
+        return model.prefilled_tokens, model.intervals
 
     return roll_out
 
 
 def build_trainer(folder: str, script: Script, model: ScriptedLlama, search: Callable[[str], str]) -> Any:
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
     script.tokenizer.chat_template = files("trl").joinpath("chat_templates/qwen2_5.jinja").read_text()
     rows = len(script.prompts)
     config = GRPOConfig(
         folder,
-        use_cpu=True,
-        bf16=False,
         per_device_train_batch_size=rows,
         num_generations=rows,
         max_completion_length=script.limits.max_trajectory_tokens,
-        report_to="none",
+        **QUIET,
     )
     data = Dataset.from_list([{"prompt": [{"role": "user", "content": ""}]}] * rows)
     return GRPOTrainer(
@@ -244,7 +212,7 @@ def build_trainer(folder: str, script: Script, model: ScriptedLlama, search: Cal
 
 ENGINES: dict[str, Callable[[Script, ScriptedSearch], Rollout]] = {
     "trl_loop": trl_loop,
-    **{build.__name__: partial(Collected, build=build) for build in (lockstep, slots_event)},
+    **{build.__name__: partial(collect, build=build) for build in (lockstep, slots_event)},
 }
 
 
@@ -256,18 +224,13 @@ def measure(engine: str, cell: Cell) -> dict[str, Any]:
     search = ScriptedSearch(script)
     roll_out = ENGINES[engine](script, search)
     began, cpu_began = time.perf_counter(), time.process_time()
-    work = roll_out()
+    prefilled_tokens, generating = roll_out()
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-    low, high = cell.turn_tokens
     return {
-        "engine": engine,
-        **asdict(cell),
-        "turn_tokens": f"{low}-{high}",
         "cpu_seconds": cpu,
         "wall_seconds": wall,
-        "prefilled_over_needed": work.prefilled_tokens / script.needed_tokens,
-        "waiting_seconds": outside(search.intervals, work.generating),
-        "sampled_tokens": sum(map(sum, script.turns)),
+        "prefilled_over_needed": prefilled_tokens / script.needed_tokens,
+        "waiting_seconds": outside(search.intervals, generating),
     }
 
 

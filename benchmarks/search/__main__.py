@@ -2,7 +2,7 @@
 
     python -m benchmarks.search
 
-Over 100,000 invented passages (`benchmarks.search.world` says how they are made), the best 3 per query:
+Over 100,000 invented passages, the same ones everywhere, the best 3 per query:
 
 - the embedded engine and tantivy, as `search_batch` gives passages, against two that give only numbers of passages:
   `bm25s.retrieve` as it comes, over the very same index, and SQLite's FTS5. All get the query as text and cut it into
@@ -12,6 +12,18 @@ Over 100,000 invented passages (`benchmarks.search.world` says how they are made
 
 The engines are asked in turn, in rounds, each round with queries of its own, so that the machine's moods meet all of
 them. Processor time counts all threads. Writes `benchmarks/results/search.json` and `search.md`.
+
+A vocabulary of 200,000 words is drawn from by the law of Zipf and Mandelbrot: the word of rank r = 1, 2, … has a
+probability in proportion to 1 / (r + 2.7). The stop words of the package have the first ranks, as they have in
+English, and make up about a fifth of the text; all other words are syllables strung together. A passage has 60 to 140
+words (uniform, 100 on average), each drawn by itself: unlike in real text no word is the more likely for having been
+used before. Nothing in it is about anything, so that it tells how fast an engine is and not how good.
+
+A query has 2 to 8 words (uniform) of one passage, of one of three kinds in turn:
+
+- `span`: words that follow each other, stop words among them, as a policy that copies what it has read;
+- `words`: words from all over the passage without stop words, as a policy that strings keywords together;
+- `rare`: the rarest words of the passage, as a question that names its entities.
 """
 
 from __future__ import annotations
@@ -33,14 +45,70 @@ from pathlib import Path
 from typing import Any
 
 import bm25s
+import numpy as np
+import numpy.typing as npt
 import psutil
 
-from benchmarks.common import RESULTS, table
-from benchmarks.search.world import World
+from benchmarks.common import RESULTS, SORL, table
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.search import BM25Index, HTTPSearch, SearchBackend, TantivyIndex, write_corpus
 from sorl_trl.search.index import Corpus
-from sorl_trl.search.lexical import tokenize
+from sorl_trl.search.lexical import STOP_WORDS, tokenize
+from sorl_trl.types import Passage
+
+SEED = 0
+VOCABULARY = 200_000
+SHIFT = 2.7
+SHORTEST, LONGEST = 60, 140
+KINDS = ("span", "words", "rare")
+SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxz" for vowel in "aeiou"]
+
+Ranks = npt.NDArray[np.int64]
+
+
+class Text:
+    """Invented passages as ranks of words, in the order of their numbers."""
+
+    def __init__(self, passages: int) -> None:
+        """Draw so many passages, from a fixed seed."""
+        generator = np.random.default_rng(SEED)
+        lengths = generator.integers(SHORTEST, LONGEST + 1, passages)
+        cumulative = np.cumsum(1 / (np.arange(1, VOCABULARY + 1) + SHIFT))
+        draws = generator.random(int(lengths.sum())) * cumulative[-1]
+        self._ranks: list[Ranks] = np.split(np.searchsorted(cumulative, draws, side="right"), np.cumsum(lengths)[:-1])
+        self._words = [*sorted(STOP_WORDS), *(_word(number) for number in range(VOCABULARY - len(STOP_WORDS)))]
+
+    def passages(self) -> Iterator[Passage]:
+        """Every passage, untitled; its id is its number, from 0."""
+        return (Passage(str(number), "", self._text(ranks)) for number, ranks in enumerate(self._ranks))
+
+    def queries(self, number: int) -> list[str]:
+        """So many queries, from a fixed seed, the kinds in turn."""
+        generator = np.random.default_rng(SEED + 1)
+        return [self._query(generator, KINDS[i % len(KINDS)]) for i in range(number)]
+
+    def _query(self, generator: np.random.Generator, kind: str) -> str:
+        ranks = self._ranks[generator.integers(len(self._ranks))]
+        length = int(generator.integers(2, 9))
+        if kind == "span":
+            start = generator.integers(len(ranks) - length + 1)
+            return self._text(ranks[start : start + length])
+        content = np.unique(ranks[ranks >= len(STOP_WORDS)])  # sorted: the rarest are the last
+        return self._text(content[-length:] if kind == "rare" else generator.permutation(content)[:length])
+
+    def _text(self, ranks: Ranks) -> str:
+        return " ".join([self._words[rank] for rank in ranks])
+
+
+def _word(number: int) -> str:
+    """Two syllables or more, no two numbers alike."""
+    number += len(SYLLABLES)
+    word = ""
+    while number:
+        number, digit = divmod(number, len(SYLLABLES))
+        word = SYLLABLES[digit] + word
+    return word
+
 
 Ask = Callable[[Sequence[str]], list[list[int]]]
 """The numbers of the best passages of each query, best first."""
@@ -103,7 +171,7 @@ THREADS = 32
 @contextmanager
 def served(index_dir: Path) -> Iterator[tuple[str, psutil.Process]]:
     """The address and the process of a server, which ends with the block."""
-    command = [sys.executable, "-m", "sorl_trl.search.serve", "--index", str(index_dir), "--port", "0"]
+    command = [*SORL, "serve", "--index", str(index_dir), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -166,11 +234,11 @@ def compare_clients(index_dir: Path, queries: Sequence[str]) -> list[float]:
 def measure(passages: int, rounds: int) -> dict[str, Any]:
     """Build everything, compare, and clean up."""
     load_before = os.getloadavg()[0]
-    world = World(passages)
-    queries = world.queries(rounds * SERVED_PER_ROUND)
+    text = Text(passages)
+    queries = text.queries(rounds * SERVED_PER_ROUND)
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.jsonl"
-        write_corpus(world.passages(), corpus)
+        write_corpus(text.passages(), corpus)
         engines = build_engines(corpus, Path(folder))
         rates = compare_engines(engines, queries[: rounds * PER_ROUND])
         rates["server"] = compare_clients(Path(folder) / "bm25", queries)
@@ -224,12 +292,10 @@ def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--passages", type=at_least(100), default=100_000, help="to search (default: %(default)s)")
     parser.add_argument("--rounds", type=at_least(1), default=10, help="of each engine (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the two files (default: %(default)s)")
     arguments = parser.parse_args(words)
     result = measure(arguments.passages, arguments.rounds)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / "search.json").write_text(json.dumps(result, indent=2) + "\n")
-    (arguments.output / "search.md").write_text(report(result))
+    (RESULTS / "search.json").write_text(json.dumps(result, indent=2) + "\n")
+    (RESULTS / "search.md").write_text(report(result))
     print(report(result))
 
 

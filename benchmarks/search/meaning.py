@@ -20,11 +20,11 @@ from pathlib import Path
 
 from examples.quickstart import CORPUS_FILE, build_atlas
 
+from benchmarks.common import RESULTS, table
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.search import BM25Index, DenseIndex, DenseOptions, SearchBackend
 from sorl_trl.types import Passage
 
-RESULT = Path(__file__).parents[1] / "results" / "search_meaning.md"
 K = 3
 SAME = "What is the {noun} of {subject}?"
 OTHER = {
@@ -48,14 +48,7 @@ def main(words: Sequence[str]) -> None:
         for relation in world.relations
         if relation.asked and _states(passage, relation.sentence)
     ]
-    lines = [
-        f"# Search in other words: recall at {K}",
-        "",
-        f"{len(asked)} facts among {len(world.passages)} passages.",
-        "",
-        f"| words | engine | all | {' | '.join(OTHER)} | queries per second |",
-        f"|---|---|---|{'---|' * (len(OTHER) + 1)}",
-    ]
+    rows = []
     with tempfile.TemporaryDirectory() as name:
         corpus = world.write(Path(name) / "world") / CORPUS_FILE
         engines: dict[str, SearchBackend] = {
@@ -64,10 +57,12 @@ def main(words: Sequence[str]) -> None:
         }
         for title, ask in (("the passage's", lambda relation: SAME), ("others", OTHER.__getitem__)):
             for engine, backend in engines.items():
-                row = _row(backend, asked, ask)
-                lines.append(f"| {title} | {engine} | {row} |")
-    RESULT.write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+                rows.append([title, engine, *_row(backend, asked, ask)])
+    facts = f"{len(asked)} facts among {len(world.passages)} passages."
+    found = table(["words", "engine", "all", *OTHER, "queries per second"], rows)
+    report = f"# Search in other words: recall at {K}\n\n{facts}\n\n{found}"
+    (RESULTS / "search_meaning.md").write_text(report)
+    print(report)
 
 
 def _states(passage: Passage, sentence: str) -> bool:
@@ -76,7 +71,7 @@ def _states(passage: Passage, sentence: str) -> bool:
     return passage.text.startswith(before) and passage.text.endswith(after)
 
 
-def _row(backend: SearchBackend, asked: Sequence[tuple[str, str, Passage]], ask: Callable[[str], str]) -> str:
+def _row(backend: SearchBackend, asked: Sequence[tuple[str, str, Passage]], ask: Callable[[str], str]) -> list[str]:
     queries = [ask(relation).format(noun=noun, subject=passage.title) for relation, noun, passage in asked]
     began = time.perf_counter()
     found = [hits for i in range(0, len(queries), 64) for hits in backend.search_batch(queries[i : i + 64], K)]
@@ -85,7 +80,7 @@ def _row(backend: SearchBackend, asked: Sequence[tuple[str, str, Passage]], ask:
     for (relation, _, passage), passages in zip(asked, found, strict=True):
         hits[relation].append(passage.text in {each.text for each in passages})
     everything = [hit for of_relation in hits.values() for hit in of_relation]
-    return " | ".join([*(f"{sum(each) / len(each):.2f}" for each in (everything, *hits.values())), f"{rate:.0f}"])
+    return [*(f"{sum(each) / len(each):.2f}" for each in (everything, *hits.values())), f"{rate:.0f}"]
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ west or east. A turn that names no place of the field is answered too, and costs
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -18,13 +17,12 @@ from string import ascii_lowercase
 from typing import Any
 
 import torch
-import transformers
 from datasets import Dataset
 from examples.quickstart import Example, PolicyConfig, example_of, imitate, make_policy, store_policy, word_tokenizer
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from trl import GRPOTrainer
 
-from benchmarks.worlds.questions import BenchmarkWorld, Examination
+from benchmarks.worlds.questions import BenchmarkWorld, Score
 from sorl_trl.rollout import TurnEnd, generate_turns, model_engine
 
 FOUND, LOST, NO_PLACE = "found", "lost", "no such place"
@@ -32,19 +30,15 @@ FOUND, LOST, NO_PLACE = "found", "lost", "no such place"
 DIRECTIONS = ("north", "south", "west", "east")
 NAME_LETTERS = 3
 _DIG = re.compile(r"dig at column (\d+) row (\d+)")
-
-
-@dataclass(frozen=True)
-class HuntRules:
-    """How hard a hunt is."""
-
-    turns: int = 8
-    """After so many the treasure is lost."""
-    shortest: int = 9
-    """Side of a field."""
-    longest: int = 15
-    max_turn_tokens: int = 10
-    """A well-formed turn has 7, its end included: this is enough to ramble, and to be told so."""
+TURNS = 8
+"""After so many the treasure is lost."""
+MAX_TURN_TOKENS = 10
+"""A well-formed turn has 7, its end included: this is enough to ramble, and to be told so."""
+SHORTEST, LONGEST = 9, 15
+"""Sides of a field."""
+UNSEEN_FIELDS = 200
+TRAJECTORIES = 10_000
+"""Of a hunter, for the policy to imitate."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +58,10 @@ class Field:
 
 
 class Hunt:
-    """One attempt in one field, within a number of turns."""
+    """One attempt in one field, within `TURNS`."""
 
-    def __init__(self, field: Field, rules: HuntRules) -> None:
+    def __init__(self, field: Field) -> None:
         self.field = field
-        self.rules = rules
         self.turns = 0
         self.found = False
         self.west, self.north = 1, 1
@@ -80,12 +73,10 @@ class Hunt:
 
     @property
     def over(self) -> bool:
-        return self.found or self.turns >= self.rules.turns
+        return self.found or self.turns >= TURNS
 
     def answer(self, turn: str) -> str:
-        """What the policy reads after this turn, whatever is written in it. Raises RuntimeError after the end."""
-        if self.over:
-            raise RuntimeError(f"the hunt was over after {self.turns} turns; begin another one")
+        """What the policy reads after this turn, whatever is written in it."""
         self.turns += 1
         place = self._place(turn)
         self.last = place or self.last
@@ -116,39 +107,29 @@ class Hunt:
         return "east"
 
 
-@dataclass(frozen=True)
-class HunterNoise:
-    """The chances of the hunter's mistakes in a turn, each in [0, 1]. With all of them at 0 it makes none."""
-
-    walk: float = 0.6
-    """Of going one step from where it has dug last, and no further: the right way, but a long one."""
-    stray: float = 0.2
-    """Of digging anywhere in the field, whatever is known."""
-    slip: float = 0.05
-    """Of leaving out a word, so that the turn names no place."""
+WALK = 0.6
+"""The hunter's chance of going one step from where it has dug last, and no further: the right way, but a long one."""
+STRAY = 0.2
+"""Of digging anywhere in the field, whatever is known."""
+SLIP = 0.05
+"""Of leaving out a word, so that the turn names no place."""
 
 
 class Hunter:
-    """Halves what is left of rows and columns, but for its mistakes.
+    """Halves what is left of rows and columns, but for its mistakes, which `seed` decides."""
 
-    Args:
-        noise: its mistakes.
-        seed: of its mistakes.
-    """
-
-    def __init__(self, noise: HunterNoise, seed: int) -> None:
-        self._noise = noise
+    def __init__(self, seed: int) -> None:
         self._rng = random.Random(f"hunter/{seed}")
 
     def turn(self, hunt: Hunt) -> str:
         """The hunter's next turn; it looks at the answers so far, not at the treasure."""
         column, row = (hunt.west + hunt.east) // 2, (hunt.north + hunt.south) // 2
-        if hunt.last and self._rng.random() < self._noise.walk:
+        if hunt.last and self._rng.random() < WALK:
             column, row = _step(hunt.last[0], column), _step(hunt.last[1], row)
-        if self._rng.random() < self._noise.stray:
+        if self._rng.random() < STRAY:
             column, row = self._rng.randint(1, hunt.field.columns), self._rng.randint(1, hunt.field.rows)
         words = f"dig at column {column} row {row}".split()
-        if self._rng.random() < self._noise.slip:
+        if self._rng.random() < SLIP:
             del words[self._rng.randrange(len(words))]
         return " ".join(words)
 
@@ -167,38 +148,30 @@ class Fields:
     """For the hunter; laid out as those of `train`."""
 
 
-def make_fields(rules: HuntRules, seed: int, unseen: int, practice: int) -> Fields:
-    """Make all fields of a seed: `unseen` of the possible ones to judge by, each of the others once to train in.
-
-    Raises ValueError where there are fewer possible fields than `unseen`, or fewer names than fields.
-    """
+def make_fields(seed: int) -> Fields:
+    """All fields of a seed: some of the possible ones to judge by, each of the others once to train in."""
     rng = random.Random(f"fields/{seed}")
-    sides = range(rules.shortest, rules.longest + 1)
+    sides = range(SHORTEST, LONGEST + 1)
     places = [
         (columns, rows, column, row)
         for columns, rows in product(sides, sides)
         for column, row in product(range(1, columns + 1), range(1, rows + 1))
     ]
     names = ["".join(letters) for letters in product(ascii_lowercase, repeat=NAME_LETTERS)]
-    if unseen >= len(places) or len(places) + practice > len(names):
-        raise ValueError(
-            f"unseen={unseen} must be below the {len(places)} possible fields, "
-            f"and practice={practice} at most {len(names) - len(places)}"
-        )
     rng.shuffle(places)
     rng.shuffle(names)
     laid_out = [Field(name, *place) for name, place in zip(names, places, strict=False)]
-    practised = rng.choices(places[unseen:], k=practice)
+    practised = rng.choices(places[UNSEEN_FIELDS:], k=TRAJECTORIES)
     return Fields(
-        train=tuple(laid_out[unseen:]),
-        unseen=tuple(laid_out[:unseen]),
+        train=tuple(laid_out[UNSEEN_FIELDS:]),
+        unseen=tuple(laid_out[:UNSEEN_FIELDS]),
         practice=tuple(Field(name, *place) for name, place in zip(names[len(places) :], practised, strict=False)),
     )
 
 
-def vocabulary(rules: HuntRules) -> list[str]:
+def vocabulary() -> list[str]:
     """Texts with every word that a hunt may take."""
-    numbers = " ".join(map(str, range(1, rules.longest + 1)))
+    numbers = " ".join(map(str, range(1, LONGEST + 1)))
     turn = "columns 1 to 1 rows 1 to 1 dig at column 1 row 1"
     return [Field(ascii_lowercase, 1, 1, 1, 1).prompt, turn, numbers, "go", *DIRECTIONS, FOUND, LOST, NO_PLACE]
 
@@ -221,8 +194,8 @@ class Record:
         return self.prompt_ids + self.completion_ids
 
 
-Writer = Callable[[list[int], list[Hunt], list[list[int]]], list[list[int]]]
-"""Given the numbers of the hunts that go on, the hunts, and what was read and written in each: their next turns."""
+Writer = Callable[[list[int], list[list[int]]], list[list[int]]]
+"""Given the numbers of the hunts that go on, and what was read and written in each: their next turns."""
 
 
 def play(hunts: Sequence[Hunt], tokenizer: PreTrainedTokenizerBase, write: Writer) -> list[Record]:
@@ -230,7 +203,7 @@ def play(hunts: Sequence[Hunt], tokenizer: PreTrainedTokenizerBase, write: Write
     end = [tokenizer.eos_token_id]
     records = [Record(ids) for ids in encode(tokenizer, [hunt.field.prompt for hunt in hunts])]
     while active := [number for number, hunt in enumerate(hunts) if not hunt.over]:
-        turns = write(active, [hunts[number] for number in active], [records[number].ids for number in active])
+        turns = write(active, [records[number].ids for number in active])
         texts = tokenizer.batch_decode([ids[:-1] if ids[-1:] == end else ids for ids in turns])
         answers = [hunts[number].answer(text) for number, text in zip(active, texts, strict=True)]
         for number, turn, answer in zip(active, turns, encode(tokenizer, answers), strict=True):
@@ -245,9 +218,9 @@ def play_with_model(
     """As `play`, with a policy that samples as `config` says."""
     engine = model_engine(model, TurnEnd(tokenizer, (), [tokenizer.eos_token_id]), config)
 
-    def write(active: list[int], hunts: list[Hunt], contexts: list[list[int]]) -> list[list[int]]:
-        limits = [hunt.rules.max_turn_tokens for hunt in hunts]
-        return [list(turn.token_ids) for turn in generate_turns(engine, contexts, limits, active)]
+    def write(active: list[int], contexts: list[list[int]]) -> list[list[int]]:
+        turns = generate_turns(engine, contexts, [MAX_TURN_TOKENS] * len(contexts), active)
+        return [list(turn.token_ids) for turn in turns]
 
     engine.open(len(hunts))
     try:
@@ -257,20 +230,12 @@ def play_with_model(
         engine.close()
 
 
-class HuntRollout:
-    """A `rollout_func`, for `trl.GRPOTrainer` and the trainers of this package alike.
+def hunt_rollout(fields: Sequence[Field]) -> Callable[[list[str], GRPOTrainer], dict[str, Any]]:
+    """A `rollout_func`, for `trl.GRPOTrainer` and the trainers of this package alike; prompts name their fields."""
+    by_prompt = {field.prompt: field for field in fields}
 
-    Args:
-        fields: to hunt in; the prompt says which one.
-        rules: of each hunt.
-    """
-
-    def __init__(self, fields: Sequence[Field], rules: HuntRules) -> None:
-        self._fields: Mapping[str, Field] = {field.prompt: field for field in fields}
-        self._rules = rules
-
-    def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
-        hunts = [Hunt(self._fields[prompt], self._rules) for prompt in prompts]
+    def roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
+        hunts = [Hunt(by_prompt[prompt]) for prompt in prompts]
         model = trainer.accelerator.unwrap_model(trainer.model)
         records = play_with_model(hunts, trainer.processing_class, model, trainer.generation_config)
         return {
@@ -280,6 +245,8 @@ class HuntRollout:
             "logprobs": None,
             "found": [hunt.found for hunt in hunts],
         }
+
+    return roll_out
 
 
 def found_reward(found: Sequence[bool], **_: Any) -> list[float]:
@@ -292,108 +259,60 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[lis
     return ids
 
 
-UNSEEN_FIELDS = 200
-_ANSWER_TOKENS = 4
+ANSWER_TOKENS = 4
 """At most, an end of text included."""
-_TRAIN_FILE, _UNSEEN_FILE = "train.json", "unseen.json"
+TRAIN_FILE, UNSEEN_FILE = "train.json", "unseen.json"
+POLICY = PolicyConfig(72, 2, 4)
+IMITATION: dict[str, Any] = {"steps": 700, "batch_size": 16, "learning_rate": 3e-3, "seed": 0}
+"""How the policy learns from a hunter, before it hunts for itself. The seed is that of the order of trajectories."""
 
 
-@dataclass(frozen=True)
-class Apprenticeship:
-    """How a policy learns from a hunter, before it hunts for itself."""
-
-    policy: PolicyConfig = field(default_factory=lambda: PolicyConfig(72, 2, 4))
-    noise: HunterNoise = field(default_factory=HunterNoise)
-    trajectories: int = 10000
-    steps: int = 700
-    batch_size: int = 16
-    learning_rate: float = 3e-3
-    seed: int = 0
-    """Of the order in which it sees the trajectories; everything else follows the seed of the world."""
-
-
-@dataclass(frozen=True)
 class HuntWorld(BenchmarkWorld):
-    """Fields to hunt in, others to be judged in, and a policy that watched a hunter in fields of a third kind.
+    """Fields to hunt in, others to be judged in, and a policy that watched a hunter in fields of a third kind."""
 
-    `rules` say how hard a hunt is: within how many turns, in fields of which sides, with turns of how many tokens.
-    """
-
-    title: str
-    description: str
-    rules: HuntRules = field(default_factory=HuntRules)
-    apprenticeship: Apprenticeship = field(default_factory=Apprenticeship)
-
-    @property
-    def max_completion_length(self) -> int:  # type: ignore[override]
-        return self.rules.turns * (self.rules.max_turn_tokens + _ANSWER_TOKENS)
-
-    @property
-    def most_turns(self) -> int:
-        return self.rules.turns
-
-    @property
-    def name(self) -> str:
-        rules, policy = self.rules, self.apprenticeship.policy
-        return f"hunt-{rules.turns}-{rules.shortest}-{rules.longest}-{policy.hidden_size}x{policy.layers}"
-
-    @property
-    def settings(self) -> tuple[object, ...]:
-        return self.rules, self.apprenticeship
+    title = "Hunts"
+    description = "a game of up to 8 turns of seven tokens, with an answer after each"
+    name = f"hunt-{TURNS}-{SHORTEST}-{LONGEST}-{POLICY.hidden_size}x{POLICY.layers}"
+    max_completion_length = TURNS * (MAX_TURN_TOKENS + ANSWER_TOKENS)
+    most_turns = TURNS
+    settings = (TURNS, SHORTEST, LONGEST, MAX_TURN_TOKENS, WALK, STRAY, SLIP, TRAJECTORIES, POLICY, IMITATION)
 
     def build(self, seed: int, target: Path, cache: Path) -> Path:
-        fields = make_fields(self.rules, seed, UNSEEN_FIELDS, self.apprenticeship.trajectories)
-        _write(target / _TRAIN_FILE, fields.train)
-        _write(target / _UNSEEN_FILE, fields.unseen)
-        policy = cache / f"{self.name}-{self._cache_key(seed)}"
-        return policy if policy.is_dir() else self._teach(fields.practice, seed, policy)
+        fields, tokenizer = make_fields(seed), word_tokenizer(vocabulary())
+        _write(target / TRAIN_FILE, fields.train)
+        _write(target / UNSEEN_FILE, fields.unseen)
+        model = make_policy(tokenizer, POLICY, seed, 2 * self.max_completion_length)
+        imitate(model, watch(fields.practice, tokenizer, seed), **IMITATION)
+        return store_policy(model, tokenizer, cache / f"{self.name}-{seed}")
 
     def trainer_arguments(self, folder: Path) -> dict[str, Any]:
-        fields = _read(folder / _TRAIN_FILE)
+        fields = _read(folder / TRAIN_FILE)
         return {
             "reward_funcs": found_reward,
             "train_dataset": Dataset.from_list([{"prompt": field.prompt} for field in fields]),
-            "rollout_func": HuntRollout(fields, self.rules),
+            "rollout_func": hunt_rollout(fields),
         }
 
-    def examination(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Examination:
-        return _Hunts(_read(folder / _UNSEEN_FILE), self.rules, tokenizer)
+    def examination(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Score:
+        fields = _read(folder / UNSEEN_FILE)
 
-    def _teach(self, fields: Sequence[Field], seed: int, target: Path) -> Path:
-        tokenizer = word_tokenizer(vocabulary(self.rules))
-        model = make_policy(tokenizer, self.apprenticeship.policy, seed, 2 * self.max_completion_length)
-        how, examples = self.apprenticeship, watch(fields, self.rules, self.apprenticeship.noise, tokenizer, seed)
-        imitate(model, examples, how.steps, how.batch_size, how.learning_rate, how.seed)
-        return store_policy(model, tokenizer, target)
+        def score(model: PreTrainedModel, config: GenerationConfig) -> float:
+            hunts = [Hunt(field) for field in fields]
+            play_with_model(hunts, tokenizer, model, config)
+            return sum(hunt.found for hunt in hunts) / len(hunts)
 
-    def _cache_key(self, seed: int) -> str:
-        parts = (self.settings, seed, torch.__version__, transformers.__version__)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        return score
 
 
-class _Hunts(Examination):
-    def __init__(self, fields: Sequence[Field], rules: HuntRules, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._fields = fields
-        self._rules = rules
-        self._tokenizer = tokenizer
-
-    def score(self, model: PreTrainedModel, config: GenerationConfig) -> float:
-        hunts = [Hunt(field, self._rules) for field in self._fields]
-        play_with_model(hunts, self._tokenizer, model, config)
-        return sum(hunt.found for hunt in hunts) / len(hunts)
-
-
-def watch(
-    fields: Sequence[Field], rules: HuntRules, noise: HunterNoise, tokenizer: PreTrainedTokenizerFast, seed: int
-) -> list[Example]:
+def watch(fields: Sequence[Field], tokenizer: PreTrainedTokenizerFast, seed: int) -> list[Example]:
     """A hunter's hunt in each of the fields, for a policy to imitate."""
-    hunter = Hunter(noise, seed)
+    hunter, hunts = Hunter(seed), [Hunt(field) for field in fields]
     end = tokenizer.eos_token_id
 
-    def write(active: list[int], hunts: list[Hunt], contexts: list[list[int]]) -> list[list[int]]:
-        return [[*ids, end] for ids in encode(tokenizer, [hunter.turn(hunt) for hunt in hunts])]
+    def write(active: list[int], contexts: list[list[int]]) -> list[list[int]]:
+        return [[*ids, end] for ids in encode(tokenizer, [hunter.turn(hunts[number]) for number in active])]
 
-    records = play([Hunt(field, rules) for field in fields], tokenizer, write)
+    records = play(hunts, tokenizer, write)
     return [example_of(record.prompt_ids, record.completion_ids, record.env_mask) for record in records]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from sorl_trl.rollout import Collector, EngineOptions, RolloutLimits, TurnEnd, m
 from sorl_trl.search import BM25Index
 
 POLICY = "policy"
+Score = Callable[[PreTrainedModel, GenerationConfig], float]
+"""The share that a policy in evaluation mode solves of tasks that nobody trained on, always the same ones."""
 
 
 class BenchmarkWorld(ABC):
@@ -42,8 +44,11 @@ class BenchmarkWorld(ABC):
 
     title: str
     description: str
-    max_completion_length: int
-    """Tokens of a trajectory, the prompt aside."""
+
+    @property
+    @abstractmethod
+    def max_completion_length(self) -> int:
+        """Tokens of a trajectory, the prompt aside."""
 
     @property
     @abstractmethod
@@ -73,7 +78,7 @@ class BenchmarkWorld(ABC):
         """
 
     @abstractmethod
-    def examination(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Examination:
+    def examination(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Score:
         """The tasks that judge; their data is read once per run."""
 
     def prepare(self, seed: int, folder: Path) -> Path:
@@ -88,14 +93,6 @@ class BenchmarkWorld(ABC):
         return target
 
 
-class Examination(ABC):
-    """Tasks that nobody trained on, always the same ones."""
-
-    @abstractmethod
-    def score(self, model: PreTrainedModel, config: GenerationConfig) -> float:
-        """The share of its tasks that the policy solves, in [0, 1]; the model is in evaluation mode."""
-
-
 PRACTICE_WORLDS = 8
 TRAIN_QUESTIONS = 1000
 EVALUATION_QUESTIONS = 200
@@ -108,7 +105,7 @@ class SearchWorld(BenchmarkWorld):
     engine: EngineOptions = EngineOptions()
 
     @property
-    def max_completion_length(self) -> int:  # type: ignore[override]
+    def max_completion_length(self) -> int:
         return self.limits.max_trajectory_tokens
 
     @property
@@ -130,8 +127,20 @@ class SearchWorld(BenchmarkWorld):
             "rollout_func": SearchRollout(index, PROTOCOL, self.limits, engine=self.engine),
         }
 
-    def examination(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Examination:
-        return _Questions(folder / "unseen", tokenizer, self.limits, self.engine)
+    def examination(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Score:
+        questions = qa.load_questions(folder / "unseen" / EVALUATION_FILE)
+        questions = sorted(questions, key=lambda question: int(question.id.rpartition("-")[2]))
+        prompts = qa.encode_prompts(tokenizer, qa.build_prompt_rows(questions, PROMPT_TEMPLATE))
+        index = BM25Index.load(folder / "unseen" / "index")
+        collector = Collector(tokenizer, index, PROTOCOL, self.limits, rejoin_after=self.engine.rejoin_after)
+        end = TurnEnd(tokenizer, PROTOCOL.stop_strings, [tokenizer.eos_token_id])
+
+        def score(model: PreTrainedModel, config: GenerationConfig) -> float:
+            trajectories = collector.collect(prompts, model_engine(model, end, config))
+            pairs = zip(trajectories, questions, strict=True)
+            return statistics.fmean(qa.exact_match(each.answer, asked.golden_answers) for each, asked in pairs)
+
+        return score
 
 
 @dataclass(frozen=True)
@@ -157,22 +166,3 @@ class QuestionWorld(SearchWorld):
         world, unseen, *practice = (build_invented(1000 * seed + i, size=size) for i in range(2 + PRACTICE_WORLDS))
         self.write({"train": world, "unseen": unseen}, target)
         return warm_start(world, practice, cache, self.warm_start)
-
-
-class _Questions(Examination):
-    def __init__(
-        self, folder: Path, tokenizer: PreTrainedTokenizerBase, limits: RolloutLimits, engine: EngineOptions
-    ) -> None:
-        self._tokenizer = tokenizer
-        questions = qa.load_questions(folder / EVALUATION_FILE)
-        self._questions = sorted(questions, key=lambda question: int(question.id.rpartition("-")[2]))
-        self._prompts = qa.encode_prompts(tokenizer, qa.build_prompt_rows(self._questions, PROMPT_TEMPLATE))
-        index = BM25Index.load(folder / "index")
-        self._collector = Collector(tokenizer, index, PROTOCOL, limits, rejoin_after=engine.rejoin_after)
-
-    def score(self, model: PreTrainedModel, config: GenerationConfig) -> float:
-        end = TurnEnd(self._tokenizer, PROTOCOL.stop_strings, [self._tokenizer.eos_token_id])
-        trajectories = self._collector.collect(self._prompts, model_engine(model, end, config))
-        return statistics.fmean(
-            qa.exact_match(t.answer, q.golden_answers) for t, q in zip(trajectories, self._questions, strict=True)
-        )

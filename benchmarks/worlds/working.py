@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,20 +15,23 @@ from examples.quickstart import (
     ScriptedExpert,
     WarmStartConfig,
     World,
-    WorldSize,
     warm_start,
 )
 from examples.quickstart.expert import UNKNOWN, observations_in
 from examples.quickstart.world import Relation
 
 from benchmarks.worlds.invented import RELATIONS, invented_words
-from benchmarks.worlds.questions import EVALUATION_QUESTIONS, PRACTICE_WORLDS, TRAIN_QUESTIONS, SearchWorld
+from benchmarks.worlds.questions import PRACTICE_WORLDS, TRAIN_QUESTIONS, SearchWorld
 from sorl_trl.qa import Question
 from sorl_trl.rollout import EngineOptions, RolloutLimits
 from sorl_trl.types import Passage
 
 HOPS = 3
 """Of every question: so many facts have to be looked up."""
+EVALUATION_QUESTIONS = 100
+"""They judge."""
+SEEDS_PER_POLICY = 4
+"""Four seeds, counted from 1, start from the same policy: warm starts would otherwise take as long as the runs."""
 OLD_YEARS, NEW_YEARS = range(11, 21), range(21, 31)
 """Of the two objects of a fact, one has an old year and the other a new one: that much can be seen at a glance, so
 that a tiny policy which hardly writes anything down can choose as well as one that compares in writing."""
@@ -65,15 +68,10 @@ NAMES = {"person": 200, "company": 80, "city": 90, "land": 20}
 """How many of each kind there are. All names are single words, the same ones for every seed."""
 
 
-def build_dated(seed: int, size: WorldSize) -> World:
+def build_dated(seed: int) -> World:
     """Build a world and questions of three hops, such as `what is karo 's employer 's seat 's land ?`.
 
-    Worlds of different seeds share names, not facts. Of `size` only the numbers of questions count; train and
-    evaluation questions are disjoint.
-
-    Args:
-        seed: of the facts and the questions.
-        size: how many questions to draw; its `hop_shares` are not asked.
+    Worlds of different seeds share names, not facts. Train and evaluation questions are disjoint.
     """
     rng = random.Random(f"dated/{seed}")
     words = iter(invented_words())
@@ -85,14 +83,13 @@ def build_dated(seed: int, size: WorldSize) -> World:
         for subject, pair in facts[relation.name].items()
     ]
     rng.shuffle(passages)
-    number = size.train_questions + size.evaluation_questions
-    drawn = list(_draw(number, kinds, facts, random.Random(f"dated/{seed}/{HOPS}")))
+    drawn = list(_draw(kinds, facts, random.Random(f"dated/{seed}/{HOPS}")))
     return World(
         name="dated",
         relations=DATED_RELATIONS,
         passages=tuple(Passage(id=f"dated-{i}", title=title, text=text) for i, (title, text) in enumerate(passages)),
-        train=tuple(drawn[size.evaluation_questions :]),
-        evaluation=tuple(drawn[: size.evaluation_questions]),
+        train=tuple(drawn[EVALUATION_QUESTIONS:]),
+        evaluation=tuple(drawn[:EVALUATION_QUESTIONS]),
     )
 
 
@@ -108,14 +105,11 @@ def _pair(names: Sequence[str], rng: random.Random) -> Pair:
 
 
 def _draw(
-    number: int,
-    kinds: Mapping[str, Sequence[str]],
-    facts: Mapping[str, Mapping[str, Pair]],
-    rng: random.Random,
+    kinds: Mapping[str, Sequence[str]], facts: Mapping[str, Mapping[str, Pair]], rng: random.Random
 ) -> Iterator[Question]:
-    """So many questions, no two of them equal."""
+    """All questions of a world, no two of them equal."""
     seen: set[str] = set()
-    while len(seen) < number:
+    while len(seen) < TRAIN_QUESTIONS + EVALUATION_QUESTIONS:
         kind = rng.choice(list(kinds))
         subject = name = rng.choice(kinds[kind])
         steps = []
@@ -128,11 +122,7 @@ def _draw(
         text = f"what is {subject}{path} ?"
         if text in seen:
             continue
-        metadata = {
-            "hops": HOPS,
-            "subject": subject,
-            "relations": [relation.name for relation in steps],
-        }
+        metadata = {"hops": HOPS, "subject": subject, "relations": [relation.name for relation in steps]}
         yield Question(id=f"dated-{len(seen)}", question=text, golden_answers=(name,), metadata=metadata)
         seen.add(text)
 
@@ -210,15 +200,11 @@ class Notes:
         return f"{' ; '.join(steps)} ."
 
     @property
-    def count(self) -> str:
-        left = len(self.steps) - len(self.facts) if self.relation else 0
-        return f"{len(self.facts)} of {len(self.steps)} found , {left} left ."
-
-    @property
     def left(self) -> str:
-        """The steps that are left, or that none is."""
+        """How many facts are found, and the steps that are left, or that none is."""
         rest = self.steps[len(self.facts) :] if self.relation else ()
-        return f"left {' , '.join(map(_step, rest)) or 'nothing'} ."
+        count = f"{len(self.facts)} of {len(self.steps)} found , {len(rest)} left ."
+        return f"{count} left {' , '.join(map(_step, rest)) or 'nothing'} ."
 
     @property
     def conclusion(self) -> str:
@@ -236,36 +222,25 @@ def _step(noun: str) -> str:
     return f"'s {noun}"
 
 
-def _choosing(notes: Notes) -> list[str]:
-    """Which entry is taken, and no more."""
-    return [fact.choice.split()[0] for fact in notes.facts[-1:]]
+VERBOSITIES = (4, 10, 40, 80)
+"""About how many tokens a turn has."""
 
 
-def _concluding(notes: Notes) -> list[str]:
-    return [notes.conclusion]
-
-
-def _recalling(notes: Notes) -> list[str]:
-    last = [notes.facts[-1].comparison] if notes.facts else []
-    return [notes.asked, *last, notes.count, notes.left, notes.conclusion]
-
-
-def _recording(notes: Notes) -> list[str]:
-    """The plan, the whole of the last fact, and everything that is left.
+def working(notes: Notes, verbosity: int) -> list[str]:
+    """What is written before an action: which entry was taken, what follows from it, why, or the plan as well.
 
     Earlier facts would have to be copied from where they stand in turns before: two layers take long to learn that.
     """
-    last = [notes.facts[-1].record] if notes.facts else []
-    return [notes.asked, notes.plan, *last, notes.count, notes.left, notes.conclusion]
-
-
-VERBOSITIES: dict[int, Callable[[Notes], list[str]]] = {
-    4: _choosing,
-    10: _concluding,
-    40: _recalling,
-    80: _recording,
-}
-"""About how many tokens a turn has, to what is written before its action."""
+    last = notes.facts[-1] if notes.facts else None
+    if verbosity == 4:
+        return [last.choice.split()[0]] if last else []
+    if verbosity == 10:
+        return [notes.conclusion]
+    if verbosity == 40:
+        compared = [last.comparison] if last else []
+        return [notes.asked, *compared, notes.left, notes.conclusion]
+    recorded = [last.record] if last else []
+    return [notes.asked, notes.plan, *recorded, notes.left, notes.conclusion]
 
 
 def words() -> Iterable[str]:
@@ -290,10 +265,8 @@ class Clerk(ScriptedExpert):
     _noise: WorkingNoise
 
     def __init__(self, verbosity: int, *args: object) -> None:
-        if verbosity not in VERBOSITIES:
-            raise ValueError(f"verbosity={verbosity} must be one of {list(VERBOSITIES)}")
         super().__init__(*args)  # type: ignore[arg-type]
-        self._working = VERBOSITIES[verbosity]
+        self._verbosity = verbosity
 
     def _turn(self, question: Question, text: str) -> str:
         observations = observations_in(text)
@@ -311,7 +284,7 @@ class Clerk(ScriptedExpert):
             if mistakes[2] < self._noise.wrong_keyword:
                 relation = self._rng.choice([other for other in self._relations.values() if other != relation])
         notes = Notes(data["subject"], steps, facts, name, relation)
-        return " ".join([*self._working(notes), notes.action])
+        return " ".join([*working(notes, self._verbosity), notes.action])
 
     def _facts_of(self, observations: Sequence[str], queried: Sequence[str], is_wrong: bool) -> tuple[Fact, ...]:
         """The facts so far. What was taken from all but the last is what was then searched for."""
@@ -343,22 +316,13 @@ turns of 10 and 40. In turns of 80, 500 steps (95 CPU seconds) taught every deci
 
 @dataclass(frozen=True)
 class WorkingWorld(SearchWorld):
-    """A dated world to train in, another to be judged in, and a policy that practised in eight more.
+    """A dated world to train in, another to be judged in, and a policy that practised in eight more."""
 
-    Args:
-        title: in the report.
-        description: in the report.
-        verbosity: about how many tokens a turn has, one of `VERBOSITIES`.
-        seeds_per_policy: how many seeds, counted from 1, share a policy: 1 to 4 share one if it is 4.
-        evaluation_questions: how many judge.
-    """
+    verbosity: int
+    """About how many tokens a turn has, one of `VERBOSITIES`."""
 
-    title: str
-    description: str
-    verbosity: int = 40
-    seeds_per_policy: int = 1
-    evaluation_questions: int = EVALUATION_QUESTIONS
-
+    title = "Working"
+    description = f"{HOPS} hops"
     engine = EngineOptions(rejoin_after=0)  # searches take no time
 
     @property
@@ -388,20 +352,16 @@ class WorkingWorld(SearchWorld):
 
     @property
     def name(self) -> str:
-        policy = f"{POLICY.hidden_size}x{POLICY.layers}"
-        shared = f"-for-{self.seeds_per_policy}" if self.seeds_per_policy > 1 else ""
-        judged = f"-by-{self.evaluation_questions}" if self.evaluation_questions != EVALUATION_QUESTIONS else ""
-        return f"working-{self.verbosity}-tokens-{HOPS}-hops-{policy}{shared}{judged}"
+        made = f"{HOPS}-hops-{POLICY.hidden_size}x{POLICY.layers}"
+        return f"working-{self.verbosity}-tokens-{made}-for-{SEEDS_PER_POLICY}-by-{EVALUATION_QUESTIONS}"
 
     @property
     def settings(self) -> tuple[object, ...]:
-        return HOPS, self.limits, self.warm_start, self.seeds_per_policy, self.evaluation_questions
+        return HOPS, self.limits, self.warm_start, SEEDS_PER_POLICY, EVALUATION_QUESTIONS
 
     def build(self, seed: int, target: Path, cache: Path) -> Path:
-        size = WorldSize(TRAIN_QUESTIONS, self.evaluation_questions)
-        parts = {name: build_dated(1000 * seed + i, size) for i, name in enumerate(("train", "unseen"))}
-        self.write(parts, target)
-        number = (seed - 1) // self.seeds_per_policy
+        self.write({name: build_dated(1000 * seed + i) for i, name in enumerate(("train", "unseen"))}, target)
+        number = (seed - 1) // SEEDS_PER_POLICY
         # Far from the seeds of the worlds above, whatever seeds share the policy.
-        practice = [build_dated(-1000 * number - i - 1, size) for i in range(PRACTICE_WORLDS)]
+        practice = [build_dated(-1000 * number - i - 1) for i in range(PRACTICE_WORLDS)]
         return warm_start(practice[0], practice, cache, replace(self.warm_start, seed=number))

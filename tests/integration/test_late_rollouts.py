@@ -1,4 +1,4 @@
-"""`benchmarks.late_rollouts`: each rollout is trained on late, with the log-probabilities of its own policy."""
+"""Late rollouts of the stability benchmark: each is trained on with the log-probabilities of its own policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.late_rollouts import LateRollouts
+from benchmarks.stability_run import LateRollouts
 
 from tests.agents import build_agent
 

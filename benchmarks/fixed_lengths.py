@@ -1,4 +1,4 @@
-"""Whole cycles of a trainer, with and without a critic, on trajectories that all have the same lengths."""
+"""Trainers, with and without a critic, on trajectories that all have the same lengths."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from peft import LoraConfig
 
-from benchmarks.common import build_model, build_tokenizer
+from benchmarks.common import QUIET, build_tokenizer
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.agents.agent_rollout import policy_engine
 from sorl_trl.rollout import EngineOptions, generate_turns
@@ -46,7 +45,6 @@ class Sizes:
     turns: int = 4
     turn: int = 32
     observation: int = 16
-    updates: int = 2
     vocabulary: int = 4096
     lora_rank: int = 8
 
@@ -91,47 +89,18 @@ def even_share(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
-def save_policy(sizes: Sizes, folder: Path) -> None:
-    """As `model_name_or_path` for policy and critic."""
-    build_model(sizes.hidden_size, sizes.layers, sizes.vocabulary).save_pretrained(folder)
-
-
-class Cycles:
-    """One variant's trainer, cycle by cycle: one rollout, then `updates` optimizer steps on it."""
-
-    def __init__(self, variant: Variant, sizes: Sizes, policy: Path, **options: Any) -> None:
-        self.rollout = FixedRollout(sizes)
-        self.trainer = build_trainer(variant, sizes, policy, self.rollout, **options)
-        self.updates = sizes.updates
-        self.trainer.create_optimizer()
-        # What `train` does before the first step.
-        if self.trainer.args.gradient_checkpointing:
-            self.trainer.model.gradient_checkpointing_enable(self.trainer.args.gradient_checkpointing_kwargs)
-        self.trainer.current_gradient_accumulation_steps = 1
-        self.trainer.accelerator.gradient_state._set_sync_gradients(True)
-        self.rows = [self.trainer.train_dataset[0]] * sizes.batch
-
-    def run(self) -> None:
-        trainer = self.trainer
-        for _ in range(self.updates):
-            trainer.model.train()
-            trainer.training_step(trainer.model, self.rows, None)
-            torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-            trainer.optimizer.step()
-            trainer.optimizer.zero_grad()
-
-
-def build_trainer(variant: Variant, sizes: Sizes, policy: Path, rollout: FixedRollout, **options: Any) -> Any:
+def build_trainer(variant: Variant, sizes: Sizes, policy: Path, **options: Any) -> Any:
+    """The trainer of a variant: two updates of each rollout; `options` are further fields of its config."""
     trainer_class: Any = SOPPOTrainer if variant.critic else SOGRPOTrainer
     fields: dict[str, Any] = {
-        "use_cpu": True,
-        "bf16": False,
+        **QUIET,
         "per_device_train_batch_size": sizes.batch,
         "num_generations": sizes.batch,
-        "num_iterations": sizes.updates,
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": 1,
+        "num_iterations": 2,
         "max_completion_length": sizes.completion,
         "generation_kwargs": {"suppress_tokens": [1]},
-        "report_to": "none",
         **({"critic": variant.critic} if variant.critic else {}),
     }
     config = trainer_class.config_class(str(policy.parent / "out"), **{**fields, **options})
@@ -143,5 +112,5 @@ def build_trainer(variant: Variant, sizes: Sizes, policy: Path, rollout: FixedRo
         Dataset.from_list([{"prompt": " ".join(["7"] * sizes.prompt)}]),
         processing_class=build_tokenizer(sizes.vocabulary),
         peft_config=lora if variant.lora else None,
-        rollout_func=rollout,
+        rollout_func=FixedRollout(sizes),
     )
