@@ -261,12 +261,6 @@ def test_a_resumed_run_asks_the_prompts_that_are_left(whole: Any, tmp_path: Path
         assert max(logged(rest, "async/age_max")[-(6 - begun) :]) <= 2
 
 
-"""Of the four micro-batches of an epoch the optimizer's second step has one."""
-
-
-"""The optimizer's second step begins with one rollout and ends with the next."""
-
-
 ACROSS = {"num_iterations": 3, "steps_per_generation": 1, "gradient_accumulation_steps": 2}
 """The optimizer's second step begins with one rollout and ends with the next."""
 
@@ -334,9 +328,6 @@ def test_a_run_whose_engine_is_gone_goes_on_from_where_it_ended(
     rest.train(resume_from_checkpoint=str(folder))
     assert asked(first) + asked(rest) == asked(whole)
     assert rest.state.global_step == 24 and all(age <= 2 for age in logged(rest, "async/age_max"))
-
-
-"""Each step has two rollouts."""
 
 
 def test_what_was_overtaken_is_taken_up_by_the_same_kind_of_run(tmp_path: Path) -> None:
@@ -412,39 +403,6 @@ def test_ctrl_c_ends_it_while_a_search_takes_long(tmp_path: Path) -> None:
         thread.join(10)
     assert not threads(), "what waited for it ends with its answer"
     assert ended and all(ended), "and nobody else has waited for the search"
-
-
-def test_nothing_that_belongs_to_the_main_thread_happens_in_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = build(tmp_path, max_steps=12)
-    wrong: list[str] = []
-
-    def main_alone(owner: Any, name: str) -> None:
-        function = getattr(owner, name)
-
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            if threading.current_thread() is not threading.main_thread():
-                wrong.append(name)
-            return function(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, checked)
-
-    for name in ("gather", "reduce", "wait_for_everyone", "pad_across_processes"):
-        main_alone(trainer.accelerator, name)
-    main_alone(torch, "randint")
-    main_alone(torch, "multinomial")
-    main_alone(trainer, "_log_metric")
-    tokenizer, decode = trainer._tokenizer, type(trainer._tokenizer).decode
-
-    def decoded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self is tokenizer and threading.current_thread() is not threading.main_thread():
-            wrong.append("decode")
-        return decode(self, *args, **kwargs)
-
-    monkeypatch.setattr(type(tokenizer), "decode", decoded)
-    trainer.train()
-    assert not wrong and logged(trainer, "rollout/turns_per_trajectory")
 
 
 class Noted(SearchRollout):

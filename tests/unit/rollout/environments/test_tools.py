@@ -223,29 +223,6 @@ def test_no_call_is_made_after_one_of_a_tool_that_is_down() -> None:
     assert box.environments[0].lines == ["c"]
 
 
-def test_no_call_is_made_after_one_that_took_too_long() -> None:
-    go, made = threading.Event(), []
-
-    def hang() -> None:
-        """Hang."""
-        go.wait(LONG)
-
-    def note() -> None:
-        """Note."""
-        made.append(threading.current_thread())
-
-    before = {*threading.enumerate()}
-    box = ToolBox([hang, note], timeout_s=0.3)
-    box.open([{}])
-    threads = {*threading.enumerate()} - before
-    assert call(box, ("note", {}), ("hang", {}), ("note", {})) == DOWN
-    go.set()
-    box.close()
-    for thread in threads:
-        thread.join(LONG)
-    assert len(made) == 1
-
-
 @pytest.mark.parametrize(
     "message",
     ["f(x) grows.", f"<think>no {tool_call('add', number=1)} yet</think>add(number=1) would do.", "<tool_call>{"],
