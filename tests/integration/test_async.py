@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +25,6 @@ from sorl_trl.rollout import EngineOptions, RowTurn, SearchResponder
 from sorl_trl.search import BM25Index, NoSearch, SearchUnavailable
 from sorl_trl.trainers.checks import check_ahead
 from sorl_trl.trainers.late_rollouts import PolicyCopies, RolloutsAhead
-from sorl_trl.trainers.vllm_policy import ServerPolicy
 from sorl_trl.types import Action, ActionKind, Passage, Turn
 from tests.agents import (
     LIMITS,
@@ -434,28 +431,3 @@ def test_pieces_that_compare_with_the_engine_are_refused_where_it_is_the_old_pol
     with pytest.raises(ValueError, match=r"EngineVeto.*async_old_policy='proximal'"):
         build(tmp_path / "behaviour", method=method)
     build(tmp_path / "proximal", method=method, async_old_policy="proximal")
-
-
-def test_a_probe_of_the_server_knows_no_dropout(tmp_path: Path) -> None:
-    """The server samples without it; else a run with dropout would end at its first update."""
-    trainer = build(tmp_path, disable_dropout=False)
-    for layer in trainer.model.model.layers:
-        layer.self_attn.attention_dropout = 0.9
-    trainer.model.lm_head.weight.data *= 30  # a random policy is near uniform, whatever is dropped
-    context, lengths, sampled = list(range(5, 15)), [3, 6, 10], [7, 8, 9]
-    trainer.model.eval()
-    with torch.no_grad():
-        after = [trainer.model(torch.tensor([context[:length]])).logits[0, -1] for length in lengths]
-    logprobs = [
-        (logits / trainer.args.temperature).log_softmax(-1)[token].item()
-        for logits, token in zip(after, sampled, strict=True)
-    ]
-    policy = ServerPolicy.__new__(ServerPolicy)
-    policy._trainer, policy._vllm = trainer, SimpleNamespace(server_base_url="http://127.0.0.1:1")
-    trainer.model.train()
-    contexts = [context[:length] for length in lengths]
-    policy.check([*zip(contexts, sampled, logprobs, strict=True)])
-    assert trainer.model.training
-    for wrong in ([each - 0.25 for each in logprobs], [math.nan] * 3):
-        with pytest.raises(RuntimeError, match="samples from other weights"):
-            policy.check([*zip(contexts, sampled, wrong, strict=True)])

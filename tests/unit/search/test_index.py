@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.search.passages import PASSAGES
+from tests.unit.search.backends import PASSAGES
 
 from sorl_trl.search import (
     BM25Index,
