@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,37 +20,23 @@ from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import EngineVeto, Method
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import EngineOptions, RowTurn, SearchResponder
-from sorl_trl.search import BM25Index, NoSearch, SearchUnavailable
+from sorl_trl.search import NoSearch
 from sorl_trl.trainers.checks import check_ahead
 from sorl_trl.trainers.late_rollouts import PolicyCopies, RolloutsAhead
-from sorl_trl.types import Action, ActionKind, Passage, Turn
+from sorl_trl.types import Action, ActionKind, Turn
 from tests.agents import (
     LIMITS,
-    NAMES,
+    Slow,
     agent_policy,
     build_agent,
     native_agent,
     questions,
     search_index,
     steps_after,
-    teach,
 )
 
 REUSED: dict[str, Any] = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
 """Four updates of each rollout; a pass over the eight prompts has four rollouts."""
-
-
-class Slow:
-    """A search engine that takes its time."""
-
-    thread_safe = True
-
-    def __init__(self, search: BM25Index) -> None:
-        self.search = search
-
-    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        time.sleep(0.02)
-        return self.search.search_batch(queries, k)
 
 
 def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
@@ -61,7 +45,7 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
     if trainer_class is SOPPOTrainer:
         arguments |= {"num_generations": 1, "critic_warmup_steps": 0}
     torch.manual_seed(0)
-    search = Slow(search_index(folder))
+    search = Slow(search_index(folder), 0.02)
     trainer = build_agent(folder, search, trainer_class, model=agent_policy(), **{**arguments, **overrides})
     trainer.asked = []
     generate = trainer._generate
@@ -347,7 +331,7 @@ def test_what_was_overtaken_is_taken_up_by_the_same_kind_of_run(tmp_path: Path) 
 
 def test_searches_of_rollouts_that_overlap_share_nothing(tmp_path: Path) -> None:
     """A search that one thread answers: what one rollout has asked for is not dropped as another ends."""
-    search = Slow(search_index(tmp_path))
+    search = Slow(search_index(tmp_path), 0.02)
     search.thread_safe = False
     responder = SearchResponder(search, PROTOCOL)
     first, second = responder.fork(), responder.fork()
@@ -369,37 +353,6 @@ def test_a_failure_under_way_reaches_the_training_thread(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="the index is gone"):
         trainer.train()
     assert not threads()
-
-
-def test_ctrl_c_ends_it_while_a_search_takes_long(tmp_path: Path) -> None:
-    trainer = build(tmp_path)
-    teach(trainer.model, trainer.processing_class, [f"where {name} <search> {name} </search>" for name in NAMES[:4]])
-    search, ended = trainer.rollout_func.__wrapped__.search, list[bool]()
-    asked, hung = threading.Event(), threading.Event()
-
-    def hang(queries: Any, k: int) -> Any:
-        asked.set()
-        ended.append(hung.wait(60))
-        raise SearchUnavailable("it took too long")
-
-    class Hang(Stop):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 4:
-                search.search_batch = hang
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 5:
-                asked.wait(60)
-            super().on_step_end(args, state, control, **kwargs)
-
-    trainer.add_callback(Hang(5, KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    hung.set()
-    for thread in threads():
-        thread.join(10)
-    assert not threads(), "what waited for it ends with its answer"
-    assert ended and all(ended), "and nobody else has waited for the search"
 
 
 class Noted(SearchRollout):
