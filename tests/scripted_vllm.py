@@ -103,7 +103,6 @@ class ScriptedServer(ThreadingHTTPServer):
     """Answers as `vllm serve` does, unless a behaviour is due: then that, once."""
 
     daemon_threads = True
-    request_queue_size = 128  # with 5, the 64 requests that an engine sends at once are sent again after seconds
 
     def __init__(self, script: Script) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -19,11 +19,10 @@ from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import EngineVeto, Method
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
-from sorl_trl.rollout import EngineOptions, RowTurn, SearchResponder
+from sorl_trl.rollout import EngineOptions
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.checks import check_ahead
 from sorl_trl.trainers.late_rollouts import PolicyCopies, RolloutsAhead
-from sorl_trl.types import Action, ActionKind, Turn
 from tests.agents import (
     LIMITS,
     Slow,
@@ -327,18 +326,6 @@ def test_what_was_overtaken_is_taken_up_by_the_same_kind_of_run(tmp_path: Path) 
         torch.save(state | saved, file)
         with pytest.raises(UserMistake, match=named):
             build(tmp_path / str(i), **{**completed, **changed}).train(resume_from_checkpoint=str(file.parent))
-
-
-def test_searches_of_rollouts_that_overlap_share_nothing(tmp_path: Path) -> None:
-    """A search that one thread answers: what one rollout has asked for is not dropped as another ends."""
-    search = Slow(search_index(tmp_path), 0.02)
-    search.thread_safe = False
-    responder = SearchResponder(search, PROTOCOL)
-    first, second = responder.fork(), responder.fork()
-    turn = Turn((5,), "", Action(ActionKind.SEARCH, "rome"))
-    asked = [each.ask([RowTurn(row, turn) for row in range(4)]) for each in (first, second)]
-    first.close()
-    assert all("rome" in reply.result(10).text for reply in asked[1])
 
 
 def test_a_failure_under_way_reaches_the_training_thread(tmp_path: Path) -> None:

@@ -198,27 +198,6 @@ class TestServer:
         assert isinstance(caught.value, EngineUnavailable) == (error is EngineUnavailable)
         assert len(served.bodies) == len(behaviours)
 
-    def test_closing_waits_for_nothing(self, served: ScriptedServer) -> None:
-        """What hangs is left, what has not been sent never is, and the next rollout hears of neither."""
-        released = threading.Event()
-
-        def held(handler: Any) -> None:
-            released.wait(30.0)
-            fail_with(400, "late")(handler)
-
-        served.behaviours = [held] * 64
-        engine = self.engine(served)
-        engine.open(80)
-        for row in range(80):
-            engine.submit(row, [DOC], 4)
-        while served.behaviours:
-            threading.Event().wait(0.001)
-        engine.close()
-        assert ids(take_turns(self.engine(served), [(DOC,)], [4])) == [(PARIS, CLOSING)]
-        released.set()
-        engine._server.threads.submit(int).result(30.0)  # what was submitted before has been looked at
-        assert len(served.bodies) == 65
-
 
 class TestWeights:
     def test_a_probe_is_one_request_for_a_token_after_each_beginning(self, served: ScriptedServer) -> None:

@@ -38,23 +38,6 @@ def test_an_engine_that_stays_down_is_given_up_and_a_mistake_is_not_repeated(
     assert len(backend.calls) == attempts
 
 
-def test_the_deadline_counts_the_time_of_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts of 20 s under 60 s: the third ends when the time is up."""
-    now = [0.0]
-    monkeypatch.setattr("tenacity.time.monotonic", lambda: now[0])
-
-    class SlowSearch(FakeSearch):
-        def search_batch(self, queries, k):
-            now[0] += 20
-            return super().search_batch(queries, k)
-
-    backend = SlowSearch([DOWN] * 9)
-    policy = RetryPolicy(attempts=9, initial_wait_s=0, max_wait_s=0, deadline_s=60)
-    with pytest.raises(SearchUnavailable):
-        policy.retrying()(backend.search_batch, ["a"], 3)
-    assert len(backend.calls) == 3
-
-
 def caused(*errors: BaseException) -> BaseException:
     """The last of some errors, each raised `from` the one before."""
     for cause, error in pairwise(errors):

@@ -82,22 +82,6 @@ def test_a_failed_build_leaves_nothing(build: Build, tmp_path: Path) -> None:
     assert list((tmp_path / "indexes").iterdir()) == []
 
 
-def test_two_builds_at_once_leave_one_index(
-    build: Build, corpus_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other process, on a shared disk, finishes while ours is still building."""
-    rename = Path.rename
-
-    def overtaken(self: Path, target: Path) -> Path:
-        monkeypatch.setattr(Path, "rename", rename)
-        build(corpus_path, target)
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", overtaken)
-    assert len(build(corpus_path, tmp_path / "index")) == len(PASSAGES)
-    assert [path.name for path in tmp_path.iterdir()] == ["index"]
-
-
 @pytest.mark.parametrize("engine", LEXICAL)
 def test_open_builds_where_there_is_none_and_loads_for_its_corpus_only(
     engine: type[SavedIndex], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
