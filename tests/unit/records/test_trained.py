@@ -15,9 +15,11 @@ from tests.unit.records.entries import TRAINED
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    empty = replace(TRAINED, question=None, golden_answers=(), reward=None, answer=None, stop_reason=None)
-    write_trained(tmp_path, TRAINED.step, 0, [TRAINED, empty])
-    assert list(read_trained(tmp_path)) == [TRAINED, empty]
+    exact = {"token_ratios": (1.0, 1.5, 0.25, 1.0, 1.0, 2.0, 1.0), "ratios": (1.25,) * 7}  # in 32 bits
+    whole = replace(TRAINED, **exact, turn_rewards=(0.5, None))
+    empty = replace(whole, question=None, golden_answers=(), reward=None, answer=None, stop_reason=None)
+    write_trained(tmp_path, TRAINED.step, 0, [whole, empty])
+    assert list(read_trained(tmp_path)) == [whole, empty]
 
 
 def test_steps_come_in_order_and_then_processes(tmp_path: Path) -> None:
