@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +52,6 @@ def teach(policy: Any, tokenizer: PreTrainedTokenizerFast, scripts: Sequence[str
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-
-
-def policy_without(*token_ids: int) -> LlamaForCausalLM:
-    """One that never samples these."""
-
-    def silence(module: Any, inputs: Any, output: Any) -> Any:
-        if hasattr(output, "logits"):  # TRL's own forward for training has none
-            output.logits[..., list(token_ids)] = -1e9
-
-    policy = agent_policy()
-    policy.register_forward_hook(silence)
-    return policy
 
 
 def search_index(folder: Path) -> BM25Index:
@@ -139,6 +129,20 @@ def native_agent(tmp_path: Path, policy: Any, trainer_class: Any = SOGRPOTrainer
         questions(16),
         processing_class=agent_tokenizer(),
     )
+
+
+class Slow:
+    """A search engine that takes its time, at every call or at one of `every` calls."""
+
+    thread_safe = True
+
+    def __init__(self, search: Any, seconds: float, every: int = 1) -> None:
+        self.search, self.seconds, self.every, self.calls = search, seconds, every, count()
+
+    def search_batch(self, queries: Sequence[str], k: int) -> Any:
+        if next(self.calls) % self.every == 0:
+            time.sleep(self.seconds)
+        return self.search.search_batch(queries, k)
 
 
 class DownAfter:

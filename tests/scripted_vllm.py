@@ -6,14 +6,13 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from accelerate import Accelerator
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -50,10 +49,8 @@ class ScriptedLLM:
         self.script = script
         self.log: list[str] = []
         self.running: dict[str, tuple[list[int], int]] = {}
-        runner = SimpleNamespace(model=SimpleNamespace(load_weights=lambda _: self.log.append("load")))
         self.llm_engine = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=WINDOW),
-            model_executor=SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner)),
             add_request=self.add_request,
             abort_request=self.abort_request,
             step=self.step,
@@ -79,12 +76,6 @@ class ScriptedLLM:
                 ended.append(_output(name, turn))
         return ended[::-1]
 
-    def sleep(self, level: int) -> None:
-        self.log.append(f"sleep {level}")
-
-    def wake_up(self, tags: list[str]) -> None:
-        self.log.append(f"wake {tags[0]}")
-
     def reset_prefix_cache(self) -> None:
         assert not self.running, "vLLM refuses it while there are requests"
         self.log.append("forget")
@@ -97,15 +88,13 @@ def _output(name: str, turn: list[int]) -> Any:
     return SimpleNamespace(request_id=name, outputs=[completion])
 
 
-def scripted_wrapper(mode: str, sleeps: bool = False, **more: Any) -> Any:
+def scripted_wrapper(mode: str, **more: Any) -> Any:
     """TRL's wrapper as its constructor leaves it."""
     wrapper: Any = object.__new__(VLLMGeneration)
     vars(wrapper).update(SETTINGS, mode=mode, max_completion_length=99, generation_kwargs={}, logprobs=0)
-    vars(wrapper).update(structured_outputs_regex=None, tensor_parallel_size=1, enable_sleep_mode=sleeps)
+    vars(wrapper).update(structured_outputs_regex=None, tensor_parallel_size=1, enable_sleep_mode=False)
     wrapper.accelerator = Accelerator(cpu=True)
-    wrapper.model = torch.nn.Linear(1, 1)  # two parameters to send
-    wrapper._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda _: nullcontext())
-    wrapper._llm_weights_sleeping = sleeps
+    wrapper._llm_weights_sleeping = False
     vars(wrapper).update(more)
     return wrapper
 
@@ -114,7 +103,6 @@ class ScriptedServer(ThreadingHTTPServer):
     """Answers as `vllm serve` does, unless a behaviour is due: then that, once."""
 
     daemon_threads = True
-    request_queue_size = 128  # with 5, the 64 requests that an engine sends at once are sent again after seconds
 
     def __init__(self, script: Script) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -145,20 +144,6 @@ def rollout(trainer: Any) -> tuple[dict[str, Any], dict[str, float]]:
 def tool_call(name: str, /, **arguments: Any) -> str:
     """As a policy writes it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def following(tokenizer: Any, script: Callable[[int, int], str]) -> Any:
-    """In place of sampling: what `script` says of the row that its prompt names ("Row 3.") and its turn, 0 first."""
-
-    def generate(prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[list[list[int]], None]:
-        texts = []
-        for ids in prompt_ids:
-            text = tokenizer.decode(ids)
-            row = int(text.partition("Row ")[2].partition(".")[0])
-            texts.append(script(row, text.count("<|im_start|>assistant") - 1) + "<|im_end|>")
-        return [tokenizer.encode(text, add_special_tokens=False) for text in texts], None
-
-    return generate
 
 
 def control_ids(tokenizer: Any, ids: Any) -> list[int]:

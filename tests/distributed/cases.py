@@ -133,18 +133,6 @@ def agreeing_reward(prompts: list[str], completion_ids: list[list[int]], **_: An
     return [0.5 if int(prompt.split()[0][1:]) % 2 else r for prompt, r in zip(prompts, rewards, strict=True)]
 
 
-class CountingSearch:
-    """Counts the queries of this process."""
-
-    def __init__(self, search: Any) -> None:
-        self.search = search
-        self.queries = 0
-
-    def search_batch(self, queries: Any, k: int) -> Any:
-        self.queries += len(queries)
-        return self.search.search_batch(queries, k)
-
-
 def taught_policy(folder: Path, scripts: Sequence[str] = SCRIPTS) -> None:
     """Write a policy that follows `scripts` when it is sampled greedily."""
     tokenizer, policy = agent_tokenizer(), agent_policy()
@@ -160,7 +148,7 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | Recorded
         rows = prompts()
         dataset, recorded = rows.add_column("golden", rows["prompt"]), RecordedRollout(UnevenRollout())
     else:
-        dataset, recorded = questions(2), RecordedSearch(CountingSearch(open_search(case)))
+        dataset, recorded = questions(2), RecordedSearch(open_search(case))
     torch.manual_seed(0)  # of the adapter's weights
     reward = agreeing_reward if case.agreeing else uneven_turn_reward if case.turn_rewards else parity_reward
     trainer = SOGRPOTrainer(

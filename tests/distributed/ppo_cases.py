@@ -34,8 +34,8 @@ class PPOCase:
     checkpointing: str = "off"
     dtype: str = "float32"
     micro_batches: int = 2
-    ready: str | None = None
-    """What the policy is if not a path: a PEFT model that trains its "adapter", or its "adapter and lm_head"."""
+    is_ready: bool = False
+    """Whether the policy is a PEFT model, and not a path."""
     is_started: bool = False
     """Whether the critic starts from the one in `start/`."""
     is_resumed: bool = False
@@ -82,7 +82,7 @@ VARIANTS = [
     replace(ADAPTER, name="adapter-lora/warm-up", options={"critic_warmup_steps": 2}),
     replace(MODEL, name="model-full/sync", options={"sync_ref_model": True, "ref_model_sync_steps": 2}),
     replace(ADAPTER, name="adapter-lora/no-reference", options={"beta": 0.0}),
-    replace(ADAPTER, name="adapter-lora/ready", ready="adapter"),
+    replace(ADAPTER, name="adapter-lora/ready", is_ready=True),
 ]
 """Options that take other ways through the engines than the defaults do."""
 CLIPPED = [replace(case, name=f"{case.kind}/clipped", options={"max_grad_norm": 0.05}) for case in (HEAD, MODEL)]
@@ -115,12 +115,12 @@ def build_trainer(case: PPOCase, folder: Path) -> tuple[SOPPOTrainer, RecordedRo
     path = folder / "policy"
     torch.manual_seed(0)  # of the adapter's weights
     trainer = SOPPOTrainer(
-        str(path) if case.ready is None else ready_policy(case, path, lora),
+        ready_policy(case, path, lora) if case.is_ready else str(path),
         uneven_turn_reward,
         args,
         different_prompts(),
         processing_class=AutoTokenizer.from_pretrained(path),
-        peft_config=lora if case.lora and case.ready is None else None,
+        peft_config=lora if case.lora and not case.is_ready else None,
         rollout_func=rollout,
     )
     trainer.remove_callback(PrinterCallback)
@@ -129,10 +129,7 @@ def build_trainer(case: PPOCase, folder: Path) -> tuple[SOPPOTrainer, RecordedRo
 
 def ready_policy(case: PPOCase, path: Path, lora: LoraConfig) -> PeftModel:
     """PEFT makes the adapter float32, whatever the dtype of the model below."""
-    policy: PeftModel = get_peft_model(AutoModelForCausalLM.from_pretrained(path, dtype=case.dtype), lora)
-    if case.ready == "adapter and lm_head":
-        policy.get_output_embeddings().requires_grad_(True)
-    return policy
+    return get_peft_model(AutoModelForCausalLM.from_pretrained(path, dtype=case.dtype), lora)
 
 
 def start_of(case: PPOCase, folder: Path) -> Path:
@@ -165,7 +162,7 @@ def build_config(case: PPOCase, folder: Path) -> SOPPOConfig:
         "lr_scheduler_type": "constant",
         "gradient_checkpointing": use_reentrant is not None,
         "gradient_checkpointing_kwargs": None if use_reentrant is None else {"use_reentrant": use_reentrant},
-        "model_init_kwargs": {"dtype": case.dtype} if case.ready is None else None,
+        "model_init_kwargs": None if case.is_ready else {"dtype": case.dtype},
         "bf16": case.dtype == "bfloat16",
         "shuffle_dataset": False,
         "logging_steps": 1,

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from tests.distributed.worker import checked_facts, suit_cpus, write_result
 def run_case(case: PPOCase, folder: Path, config: str) -> dict[str, Any]:
     """Train, check what it ran under, write the weights; then go on from a checkpoint, if the case is about that."""
     os.environ["ACCELERATE_MIXED_PRECISION"] = "no"  # the case before may have been in bfloat16
-    started = time.perf_counter()
     try:
         trainer, rollout = build_trainer(case, folder)
     except ValueError as error:
@@ -42,7 +40,7 @@ def run_case(case: PPOCase, folder: Path, config: str) -> dict[str, Any]:
     result = {**facts, "logs": trainer.state.log_history, "reentrant": reentrant(trainer.model)}
     if case.is_resumed:
         result |= go_on(case, folder)
-    return {**result, "seconds": time.perf_counter() - started}
+    return result
 
 
 def reentrant(model: torch.nn.Module) -> bool | None:

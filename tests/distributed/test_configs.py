@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
-from tests.distributed.launch import CONFIGS, ROOT, free_port
+from tests.distributed.launch import CONFIGS, ROOT
 
 OURS = ROOT / "accelerate_configs"
 # name: (distributed type, ZeRO stage)
@@ -55,27 +54,6 @@ def test_the_launcher_knows_every_key(name: str) -> None:
     launchers = {"NO": None, "MULTI_GPU": "multi_gpu", "DEEPSPEED": "use_deepspeed", "FSDP": "use_fsdp"}
     used = [launcher for launcher in filter(None, launchers.values()) if getattr(args, launcher)]
     assert used == list(filter(None, [launchers[config.distributed_type]]))
-
-
-@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "zero3"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_each_of_two_machines_starts_its_half(name: str, rank: int) -> None:
-    """Without ssh, and with the port of the first one; the command line says how many there are."""
-    path = str(FILES[name])
-    port = str(free_port())  # the launcher looks whether the one of the file is free
-    machine = ["--num_machines", "2", "--num_processes", "16", "--machine_rank", str(rank)]
-    machine += ["--main_process_ip", "10.0.0.1", "--main_process_port", port]
-    args, _, _ = _validate_launch_command(
-        launch_command_parser().parse_args(["--config_file", path, *machine, "train.py"])
-    )
-    if args.use_deepspeed:
-        args.deepspeed_fields_from_accelerate_config = ""
-        command, _ = prepare_deepspeed_cmd_env(args)
-        assert command is None, "another launcher would be started"
-    else:
-        prepare_multi_gpu_env(args)
-    assert (args.nnodes, args.nproc_per_node, args.node_rank) == ("2", "8", rank)
-    assert (args.rdzv_backend, args.rdzv_endpoint) == ("static", f"10.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("name", ["zero3", "zero3_cpu", "zero3_two_machines_cpu"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -182,29 +184,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> SingleProcess:
     return SingleProcess(tmp_path_factory.mktemp("ppo"))
 
 
-class Launches:
-    """The launch of each engine, once it is asked for; one that fails is not tried again for the next test."""
-
-    def __init__(self, alone: SingleProcess) -> None:
-        self._alone = alone
-        self._launches: dict[str, Launch | AssertionError] = {}
-
-    def __getitem__(self, config: str) -> Launch:
-        if config not in self._launches:
-            cases = [*TRAINED[config], *CONTINUED[config], *OTHERS[config]]
-            try:
-                self._launches[config] = Launch(config, cases, self._alone)
-            except AssertionError as error:
-                self._launches[config] = error
-        launched = self._launches[config]
-        if isinstance(launched, AssertionError):
-            raise launched
-        return launched
+Launches = Callable[[str], Launch]
 
 
 @pytest.fixture(scope="module")
 def launches(alone: SingleProcess) -> Launches:
-    return Launches(alone)
+    """The launch of each engine, once it is asked for; one that failed is not tried again: its folder is there."""
+    return cache(lambda config: Launch(config, [*TRAINED[config], *CONTINUED[config], *OTHERS[config]], alone))
 
 
 def assert_as_alone(launched: Launch, case: PPOCase, run: Run) -> None:
@@ -271,10 +257,10 @@ class TestTraining:
         """With the gradient checkpointing asked for, but for PEFT under ZeRO-3, where TRL makes it reentrant."""
         run = alone.run(case)
         assert_learned(case, run)
-        assert_as_alone(launches[config], case, run)
+        assert_as_alone(launches(config), case, run)
         forced = config == "zero3_cpu" and case.lora and case.checkpointing == NON_REENTRANT
         expected = {OFF: None, NON_REENTRANT: forced, REENTRANT: True}[case.checkpointing]
-        assert launches[config].results[case.name]["reentrant"] is expected
+        assert launches(config).results[case.name]["reentrant"] is expected
 
 
 @pytest.mark.distributed
@@ -282,7 +268,7 @@ class TestCheckpoints:
     @pairs(CONTINUED)
     def test_goes_on(self, alone: SingleProcess, launches: Launches, config: str, case: PPOCase) -> None:
         """Two steps, a checkpoint and two more in another trainer are four steps, to the last bit."""
-        launched = launches[config]
+        launched = launches(config)
         weights, resumed = launched.weights(case.name), launched.weights(f"{case.name}/resumed")
         run = alone.run(case)
         for part in PARTS:
@@ -300,7 +286,7 @@ class TestCheckpoints:
     @pairs(CONTINUED)
     def test_policy_and_critic_are_apart(self, launches: Launches, config: str, case: PPOCase) -> None:
         """The policy has no trace of the critic, and the critic loads alone; without it, the run does not go on."""
-        launched = launches[config]
+        launched = launches(config)
         assert "There is no critic in" in launched.results[case.name]["refused"]
         checkpoint = final_checkpoint(launched, case)
         names = [name for path in checkpoint.glob("*.safetensors") for name in safe_open(path, "pt").keys()]  # noqa: SIM118
@@ -313,7 +299,7 @@ class TestCheckpoints:
 
     @pytest.mark.parametrize("config", CONTINUED)
     def test_policies_load_plainly(self, launches: Launches, config: str) -> None:
-        launched = launches[config]
+        launched = launches(config)
         pairs = {final_checkpoint(launched, c): launched.folder / c.name / "policy.pt" for c in CONTINUED[config]}
         assert_loads_plainly(pairs)
 
@@ -337,4 +323,4 @@ class TestRefusals:
         self, launches: Launches, config: str, case: PPOCase
     ) -> None:
         name = case.name.removeprefix("own-")
-        assert f"The DeepSpeed configuration has '{name}'" in launches[config].results[case.name]["refused"]
+        assert f"The DeepSpeed configuration has '{name}'" in launches(config).results[case.name]["refused"]

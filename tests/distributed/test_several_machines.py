@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import search_index, steps_after
-from tests.distributed.cases import Case, ResumeCase, taught_policy
+from tests.distributed.cases import SCRIPTS, Case, ResumeCase, taught_policy
 from tests.distributed.launch import launch_on_machines
 from tests.distributed.outcomes import assert_as_alone, assert_loads_plainly
 
@@ -28,16 +28,15 @@ both_engines = pytest.mark.parametrize(
     "config", ["ddp_two_machines_cpu", pytest.param("zero3_two_machines_cpu", marks=needs_deepspeed)]
 )
 # Each rank has one question: both search, a different number of times.
-SCRIPTS = (
+BOTH_SEARCH = (
     "where rome <search> rome </search> <information> where rome </information> <answer> rome </answer>",
-    "where oslo <search> oslo </search> <information> where oslo </information> "
-    "<search> bern </search> <information> where bern </information> <answer> bern </answer>",
+    SCRIPTS[1],
 )
 
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
-    taught_policy(tmp_path / "policy", SCRIPTS)
+    taught_policy(tmp_path / "policy", BOTH_SEARCH)
     search_index(tmp_path)
     # At the usual rate of 1, four steps multiply the rounding of this policy to 3e-5.
     return Case(str(tmp_path), rollout="search", turn_rewards=True, no_baseline=True, options={"learning_rate": 0.2})
@@ -65,7 +64,6 @@ def test_trains_as_one_process(case: Case, tmp_path: Path, server: str, config: 
     result = launch_on_machines(config, [on_server, on_server])
     assert (result["machines"], result["processes"]) == (2, 2)
     assert result["turns"] == [[2, 2], [3, 3]]
-    assert result["queries"] == [2, 4], "of two rollouts: trajectories that ask the same ask once"
     assert_as_alone(case, result)
     assert_loads_plainly({tmp_path / "output" / "checkpoint-4": tmp_path / "weights.pt"})
 
@@ -94,4 +92,3 @@ def test_machines_that_share_no_storage(tmp_path: Path, config: str) -> None:
     assert resumed["distance"] == 0.0
     # In the middle of a cycle of two steps: both collect at once, and again when the next cycle begins.
     assert [step for step in result["collects"] if step > 3] == [4, 6, 8]
-    assert "does not say to processes [1] where in a generation cycle" in result["warning"]

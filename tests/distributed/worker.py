@@ -112,7 +112,6 @@ def train(case: Case, config: str) -> dict[str, Any]:
         **checked_facts(trainer, config),
         "turns": gather_object([rollout.turns]),
         "polls": gather_object([POLLS[0]]),
-        "queries": gather_object([getattr(getattr(rollout.rollout, "search", None), "queries", 0)]),
     }
     check(case, facts)
     if facts["engine"] == "DistributedDataParallel":

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import threading
-import time
-from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,39 +19,23 @@ from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import EngineVeto, Method
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
-from sorl_trl.rollout import EngineOptions, RowTurn, SearchResponder
-from sorl_trl.search import BM25Index, NoSearch, SearchUnavailable
+from sorl_trl.rollout import EngineOptions
+from sorl_trl.search import NoSearch
 from sorl_trl.trainers.checks import check_ahead
 from sorl_trl.trainers.late_rollouts import PolicyCopies, RolloutsAhead
-from sorl_trl.trainers.vllm_policy import ServerPolicy
-from sorl_trl.types import Action, ActionKind, Passage, Turn
 from tests.agents import (
     LIMITS,
-    NAMES,
+    Slow,
     agent_policy,
     build_agent,
     native_agent,
     questions,
     search_index,
     steps_after,
-    teach,
 )
 
 REUSED: dict[str, Any] = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
 """Four updates of each rollout; a pass over the eight prompts has four rollouts."""
-
-
-class Slow:
-    """A search engine that takes its time."""
-
-    thread_safe = True
-
-    def __init__(self, search: BM25Index) -> None:
-        self.search = search
-
-    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        time.sleep(0.02)
-        return self.search.search_batch(queries, k)
 
 
 def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
@@ -64,7 +44,7 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
     if trainer_class is SOPPOTrainer:
         arguments |= {"num_generations": 1, "critic_warmup_steps": 0}
     torch.manual_seed(0)
-    search = Slow(search_index(folder))
+    search = Slow(search_index(folder), 0.02)
     trainer = build_agent(folder, search, trainer_class, model=agent_policy(), **{**arguments, **overrides})
     trainer.asked = []
     generate = trainer._generate
@@ -261,12 +241,6 @@ def test_a_resumed_run_asks_the_prompts_that_are_left(whole: Any, tmp_path: Path
         assert max(logged(rest, "async/age_max")[-(6 - begun) :]) <= 2
 
 
-"""Of the four micro-batches of an epoch the optimizer's second step has one."""
-
-
-"""The optimizer's second step begins with one rollout and ends with the next."""
-
-
 ACROSS = {"num_iterations": 3, "steps_per_generation": 1, "gradient_accumulation_steps": 2}
 """The optimizer's second step begins with one rollout and ends with the next."""
 
@@ -336,9 +310,6 @@ def test_a_run_whose_engine_is_gone_goes_on_from_where_it_ended(
     assert rest.state.global_step == 24 and all(age <= 2 for age in logged(rest, "async/age_max"))
 
 
-"""Each step has two rollouts."""
-
-
 def test_what_was_overtaken_is_taken_up_by_the_same_kind_of_run(tmp_path: Path) -> None:
     completed = {"async_order": "completed", "per_device_train_batch_size": 8, "save_strategy": "steps"}
     build(tmp_path / "first", **completed, max_steps=4, save_steps=4).train()
@@ -357,18 +328,6 @@ def test_what_was_overtaken_is_taken_up_by_the_same_kind_of_run(tmp_path: Path) 
             build(tmp_path / str(i), **{**completed, **changed}).train(resume_from_checkpoint=str(file.parent))
 
 
-def test_searches_of_rollouts_that_overlap_share_nothing(tmp_path: Path) -> None:
-    """A search that one thread answers: what one rollout has asked for is not dropped as another ends."""
-    search = Slow(search_index(tmp_path))
-    search.thread_safe = False
-    responder = SearchResponder(search, PROTOCOL)
-    first, second = responder.fork(), responder.fork()
-    turn = Turn((5,), "", Action(ActionKind.SEARCH, "rome"))
-    asked = [each.ask([RowTurn(row, turn) for row in range(4)]) for each in (first, second)]
-    first.close()
-    assert all("rome" in reply.result(10).text for reply in asked[1])
-
-
 def test_a_failure_under_way_reaches_the_training_thread(tmp_path: Path) -> None:
     trainer = build(tmp_path)
     down = ValueError("the index is gone")
@@ -381,70 +340,6 @@ def test_a_failure_under_way_reaches_the_training_thread(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="the index is gone"):
         trainer.train()
     assert not threads()
-
-
-def test_ctrl_c_ends_it_while_a_search_takes_long(tmp_path: Path) -> None:
-    trainer = build(tmp_path)
-    teach(trainer.model, trainer.processing_class, [f"where {name} <search> {name} </search>" for name in NAMES[:4]])
-    search, ended = trainer.rollout_func.__wrapped__.search, list[bool]()
-    asked, hung = threading.Event(), threading.Event()
-
-    def hang(queries: Any, k: int) -> Any:
-        asked.set()
-        ended.append(hung.wait(60))
-        raise SearchUnavailable("it took too long")
-
-    class Hang(Stop):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 4:
-                search.search_batch = hang
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 5:
-                asked.wait(60)
-            super().on_step_end(args, state, control, **kwargs)
-
-    trainer.add_callback(Hang(5, KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    hung.set()
-    for thread in threads():
-        thread.join(10)
-    assert not threads(), "what waited for it ends with its answer"
-    assert ended and all(ended), "and nobody else has waited for the search"
-
-
-def test_nothing_that_belongs_to_the_main_thread_happens_in_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = build(tmp_path, max_steps=12)
-    wrong: list[str] = []
-
-    def main_alone(owner: Any, name: str) -> None:
-        function = getattr(owner, name)
-
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            if threading.current_thread() is not threading.main_thread():
-                wrong.append(name)
-            return function(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, checked)
-
-    for name in ("gather", "reduce", "wait_for_everyone", "pad_across_processes"):
-        main_alone(trainer.accelerator, name)
-    main_alone(torch, "randint")
-    main_alone(torch, "multinomial")
-    main_alone(trainer, "_log_metric")
-    tokenizer, decode = trainer._tokenizer, type(trainer._tokenizer).decode
-
-    def decoded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self is tokenizer and threading.current_thread() is not threading.main_thread():
-            wrong.append("decode")
-        return decode(self, *args, **kwargs)
-
-    monkeypatch.setattr(type(tokenizer), "decode", decoded)
-    trainer.train()
-    assert not wrong and logged(trainer, "rollout/turns_per_trajectory")
 
 
 class Noted(SearchRollout):
@@ -476,28 +371,3 @@ def test_pieces_that_compare_with_the_engine_are_refused_where_it_is_the_old_pol
     with pytest.raises(ValueError, match=r"EngineVeto.*async_old_policy='proximal'"):
         build(tmp_path / "behaviour", method=method)
     build(tmp_path / "proximal", method=method, async_old_policy="proximal")
-
-
-def test_a_probe_of_the_server_knows_no_dropout(tmp_path: Path) -> None:
-    """The server samples without it; else a run with dropout would end at its first update."""
-    trainer = build(tmp_path, disable_dropout=False)
-    for layer in trainer.model.model.layers:
-        layer.self_attn.attention_dropout = 0.9
-    trainer.model.lm_head.weight.data *= 30  # a random policy is near uniform, whatever is dropped
-    context, lengths, sampled = list(range(5, 15)), [3, 6, 10], [7, 8, 9]
-    trainer.model.eval()
-    with torch.no_grad():
-        after = [trainer.model(torch.tensor([context[:length]])).logits[0, -1] for length in lengths]
-    logprobs = [
-        (logits / trainer.args.temperature).log_softmax(-1)[token].item()
-        for logits, token in zip(after, sampled, strict=True)
-    ]
-    policy = ServerPolicy.__new__(ServerPolicy)
-    policy._trainer, policy._vllm = trainer, SimpleNamespace(server_base_url="http://127.0.0.1:1")
-    trainer.model.train()
-    contexts = [context[:length] for length in lengths]
-    policy.check([*zip(contexts, sampled, logprobs, strict=True)])
-    assert trainer.model.training
-    for wrong in ([each - 0.25 for each in logprobs], [math.nan] * 3):
-        with pytest.raises(RuntimeError, match="samples from other weights"):
-            policy.check([*zip(contexts, sampled, wrong, strict=True)])

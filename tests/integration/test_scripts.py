@@ -109,13 +109,3 @@ def test_quickstart_in_a_small_world(
     demo.main(["--max_steps", "2", "--output", str(tmp_path / "run")])
     assert assert_summed_up(tmp_path / "run", "invented")["before"]["greedy_em"] > 0.6
     assert capsys.readouterr().out.count("after RL: ") == 1
-
-
-@pytest.mark.slow
-def test_quickstart(tmp_path: Path) -> None:
-    """As the README has it: the atlas, and a warm start that takes most of a minute unless it is in the cache."""
-    done = run("quickstart.py", "--max_steps", "2", "--output", str(tmp_path / "run"))
-    before = assert_summed_up(tmp_path / "run", "atlas")["before"]
-    assert before["greedy_em_of_1_hops"] > 0.6, "it is to search once, and well"
-    assert before["greedy_em_of_2_hops"] < 0.4 and before["greedy_searches_of_2_hops"] < 1.5
-    assert done.stdout.count("after RL: ") == 1

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
-import signal
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -107,28 +102,6 @@ def test_whatever_a_policy_asks_the_client_gets_an_answer_or_a_refusal(index, ur
     expected = [tuple(hits) for hits in index[1].search_batch(queries, 3)]
     assert [found[query].passages for query in queries] == expected
     assert [len(hits) for hits in expected] == [0, 0, 1, 1, 0, 1, 3]
-
-
-def test_a_signal_ends_it_cleanly_after_the_request_at_hand(index):
-    """The request has arrived in part when the signal comes, and is answered all the same."""
-    process = start("--index", index[0], "--port", 0)
-    url = address(process)
-    body = json.dumps({"queries": ["Rome"]}).encode()
-    with closing(socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])))) as connection:
-        head = (
-            f"POST /retrieve HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        )
-        connection.sendall(f"{head}\r\n".encode() + body[:5])
-        httpx2.get(f"{url}/health", timeout=60)  # The server has read what was sent before this.
-        process.send_signal(signal.SIGINT)
-        threading.Timer(0.5, connection.sendall, [body[5:]]).start()
-        answer = b""
-        while received := connection.recv(65536):
-            answer += received
-    assert answer.startswith(b"HTTP/1.1 200 OK")
-    assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["result"][0][0]["id"] == "it"
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
 
 
 def test_a_port_that_is_taken_is_one_line(index, url):

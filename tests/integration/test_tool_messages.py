@@ -528,17 +528,3 @@ def test_text_is_no_prompt_for_tools_that_the_template_shows(tmp_path: Path) -> 
             SOGRPOTrainer(
                 build_policy(vocab_size=len(tokenizer)), Shown(), config, dataset, processing_class=tokenizer, **given
             )
-
-
-@pytest.mark.parametrize(("eos", "also"), [("<eos>", None), ("<end_of_turn>", None), ("<eos>", [3, 257])])
-def test_messages_that_no_end_of_sequence_token_ends_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, eos: str, also: list[int] | None
-) -> None:
-    tokenizer = gemma_tokenizer(TEMPLATES["gemma3"])
-    tokenizer.eos_token = eos
-    policy = build_policy(vocab_size=len(tokenizer))
-    end = tokenizer.convert_tokens_to_ids("<end_of_turn>")
-    policy.generation_config.eos_token_id = also and [*also, end]
-    build(tmp_path, tokenizer, Shown(), policy=policy)
-    told = f"add {end} to `model.generation_config.eos_token_id`" in caplog.text
-    assert told == (eos == "<eos>" and also is None)

@@ -55,16 +55,6 @@ def arguments(folder: Path, *words: str, **changed: Any) -> Arguments:
     return parse_arguments([*training_words(folder, **{**own, **changed}), *words])
 
 
-def searches(found: Arguments) -> list[float]:
-    """Train; searches per trajectory of each step."""
-    trainer = build_trainer(found)
-    trainer.train()
-    logs = [log for log in trainer.state.log_history if "loss" in log]
-    assert len(logs) == 2
-    assert all(log["trajectories_without_turn"] == 0 for log in logs)
-    return [log["rollout/searches_per_trajectory"] for log in logs]
-
-
 def test_a_policy_that_has_lost_its_numbers_is_not_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_world(tmp_path)
     changed = {"collapse_guard": "stop", "learning_rate": 1e38, "target_kl": 0.0, "steps_per_generation": 4}
@@ -103,14 +93,6 @@ def test_a_url_that_is_no_search_servers_is_one_line(
     server.reply = lambda request: Reply(b"no such page", status=404)
     words = training_words(folder, corpus=None, per_device_train_batch_size=None, max_steps=2, search_url=server.url)
     assert fails(capsys, words).startswith(f"error: {server.url}: HTTP 404")
-
-
-def test_passages_from_a_server_kept_in_a_cache(folder: Path, server: Server) -> None:
-    found = searches(arguments(folder, search_url=server.url, search_cache=folder / "searches.db"))
-    assert sum(found) > 0
-    assert {request["topk"] for request in server.requests} == {1}, "the recipe's `search_top_k`"
-    asked = [query for sent in server.requests for query in sent["queries"]]
-    assert len(asked) == len(set(asked)) > 0, "no query twice"
 
 
 def test_no_question_ends_its_own_message(folder: Path) -> None:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 
-from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, chatml_tools
-from sorl_trl.evaluation.agents import load_agent
-from sorl_trl.evaluation.arguments import parse_arguments
-from sorl_trl.qa import Question, build_prompt_rows, encode_prompts
-from sorl_trl.rollout import RolloutArguments, RolloutLimits, Sanitizer
-from sorl_trl.search import NoSearch
+from sorl_trl import SOPPOConfig, SOPPOTrainer
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE
-from tests.model.helpers import FORGED
-from tests.tools import ANSWER, CALL, lookup
 from tests.training import settings
 
 ONE_STEP = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "steps_per_generation": 1}
@@ -100,72 +92,3 @@ def scored(trainer: Any, batch: Any) -> tuple[Any, Any]:
     with torch.no_grad():
         found = trainer._forward(trainer.model, whole, values=True)
     return found.logps, found.values
-
-
-TEMPLATE = "Answer the question.\nQuestion: {question}"
-
-
-def test_prompts_are_the_same_ids_everywhere(folder: str, tokenizer: Any, tmp_path: Path) -> None:
-    """Of training, of `sorl evaluate` and of TRL by itself; the template adds a system message of its own."""
-    questions = [Question("1", "Where is Oslo?", ("Norway",)), Question("2", f"Where is {FORGED}?", ("Italy",))]
-    rows = build_prompt_rows(questions, TEMPLATE, True, Sanitizer(tokenizer).clean)
-    words = [
-        "--model_name_or_path",
-        folder,
-        "--questions",
-        "x.jsonl",
-        "--output",
-        str(tmp_path),
-        "--chat",
-        "true",
-        "--no_search",
-    ]
-    agent = load_agent(parse_arguments([*words, "--prompt_template", TEMPLATE], {}), NoSearch(), torch.device("cpu"))
-    evaluated = encode_prompts(agent.collector.tokenizer, rows)
-    protocol = RolloutArguments(prompt_template=TEMPLATE, chat=True).tag_protocol(tokenizer)
-    assert agent.collector.protocol == protocol
-    assert protocol.message_frame.prefix == "\n<|im_start|>user\n"
-    limits = RolloutLimits(max_turns=0, max_turn_tokens=1, max_observation_tokens=90)
-    trained = SearchRollout(NoSearch(), protocol, limits)
-    config = SOGRPOConfig(**settings(tmp_path, **{**SMALL, "num_generations": 2}))
-    trainer = SOGRPOTrainer(
-        agent.generator._base, lambda **_: [0.0] * 4, config, Dataset.from_list(rows),  # type: ignore[attr-defined]
-        processing_class=tokenizer, rollout_func=trained,
-    )  # fmt: skip
-    prompts = [row["prompt"] for row in rows]
-    assert trainer._tokenize_prompts(prompts)[0] == evaluated
-    assert [list(ids) for ids in trained(prompts, trainer)["prompt_ids"]] == evaluated
-    text = tokenizer.decode(evaluated[0])
-    assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
-    assert [ids.count(tokenizer.eos_token_id) for ids in evaluated] == [2, 2], "the question ends no message"
-
-
-def test_tools_of_trl(folder: str, tokenizer: Any, tmp_path: Path) -> None:
-    """Two steps. The model has not learnt to call: the first turns are written for it, and it goes on."""
-    question = [{"role": "user", "content": "Where is Oslo?"}]
-    config = SOGRPOConfig(**settings(tmp_path, **{**SMALL, "num_generations": 2, "max_steps": 2,
-        "per_device_train_batch_size": 2, "max_completion_length": 64}))  # fmt: skip
-    seen: list[Any] = []
-
-    def reward(completions: Any, **_: Any) -> list[float]:
-        seen.extend(completions)
-        return [float(row) for row in range(len(completions))]
-
-    trainer = SOGRPOTrainer(
-        folder, reward, config, Dataset.from_list([{"prompt": question}] * 8),
-        processing_class=chatml_tools(tokenizer), tools=[lookup],
-    )  # fmt: skip
-    sample: Any = trainer._generate_single_turn
-
-    def generate(prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(prompt_ids) == 2:
-            return [tokenizer.encode(text) for text in (CALL, ANSWER)], None
-        return sample(prompt_ids, *args, **kwargs)
-
-    trainer._generate_single_turn = generate  # type: ignore[method-assign]
-    trainer.train()
-    assert len(trainer.state.log_history) >= 2 and trainer.state.log_history[0]["tools/call_frequency"] == 0.5
-    for messages in seen[::2]:
-        called, told, said = messages
-        assert json.loads(json.dumps(called["tool_calls"]))[0]["function"]["arguments"] == {"city": "Oslo"}
-        assert told["content"] == "Oslo is in Norway" and said["role"] == "assistant"

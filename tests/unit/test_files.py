@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 from typing import IO
@@ -23,18 +21,6 @@ class TestWriteWhole:
             write_whole(tmp_path / "a.txt", half)
         assert (tmp_path / "a.txt").read_bytes() == b"old"
         assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]
-
-    def test_writers_of_one_file_do_not_meet(self, tmp_path: Path) -> None:
-        """Processes of two machines may have the same number."""
-        both_write, file = threading.Barrier(2, timeout=10), tmp_path / "a.txt"
-
-        def write(content: bytes) -> None:
-            write_whole(file, lambda out: (out.write(content), both_write.wait()))
-
-        with ThreadPoolExecutor(2) as threads:
-            assert list(threads.map(write, [b"one", b"two"])) == [None, None]
-        assert file.read_bytes() in (b"one", b"two")
-        assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_full_disk_is_an_oserror_whatever_a_library_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

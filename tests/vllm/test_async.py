@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +15,16 @@ from transformers import TrainerCallback
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.trainers.vllm_policy import WeightClient
-from sorl_trl.types import Passage
-from tests.agents import search_index
+from tests.agents import Slow, search_index
 from tests.vllm.policies import GAP, WINDOW, logged, save_policy, vllm_agent, weights_of
 from tests.vllm.servers import serving
 
 EXACT = 1e-4
 
 
-class Slow:
-    """A search engine that takes its time."""
-
-    thread_safe = True
-
-    def __init__(self, folder: Path) -> None:
-        self.search = search_index(folder)
-
-    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        time.sleep(0.1)
-        return self.search.search_batch(queries, k)
-
-
 def agent(folder: Path, server: str, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
     mode = {"vllm_mode": "server", "vllm_server_base_url": server, "async_staleness": 2, "max_steps": 12}
-    return vllm_agent(folder, trainer_class, search=Slow(folder), **{**mode, **overrides})
+    return vllm_agent(folder, trainer_class, search=Slow(search_index(folder), 0.1), **{**mode, **overrides})
 
 
 @pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import zipfile
-from email import message_from_bytes
 from pathlib import Path
 
 import pytest
 
-from tests.wheel.environments import EXTRAS, ROOT, Built, run
+from tests.wheel.environments import ROOT, Built, run
 
 DATA = ("recipes/*.yaml", "accelerate_configs/*.yaml")
 
@@ -41,13 +40,3 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Built) -> None:
     others = {name.split("/")[0] for name in content} - {"sorl_trl"}
     assert len(others) == 1
     assert others.pop().endswith(".dist-info")
-
-
-def test_the_metadata(built: Built) -> None:
-    content = in_wheel(built.wheel)
-    info = next(name for name in content if name.endswith("/METADATA")).removesuffix("METADATA")
-    metadata = message_from_bytes(content[f"{info}METADATA"])
-    assert (metadata["Name"], metadata["License-Expression"]) == ("sorl-trl", "Apache-2.0")
-    assert {*EXTRAS.split(",")} <= {*metadata.get_all("Provides-Extra", [])}
-    assert content[f"{info}licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
-    assert b"sorl = sorl_trl.cli.main:main" in content[f"{info}entry_points.txt"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from sorl_trl.agents.agent_rollout import SearchRollout, policy_engine, rollout_output
-from sorl_trl.rollout import EngineOptions, LockStepEngine, SlotEngine
+from sorl_trl.rollout import EngineOptions
 from sorl_trl.search import NoSearch
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.agents import LIMITS, build_agent
@@ -66,33 +63,6 @@ def test_one_turn_without_logprobs_leaves_all_without() -> None:
     output = rollout_output([trajectory(turn(5)), partly], EOS)
     assert output["logprobs"] is None
     assert output["completion_ids"] == [[5, EOS], [5, 7, 6, EOS]]
-
-
-@pytest.mark.parametrize(
-    ("sharding", "in_step"),
-    [
-        ({}, False),
-        ({"is_fsdp": True}, True),
-        ({"is_zero3": True}, False),  # the parameters are gathered once, before the first call
-        ({"is_zero3": True, "gathers": False}, True),
-    ],
-    ids=str,
-)
-def test_ranks_that_share_parameters_generate_in_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: dict[str, bool], in_step: bool
-) -> None:
-    """Another rank is active still: this one goes on exactly where the two depend on each other."""
-    trainer = build_agent(tmp_path, ds3_gather_for_generation=sharding.get("gathers", True))
-    backend = {"is_fsdp": False, "is_zero3": False, **sharding}
-    monkeypatch.setattr(
-        trainer, "_dist", SimpleNamespace(**backend, summon_full_params=lambda *_, **__: nullcontext())
-    )
-    monkeypatch.setattr(trainer.accelerator, "reduce", lambda flag, reduction: flag + torch.ones(()))
-    with policy_engine(trainer, [], EngineOptions()) as (engine, any_active):
-        assert any_active(True) is True
-        assert any_active(False) is in_step
-        assert isinstance(engine, LockStepEngine if in_step else SlotEngine)
-        assert not in_step or engine.polls_together
 
 
 def test_a_rollout_that_fails_leaves_the_policy_as_it_was(tmp_path: Path) -> None:

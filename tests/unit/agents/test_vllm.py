@@ -11,12 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from sorl_trl.agents import vllm_server
 from sorl_trl.agents.vllm import EngineUnavailable, VLLMColocateEngine, VLLMServerEngine, vllm_engine
 from sorl_trl.agents.vllm_server import VLLMServer
-from sorl_trl.rollout import TurnEnd, generate_turns
+from sorl_trl.rollout import TurnEnd
 from sorl_trl.trainers.vllm_policy import ServerPolicy, WeightClient
 from tests.engines import take_turns
 from tests.scripted_vllm import (
@@ -124,43 +123,6 @@ class TestColocated:
         assert engine.idle and engine.poll() == []
         engine.close()
 
-    def test_seeds(self, script: Script, wrap: Callable[..., Any]) -> None:
-        """Of the rollout, the row and its turn, whatever other rows there are; from torch's global generator."""
-
-        def seeds(rows: list[int], seed: int) -> dict[int, list[int]]:
-            torch.manual_seed(seed)
-            engine = VLLMColocateEngine(wrap(), END)
-            engine.open(8)
-            script.requests.clear()
-            for _ in range(2):
-                generate_turns(engine, [[DOC]] * len(rows), [1] * len(rows), rows)
-            asked = [settings["seed"] for _, settings in script.requests]
-            return {row: asked[i :: len(rows)] for i, row in enumerate(rows)}
-
-        all_rows = seeds([*range(8)], 0)
-        assert seeds([5, 2], 0) == {row: all_rows[row] for row in (5, 2)}
-        drawn = [seed for own in (all_rows, seeds([*range(8)], 1)) for row in own.values() for seed in row]
-        assert len(set(drawn)) == 32 and all(0 <= seed < 2**63 for seed in drawn)
-
-    @pytest.mark.parametrize("is_sent_before", [False, True])
-    def test_a_sleeping_engine_is_woken_and_sent_weights_once_per_rollout(
-        self, wrap: Callable[..., Any], is_sent_before: bool
-    ) -> None:
-        """TRL's `generate` does it at every call. It sends them before the rollout if a step was made since."""
-        wrapper = wrap(sleeps=True)
-        if is_sent_before:
-            wrapper.sync_weights()
-            wrapper.llm.log.clear()
-        engine = VLLMColocateEngine(wrapper, END)
-        engine.open(1)
-        for _ in range(2):
-            generate_turns(engine, [(DOC,)], [2])
-        engine.close()
-        sent = [] if is_sent_before else ["wake weights", "load", "load", "forget"]
-        log = [line for line in wrapper.llm.log if not line.startswith("add")]
-        assert log == [*sent, "wake kv_cache", *["step"] * 4, "sleep 2"]
-        assert wrapper._llm_weights_sleeping
-
     def test_what_is_unfinished_is_aborted_and_nothing_cached_is_trusted(self, wrap: Callable[..., Any]) -> None:
         wrapper = wrap()
         engine = VLLMColocateEngine(wrapper, END)
@@ -184,55 +146,6 @@ class TestColocated:
         assert engine.idle and engine.poll() == []
         added, *after = wrapper.llm.log
         assert after == ["step", added.replace("add ", "abort ")]
-
-    def test_ranks_that_share_an_engine_have_it_do_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Tensor parallelism: two ranks in threads, each with its half of the engine.
-
-        Rank 1 has one short row, and goes on polling; rank 0 gives a row up.
-        """
-        barrier = threading.Barrier(2, timeout=20.0)
-        own, exchanged, ended = threading.local(), dict[int, Any](), dict[int, Any]()
-
-        def all_gather_object(gathered: list[Any], mine: Any, group: str) -> None:
-            assert group == "the group"
-            exchanged[own.rank] = mine
-            barrier.wait()
-            gathered[:] = [exchanged[0], exchanged[1]]
-            barrier.wait()
-
-        monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
-        scripts = [Script(lambda context: [PARIS] * context[0] + [CLOSING]) for _ in range(2)]
-        engines = []
-        for rank, script in enumerate(scripts):
-            shared = {"llm": ScriptedLLM(script), "tensor_parallel_size": 2, "tp_group": "the group"}
-            shared["accelerator"] = SimpleNamespace(process_index=rank)
-            engines.append(VLLMColocateEngine(scripted_wrapper("colocate", **shared), END))
-        assert all(engine.polls_together for engine in engines)
-
-        def act(rank: int) -> None:
-            own.rank, engine, turns = rank, engines[rank], list[tuple[int, int]]()
-            engine.open(3)
-            for row in range(1 if rank else 3):
-                engine.submit(row, [2 + row + rank], 9)
-            for poll in range(8):
-                if rank == 0 and poll == 2:
-                    engine.release(1)
-                turns += [(row, len(generation.token_ids)) for row, generation in engine.poll()]
-            assert engine.idle
-            engine.close()
-            ended[rank] = turns
-
-        threads = [threading.Thread(target=act, args=(rank,)) for rank in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30.0)
-        assert ended == {0: [(0, 3), (2, 5)], 1: [(0, 4)]}
-        log, other = (engine._vllm.llm.log for engine in engines)
-        assert log == other and scripts[0].requests == scripts[1].requests
-        added = [line for line in log if line.startswith("add")]
-        assert len(added) == len({*added}) == 4
-        assert added[1].replace("add ", "abort ") in log and log.count("step") == 5
 
 
 class TestServer:
@@ -284,27 +197,6 @@ class TestServer:
             take_turns(self.engine(served, 0.5 if behaviours == [hang] else 30.0), [(DOC,)], [4])
         assert isinstance(caught.value, EngineUnavailable) == (error is EngineUnavailable)
         assert len(served.bodies) == len(behaviours)
-
-    def test_closing_waits_for_nothing(self, served: ScriptedServer) -> None:
-        """What hangs is left, what has not been sent never is, and the next rollout hears of neither."""
-        released = threading.Event()
-
-        def held(handler: Any) -> None:
-            released.wait(30.0)
-            fail_with(400, "late")(handler)
-
-        served.behaviours = [held] * 64
-        engine = self.engine(served)
-        engine.open(80)
-        for row in range(80):
-            engine.submit(row, [DOC], 4)
-        while served.behaviours:
-            threading.Event().wait(0.001)
-        engine.close()
-        assert ids(take_turns(self.engine(served), [(DOC,)], [4])) == [(PARIS, CLOSING)]
-        released.set()
-        engine._server.threads.submit(int).result(30.0)  # what was submitted before has been looked at
-        assert len(served.bodies) == 65
 
 
 class TestWeights:

@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, and the recipe that it leaves there, with what shapes the agent and without secrets."""
+"""A run's folder: whose it is, which recipe it leaves there, and which one an evaluation of it reads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import yaml
 
 from sorl_trl.cli import run
 from sorl_trl.cli.arguments import parse_arguments
+from sorl_trl.cli.evaluate import read_words
 from sorl_trl.cli.run import check_output_folder, write_recipe
 from sorl_trl.qa import Question, write_questions
 
@@ -89,3 +90,50 @@ def test_no_secret_is_written_nor_how_the_run_was_started(written: Any) -> None:
     found = written("so_grpo", "--hub_token", "s3cret", "--resume_from_checkpoint", "latest", *url)
     assert not {"hub_token", "resume_from_checkpoint"} & found.keys()
     assert found["vllm_server_base_url"] == "http://127.0.0.1:8000/retrieve"
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A run that still trains."""
+    (tmp_path / "run/checkpoint-2").mkdir(parents=True)
+    (tmp_path / "run/checkpoint-2/config.json").touch()
+    (tmp_path / "run/recipe.yaml").write_text("train_questions: train.jsonl\neval_questions: nq\nmax_turns: 7\n")
+    return tmp_path / "run"
+
+
+def test_a_run_that_still_trains_is_not_evaluated_in_a_checkpoint(trained: Path) -> None:
+    """Which training removes as it goes on."""
+    words, _ = read_words([str(trained)])
+    assert words == [
+        *("--model_name_or_path", str(trained / "checkpoint-2")),
+        *("--output", str(trained / "evaluation_checkpoint-2")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_of_run"), [(".", True), ("checkpoint-2", True), ("other", False), ("checkpoint-x", False)]
+)
+def test_the_recipe_of_the_run_that_trained_it(trained: Path, policy: str, is_of_run: bool) -> None:
+    (trained / policy).mkdir(exist_ok=True)
+    (trained / policy / "config.json").touch()
+    for words in ([str(trained / policy)], ["--model_name_or_path", str(trained / policy)]):
+        _, recipe = read_words(words)
+        assert recipe.get("max_turns") == (7 if is_of_run else None)
+
+
+def test_another_policy_is_asked_as_the_run_was(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").touch()
+    words, recipe = read_words([str(trained), "--model_name_or_path", str(tmp_path / "base")])
+    assert recipe["max_turns"] == 7
+    assert words[-4:] == [
+        *("--model_name_or_path", str(tmp_path / "base")),
+        *("--output", str(tmp_path / "base/evaluation")),
+    ]
+
+
+def test_what_training_evaluates_on_is_asked_unless_something_else_is_named(trained: Path) -> None:
+    assert read_words([str(trained)])[1]["benchmarks"] == ["nq"]
+    assert "benchmarks" not in read_words([str(trained), "--questions", "own.jsonl"])[1]
+    (trained / "recipe.yaml").write_text("eval_questions: eval.jsonl\n")
+    assert read_words([str(trained)])[1]["questions"] == ["eval.jsonl"]

@@ -21,7 +21,7 @@ from sorl_trl.evaluation.run import (
     run_batches,
 )
 from sorl_trl.qa import Question
-from sorl_trl.records.evaluated import MEASURES, is_masked, read_settings, write_evaluated
+from sorl_trl.records.evaluated import MEASURES, read_settings, write_evaluated
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, RolloutArguments, SearchResponder, TagProtocol
 from sorl_trl.rollout.tasks import prompt_rows
 from sorl_trl.search import NoSearch, SearchUnavailable
@@ -46,11 +46,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 class Guesser:
     """Answers with names drawn from torch's global generator."""
 
-    def __init__(self) -> None:
-        self.calls = 0
-
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        self.calls += 1
         opening, closing = WORDS.index("<answer>"), WORDS.index("</answer>")
         names = torch.randint(len(NAMES), (len(contexts),)) + WORDS.index("ann")
         return [Generation((opening, int(name), closing), None, stopped=True) for name in names]
@@ -62,16 +58,11 @@ def agent(tokenizer: PreTrainedTokenizerFast, guesser: Guesser) -> Agent:
 
 
 class Searcher(Guesser):
-    """Of the calls, the second searches, or all do."""
-
-    def __init__(self, always: bool = False) -> None:
-        super().__init__()
-        self.always = always
+    """Searches instead."""
 
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        answers = super().generate(contexts, max_new_tokens)
         ids = tuple(WORDS.index(word) for word in ("<search>", "ann", "</search>"))
-        return [Generation(ids, None, stopped=True)] * len(contexts) if self.always or self.calls == 2 else answers
+        return [Generation(ids, None, stopped=True)] * len(contexts)
 
 
 class Down:
@@ -96,20 +87,8 @@ class TestBatches:
         assert [rows for _, rows in run_batches(batches[2:], agent(tokenizer, Guesser()), seed=0)] == everything[2:]
         assert [rows for _, rows in run_batches(batches, agent(tokenizer, Guesser()), seed=1)] != everything
 
-    def test_batches_in_which_the_engine_failed_are_made_anew(self, tokenizer, tmp_path: Path) -> None:
-        batches = plan_batches({"own": QUESTIONS}, num_samples=1, batch_size=1)
-        run = RunFolder(tmp_path)
-        searcher = replace(agent(tokenizer, Searcher()), collector=failing(tokenizer))
-        complete(run, batches, lambda: searcher, 0, show_progress=False)
-        assert [is_masked(outcome) for outcome in run.outcomes("own")] == [False, True, False, False]
-        working = Guesser()
-        complete(run, batches, lambda: agent(tokenizer, working), 0, show_progress=False)
-        complete(run, batches, lambda: pytest.fail("loaded, though nothing is left"), 0)
-        assert working.calls == 1
-        assert not any(map(is_masked, run.outcomes("own")))
-
     def test_a_run_whose_engine_is_down_stops(self, tokenizer, tmp_path: Path) -> None:
-        searcher = replace(agent(tokenizer, Searcher(always=True)), collector=failing(tokenizer))
+        searcher = replace(agent(tokenizer, Searcher()), collector=failing(tokenizer))
         run = RunFolder(tmp_path)
         run.claim({"datasets": {"own": {}}})
         batches = plan_batches({"own": QUESTIONS}, num_samples=4, batch_size=1)

@@ -152,26 +152,6 @@ def until_called(search: FakeSearch) -> Any:
     return wait
 
 
-def test_while_the_threads_are_busy_searches_gather() -> None:
-    entered, leave, calls = threading.Event(), threading.Event(), []
-
-    class Slow(FakeSearch):
-        def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-            calls.append(list(queries))
-            entered.set()
-            assert leave.wait(10)
-            return [[PARIS]] * len(queries)
-
-    responder = SearchResponder(Slow(), PROTOCOL, concurrency=1)
-    (first,) = responder.ask([turn(0, "Oslo")])
-    assert entered.wait(10)
-    others = responder.ask([turn(1, "Bern")]) + responder.ask([turn(2, "Rome"), turn(3, "Bern")])
-    leave.set()
-    assert {reply.result(10).text for reply in (first, *others)} == {"capital of France"}
-    assert calls == [["Oslo"], ["Bern", "Rome"]]
-    responder.close()
-
-
 def turn(row: int, query: str) -> RowTurn:
     return RowTurn(row, Turn((1,), query, Action(ActionKind.SEARCH, query)))
 
@@ -183,6 +163,32 @@ def test_a_failing_search_masks_its_row_and_no_other() -> None:
     trajectories = collector(search).collect([(1,), (2,), (3,)], engine)
     assert [t.stop_reason.value for t in trajectories] == ["answered", "search_unavailable", "answered"]
     assert [any(row.env_mask) for row in assemble(trajectories)] == [True, False, True]
+
+
+class PickySearch(FakeSearch):
+    """Refuses every request with "b" in it."""
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        found = super().search_batch(queries, k)
+        if "b" in queries:
+            raise SearchError("refused")
+        return found
+
+
+def test_a_refused_query_spoils_no_other() -> None:
+    search = PickySearch()
+    found, refused = Reply("capital of France", (PARIS,)), Reply("No")
+    assert SearchResponder(search, PROTOCOL).search("abc") == {"a": found, "b": refused, "c": found}
+    assert search.calls == [["a", "b", "c"], ["a"], ["b"], ["c"]]
+    assert SearchResponder(PickySearch(), PROTOCOL).search("b") == {"b": refused}
+
+
+@pytest.mark.parametrize("found", [None, [None], {"a": []}, [[{"text": "t"}]]])
+def test_what_is_no_passage_is_said(found: Any) -> None:
+    search = FakeSearch()
+    search.search_batch = lambda queries, k: found  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="must return a list of `Passage` for each query"):
+        SearchResponder(search).search("a")
 
 
 class Rewarding(BatchResponder):

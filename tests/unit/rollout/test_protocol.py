@@ -133,9 +133,6 @@ QWEN_TOOL = Frame(
 USER = Frame("\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
 
 
-"""As Llama 3.1 writes them."""
-
-
 def test_frames_are_the_messages_of_the_chat_template() -> None:
     protocol = ChatProtocol().in_chat(qwen_tokenizer())
     assert (protocol.information_frame, protocol.message_frame) == (QWEN_TOOL, USER)

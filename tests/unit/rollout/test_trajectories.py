@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from sorl_trl.rollout import rollout_statistics
-from sorl_trl.types import Action, ActionKind, Observation, StopReason, ToolResult, Trajectory, Turn
+from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
 from .fakes import PARIS
 
@@ -47,12 +47,3 @@ def test_an_empty_batch_has_the_same_keys() -> None:
     empty = rollout_statistics([])
     assert empty.keys() == rollout_statistics([ANSWERED]).keys()
     assert set(empty.values()) == {0.0}
-
-
-def test_calls_of_tools_are_counted_in_tags_and_in_messages() -> None:
-    call = Turn((5,), "", Action(ActionKind.TOOL, "1 + 1", "calculate"))
-    message = turn(ActionKind.MESSAGE, 5)
-    results = Observation((4,), "", results=(ToolResult("add", "2"), ToolResult("add", "3")))
-    segments = [(call, Observation((4,), "2"), call), (message, results, message), (FRANCE, FOUND)]
-    trajectories = [Trajectory((1,), each, StopReason.MAX_TURNS) for each in segments]
-    assert rollout_statistics(trajectories)["tool_calls_per_trajectory"] == (2 + 2) / 3

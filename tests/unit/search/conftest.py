@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.search.passages import PASSAGES
+from tests.unit.search.backends import PASSAGES
 
 from sorl_trl.search import BM25Index, write_corpus
 

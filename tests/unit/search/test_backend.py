@@ -1,9 +1,18 @@
+"""Engines that are down: which errors mean it, and how long one is waited for."""
+
 from __future__ import annotations
 
+import errno
+from itertools import pairwise
+from urllib.error import HTTPError, URLError
+
+import httpx2
 import pytest
+import requests
 from tests.unit.search.backends import FakeSearch, found
 
 from sorl_trl.search import RetryPolicy, SearchError, SearchUnavailable
+from sorl_trl.search.backend import is_down
 
 NO_WAIT = RetryPolicy(attempts=3, initial_wait_s=0)
 DOWN = SearchUnavailable("down")
@@ -29,18 +38,51 @@ def test_an_engine_that_stays_down_is_given_up_and_a_mistake_is_not_repeated(
     assert len(backend.calls) == attempts
 
 
-def test_the_deadline_counts_the_time_of_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts of 20 s under 60 s: the third ends when the time is up."""
-    now = [0.0]
-    monkeypatch.setattr("tenacity.time.monotonic", lambda: now[0])
+def caused(*errors: BaseException) -> BaseException:
+    """The last of some errors, each raised `from` the one before."""
+    for cause, error in pairwise(errors):
+        error.__cause__ = cause
+    return errors[-1]
 
-    class SlowSearch(FakeSearch):
-        def search_batch(self, queries, k):
-            now[0] += 20
-            return super().search_batch(queries, k)
 
-    backend = SlowSearch([DOWN] * 9)
-    policy = RetryPolicy(attempts=9, initial_wait_s=0, max_wait_s=0, deadline_s=60)
-    with pytest.raises(SearchUnavailable):
-        policy.retrying()(backend.search_batch, ["a"], 3)
-    assert len(backend.calls) == 3
+def handled(*errors: BaseException) -> BaseException:
+    """The last of some errors, each raised while the one before was handled."""
+    for handled, error in pairwise(errors):
+        error.__context__ = handled
+    return errors[-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (httpx2.ConnectError("refused"), True),
+        (httpx2.ReadTimeout("late"), True),
+        (httpx2.RemoteProtocolError("Server disconnected without sending a response."), True),
+        (requests.exceptions.ReadTimeout(), True),
+        (URLError(OSError(errno.EHOSTUNREACH, "No route to host")), True),
+        (type("ServerDisconnectedError", (type("ClientConnectionError", (Exception,), {}),), {})(), True),
+        (HTTPError("http://x", 404, "Not Found", {}, None), False),  # type: ignore[arg-type]
+        (requests.HTTPError("404"), False),
+        (FileNotFoundError(errno.ENOENT, "No such file"), False),
+        (KeyError("bug"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_lost_connection_is_down_and_an_answer_is_not(error: Exception, expected: bool) -> None:
+    assert is_down(error) == expected
+
+
+@pytest.mark.parametrize("first", [ConnectionResetError("gone"), TimeoutError("late"), SearchUnavailable("down")])
+def test_what_a_lost_connection_caused_is_down_however_deep(first: Exception) -> None:
+    assert is_down(caused(first, OSError("inner"), RuntimeError("no judge")))
+    assert is_down(handled(first, ValueError("inner"), RuntimeError("no judge")))
+    assert not is_down(handled(first, KeyboardInterrupt())), "or it would be retried"
+    hidden = handled(first, ValueError("is told"))
+    hidden.__suppress_context__ = True
+    assert not is_down(hidden), "raised `from None`"
+
+
+def test_errors_that_caused_each_other_are_followed_once() -> None:
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert not is_down(first)

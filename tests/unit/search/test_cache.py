@@ -12,7 +12,6 @@ import pytest
 from tests.unit.search.backends import FakeSearch, LosingSearch, found
 
 from sorl_trl.search import CachedSearch, CacheError, SearchError, SearchUnavailable
-from sorl_trl.search import client as module
 from sorl_trl.types import Passage
 
 Cached = Callable[..., CachedSearch]
@@ -113,15 +112,3 @@ def test_a_database_that_is_no_cache_is_named(cached: Cached, path: Path, statem
     execute(path, statement)
     with pytest.raises(CacheError, match=r"cache .*cache\.sqlite"):
         cached(FakeSearch()).search_batch(["a"], 3)
-
-
-def test_a_file_that_stays_locked_is_named(cached: Cached, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST_WAIT_S", 0)
-    search = cached(FakeSearch())
-    search.search_batch(["a"], 3)
-    with closing(sqlite3.connect(path)) as holder:
-        holder.execute("BEGIN IMMEDIATE")
-        with pytest.raises(CacheError, match=r"cache\.sqlite"):
-            search.search_batch(["b"], 3)
-        assert search.search_batch(["a"], 3) == [found("a", 3)]  # Reading needs no lock.
-    assert search.search_batch(["b"], 3) == [found("b", 3)]

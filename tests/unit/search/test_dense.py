@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.unit.search.passages import PASSAGES
+from tests.unit.search.backends import PASSAGES
 from transformers import AutoModel, AutoTokenizer
 
 from sorl_trl.search import DenseIndex, DenseOptions

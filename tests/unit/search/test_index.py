@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.search.passages import PASSAGES
+from tests.unit.search.backends import PASSAGES
 
 from sorl_trl.search import (
     BM25Index,
@@ -80,22 +80,6 @@ def test_a_failed_build_leaves_nothing(build: Build, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"corpus.jsonl, line 2"):
         build(tmp_path / "corpus.jsonl", tmp_path / "indexes" / "index")
     assert list((tmp_path / "indexes").iterdir()) == []
-
-
-def test_two_builds_at_once_leave_one_index(
-    build: Build, corpus_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other process, on a shared disk, finishes while ours is still building."""
-    rename = Path.rename
-
-    def overtaken(self: Path, target: Path) -> Path:
-        monkeypatch.setattr(Path, "rename", rename)
-        build(corpus_path, target)
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", overtaken)
-    assert len(build(corpus_path, tmp_path / "index")) == len(PASSAGES)
-    assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
 @pytest.mark.parametrize("engine", LEXICAL)

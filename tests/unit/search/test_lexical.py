@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 
 import bm25s
 import pytest
@@ -78,17 +75,6 @@ def test_a_loaded_index_equals_bm25s_in_memory_with_ties_in_order(tmp_path_facto
     index = build(BM25Index, tmp_path_factory.mktemp("index"), *texts)
     found = [(-hit.score, int(hit.id)) for hit in index.search_batch([query], k)[0]]
     assert found == sorted((-score, i) for i, score in enumerate(scores.tolist()) if score > 0)[:k]
-
-
-def test_jax_is_left_alone(tmp_path):
-    """bm25s would start it, and a started JAX takes three quarters of a GPU's memory."""
-    (tmp_path / "jax").mkdir()
-    (tmp_path / "jax/__init__.py").touch()
-    (tmp_path / "jax/lax.py").write_text("top_k = print\n")
-    script = "import sys, sorl_trl.search.lexical; assert 'jax' not in sys.modules; import jax.lax"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), *sys.path]))}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr[-500:]
 
 
 @settings(deadline=None, max_examples=25)

@@ -82,17 +82,6 @@ def test_rows_wait_for_memory_and_this_is_said_once(llama: Any, caplog: pytest.L
     assert "`kv_cache_gib`" in message
 
 
-def test_a_row_that_waits_for_its_reply_gives_its_slot_up(llama: Any) -> None:
-    """Nobody else could go on: every slot is held by a row between its turns."""
-    engine = opened(llama, 3, cache_bytes=BYTES * 30)
-    first = generate_turns(engine, [PROMPT, PROMPT[1:]], [6, 6])
-    assert engine.idle
-    (third,) = generate_turns(engine, [PROMPT[2:] * 6], [6], [2])
-    assert [third] == generate_turns(opened(llama, 1), [PROMPT[2:] * 6], [6])
-    contexts = [[*PROMPT, *first[0].token_ids], [*PROMPT[1:], *first[1].token_ids]]
-    assert generate_turns(engine, contexts, [6, 6]) == generate_turns(opened(llama, 2), contexts, [6, 6])
-
-
 def test_a_row_s_samples_depend_on_no_other(llama: Any) -> None:
     engine = slots(llama, SAMPLED)
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
-import logging
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from sorl_trl.rollout import HFGenerator, LockStepEngine
+from sorl_trl.rollout import HFGenerator, LockStepEngine, TurnEnd
 from sorl_trl.rollout.slots import NotServed, SlotEngine, model_engine
-from sorl_trl.rollout.slots import engine as engine_module
 from tests import model_families as families
+from tests.unit.rollout.fakes import bpe_tokenizer
 
 GREEDY = GenerationConfig(do_sample=False)
 SAMPLED = GenerationConfig(do_sample=True, top_k=0)
@@ -138,24 +139,52 @@ def test_lora_and_its_generation_config(llama: Any) -> None:
         slots(model)
 
 
-def test_the_choice(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
-    engine_module._warn_once.cache_clear()
+def test_the_choice(llama: Any) -> None:
     end = families.turn_end()
     assert isinstance(model_engine(llama, end, GREEDY), SlotEngine)
     assert isinstance(model_engine(llama, end, GREEDY, "lockstep"), LockStepEngine)
-    assert not caplog.records
     assert isinstance(model_engine(copy.deepcopy(llama).to("meta"), end, GREEDY), LockStepEngine), "slow on a GPU"
-    assert [record for record in caplog.records if "slots are slower on a GPU" in record.message]
-    caplog.clear()
     refused = families.build(families.REFUSED["mistral"][0])
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            assert isinstance(model_engine(refused, end, GREEDY), LockStepEngine)
-        assert isinstance(model_engine(llama, end, GREEDY, synced_gpus=True), LockStepEngine)
-    assert [("DynamicSlidingWindowLayer" in r.message, "sharded" in r.message) for r in caplog.records] == [
-        (True, False),
-        (False, True),
-    ]
+    assert isinstance(model_engine(refused, end, GREEDY), LockStepEngine)
+    assert isinstance(model_engine(llama, end, GREEDY, synced_gpus=True), LockStepEngine)
     for name, model in (("slots", refused), ("fast", llama)):
         with pytest.raises(ValueError, match="engine"):
             model_engine(model, end, GREEDY, name)
+
+
+TOKENIZER = bpe_tokenizer()
+# Ends that tokens such as `>\\n\\n`, `search` and `capital` hold with more behind it, or have only a part of.
+STOPS = st.lists(st.sampled_from([">", "ch", "ea", "capi", "\n", "i", "w>", "é"]), max_size=3, unique=True)
+IDS = st.lists(st.integers(3, len(TOKENIZER) - 1), max_size=6)
+
+
+@cache
+def policy() -> Any:
+    shape = {**families.GQA, "vocab_size": len(TOKENIZER)}
+    return families.build(lambda: LlamaForCausalLM(LlamaConfig(**shape)))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> families.Plan:
+    prompts = draw(st.lists(IDS.filter(bool), min_size=1, max_size=2))
+    rows, turns = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    by_turn = {"min_size": turns, "max_size": turns}
+    return families.Plan(
+        prompts=[draw(st.sampled_from(prompts)) for _ in range(rows)],
+        observations=[draw(st.lists(IDS, **by_turn)) for _ in range(rows)],
+        limits=[draw(st.lists(st.integers(1, 8), **by_turn)) for _ in range(rows)],
+        delays=[draw(st.lists(st.integers(0, 5), **by_turn)) for _ in range(rows)],
+    )
+
+
+@settings(max_examples=25)
+@given(plan=plans(), stops=STOPS, prefill_tokens=st.integers(1, 30), cache_tokens=st.integers(64, 300))
+def test_turns_are_those_of_lock_step(
+    plan: families.Plan, stops: list[str], prefill_tokens: int, cache_tokens: int
+) -> None:
+    end = TurnEnd(TOKENIZER, stops, [TOKENIZER.eos_token_id])
+    options: Any = {"cache_bytes": 256 * cache_tokens, "prefill_tokens": prefill_tokens}
+    engine = SlotEngine(policy(), end, GREEDY, **options)
+    reference = LockStepEngine(HFGenerator(policy(), TOKENIZER, stops, GREEDY, end.eos_token_ids))
+    played = families.play(engine, plan)
+    assert played == families.play(reference, plan)

@@ -205,15 +205,12 @@ def test_a_world_that_is_down_masks_its_trajectory(opened: Any, environment: Any
     assert environment.__name__ in caplog.text and repr(error) in caplog.text
 
 
-@pytest.mark.parametrize("environment", [Raises, AsyncRaises])
-def test_a_programming_error_is_raised_where_the_reply_is_waited_for(opened: Any, environment: Any) -> None:
-    error = KeyError("bug")
+@pytest.mark.parametrize(
+    ("environment", "error"),
+    [(Raises, KeyError("bug")), (AsyncRaises, KeyError("bug")), (Raises, KeyboardInterrupt())],
+)
+def test_other_errors_are_raised_where_the_reply_is_waited_for(opened: Any, environment: Any, error: Any) -> None:
     assert ask(opened(partial(environment, error)), "a") == [error]
-
-
-def test_ctrl_c_is_raised_there_too(opened: Any) -> None:
-    error = KeyboardInterrupt()
-    assert ask(opened(partial(Raises, error)), "a") == [error]
 
 
 @pytest.mark.parametrize("environment", [Raises, AsyncRaises])

@@ -49,17 +49,3 @@ class TestMethod:
         with pytest.raises(UserMistake, match=f"`method` is '{name}', which has a critic: add `--trainer so_ppo`"):
             parse(f"method: {name}\n")
         assert parse(f"method: {name}\ntrainer: so_ppo\n").config.advantage_level == "token"
-
-
-@pytest.mark.parametrize(
-    ("recipe", "words", "expected"),
-    [
-        ("save_strategy: 'no'\n", ["--save_steps", "10"], ("steps", 10)),
-        ("save_steps: 50\n", ["--save_strategy", "no", "--save_steps", "10"], ("no", 10)),
-    ],
-)
-def test_who_asks_for_checkpoints_gets_them(
-    folder: Path, recipe: str, words: list[str], expected: tuple[str, int]
-) -> None:
-    config = parse(f"max_completion_length: 9\n{recipe}", *words).config
-    assert (config.save_strategy, config.save_steps) == expected

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import urllib.request
 from functools import partial
 from typing import Any
 
 import pytest
-import requests
 from transformers.utils import DocstringParsingException
 from trl.chat_template_utils import add_response_schema
 
-from sorl_trl import AgentRollout, search_tool
+from sorl_trl import AgentRollout
 from sorl_trl.agents.chat import messages_of
 from sorl_trl.rollout import (
     ChatProtocol,
     Collector,
     Generation,
     Reply,
-    RetryPolicy,
     RolloutLimits,
     RowTurn,
     ToolBox,
     rollout_statistics,
 )
-from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Action, ActionKind, StopReason, ToolCall, Trajectory, Turn
 from tests.tools import qwen_tokenizer, tool_call
-from tests.unit.rollout.fakes import FakeSearch, ScriptedGenerator, encode
+from tests.unit.rollout.fakes import ScriptedGenerator, encode
 
 CHAT: Any = add_response_schema(qwen_tokenizer())
 LIMITS = RolloutLimits(max_turns=4, max_turn_tokens=1000, max_observation_tokens=1000)
@@ -65,27 +61,6 @@ def test_a_run_survives_what_ends_a_program() -> None:
     tools.open([{"prompt": "?"}])
     results = call(tools, ("exits", {}), ("is_cancelled", {}), ("exits_later", {}))
     assert all(text.startswith("{'error': ") for text in results) and len(results) == 3
-    tools.close()
-
-
-def by_urllib() -> str:
-    """Ask."""
-    return str(urllib.request.urlopen("http://127.0.0.1:9"))
-
-
-def by_requests() -> str:
-    """Ask."""
-    return str(requests.get("http://127.0.0.1:9"))
-
-
-def test_a_tool_whose_service_cannot_be_reached_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "*")
-    engine = search_tool(FakeSearch([SearchUnavailable("down")]), retry=RetryPolicy(attempts=1))
-    tools = ToolBox([by_urllib, by_requests, engine])
-    tools.open([{"prompt": "?"}])
-    assert [call(tools, (name, {})) for name in ("by_urllib", "by_requests")] == [DOWN, DOWN]
-    assert call(tools, ("search", {"query": "a"})) == DOWN
-    assert isinstance(call(tools, ("search", {"query": "a"})), list), "it is up again"
     tools.close()
 
 
@@ -221,29 +196,6 @@ def test_no_call_is_made_after_one_of_a_tool_that_is_down() -> None:
     trajectory, box, _ = converse("".join(calls))
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
     assert box.environments[0].lines == ["c"]
-
-
-def test_no_call_is_made_after_one_that_took_too_long() -> None:
-    go, made = threading.Event(), []
-
-    def hang() -> None:
-        """Hang."""
-        go.wait(LONG)
-
-    def note() -> None:
-        """Note."""
-        made.append(threading.current_thread())
-
-    before = {*threading.enumerate()}
-    box = ToolBox([hang, note], timeout_s=0.3)
-    box.open([{}])
-    threads = {*threading.enumerate()} - before
-    assert call(box, ("note", {}), ("hang", {}), ("note", {})) == DOWN
-    go.set()
-    box.close()
-    for thread in threads:
-        thread.join(LONG)
-    assert len(made) == 1
 
 
 @pytest.mark.parametrize(
