@@ -9,6 +9,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
 
+from sorl_trl.rollout import Engine, Generation, generate_turns
+
 WORDS = ["<pad>", "<eos>", "<unk>", "</think>", *(f"w{i}" for i in range(28))]
 SHAPE: dict[str, Any] = {
     "hidden_size": 16,
@@ -70,3 +72,14 @@ def build_moe_policy(seed: int = 0, vocab_size: int = len(WORDS)) -> MixtralForC
     )
     policy.set_experts_implementation("eager")  # the default's kernel does not take float64
     return policy
+
+
+def take_turns(
+    engine: Engine, contexts: Sequence[Sequence[int]], limits: Sequence[int], rows: Sequence[int] | None = None
+) -> list[Generation]:
+    """One turn each of `rows`, by default the first ones, in a rollout of its own."""
+    engine.open(len(contexts))
+    try:
+        return generate_turns(engine, contexts, limits, rows)
+    finally:
+        engine.close()

@@ -12,8 +12,8 @@ from sorl_trl.agents.agent_rollout import rollout_output
 from sorl_trl.rollout import TagProtocol, TurnEnd, assemble, model_engine
 from sorl_trl.rollout.trajectories import control_tokens, decode, token_texts
 from sorl_trl.types import ActionKind, Observation, StopReason, Turn
-from tests.engines import take_turns
 from tests.model.helpers import FEW_SHOT, collect
+from tests.policies import take_turns
 
 
 def test_encoding_again_would_change_what_was_sampled(model: Any, tokenizer: Any) -> None:

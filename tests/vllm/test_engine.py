@@ -27,7 +27,7 @@ from sorl_trl.rollout import (
     TurnEnd,
 )
 from tests.agents import agent_tokenizer
-from tests.engines import take_turns
+from tests.policies import take_turns
 from tests.vllm.policies import WINDOW, each_mode, load_policy, save_policy, wrap
 
 STOPS = PROTOCOL.stop_strings

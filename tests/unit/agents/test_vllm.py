@@ -17,7 +17,7 @@ from sorl_trl.agents.vllm import EngineUnavailable, VLLMColocateEngine, VLLMServ
 from sorl_trl.agents.vllm_server import VLLMServer
 from sorl_trl.rollout import TurnEnd
 from sorl_trl.trainers.vllm_policy import ServerPolicy, WeightClient
-from tests.engines import take_turns
+from tests.policies import take_turns
 from tests.scripted_vllm import (
     LOGPROB,
     WINDOW,

@@ -6,10 +6,9 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from tests.policies import SHAPE
 from tests.tools import qwen_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 SOLUTION = "ls(a=True)"
 """Of the first request of `multi_turn_base_1`."""

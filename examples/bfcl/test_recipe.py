@@ -9,16 +9,16 @@ import pytest
 
 pytest.importorskip("bfcl_eval")
 
-from examples.bfcl.tasks import rows_of, task_of, write_rows
+from tests.documentation import ROOT
+from tests.tools import qwen_tokenizer
 
+from examples.bfcl.function_callers import SOLUTION, talking_policy
+from examples.bfcl.tasks import rows_of, task_of, write_rows
 from sorl_trl.cli import evaluate
 from sorl_trl.cli.main import main as sorl
 from sorl_trl.cli.train import main as train
 from sorl_trl.command_line import run_command
 from sorl_trl.records.evaluated import read_evaluated
-from tests.documentation import ROOT
-from tests.function_callers import SOLUTION, talking_policy
-from tests.tools import qwen_tokenizer
 
 
 def test_the_recipe_trains_and_its_policy_is_evaluated(
