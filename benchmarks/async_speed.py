@@ -1,14 +1,13 @@
 """How long training takes where the next rollouts are sampled meanwhile: a real vLLM server on the CPU.
 
-    make .venv-vllm/.installed model
+    make .venv-vllm/.installed
     .venv-vllm/bin/python -m benchmarks.async_speed
-    .venv-vllm/bin/python -m benchmarks.async_speed --sync models/smollm2-135m
 
 A tiny policy has learnt to search twice and then to answer. A search takes 0.5 to 1 s; with stragglers, three of a
 hundred take ten. An optimizer step takes a second more than it would: a GPU that trains, and takes no core. Each case
 trains on 24 rollouts of 16 trajectories, two updates each, after one run that warms everything up. Cases are
-interleaved. `--sync` measures how long a model's weights take. Writes `async.json` and `async.md` in
-`benchmarks/results`; docs/plots.py draws who samples, who trains and who waits.
+interleaved. Writes `async.json` and `async.md` in `benchmarks/results`;
+docs/plots.py draws who samples, who trains and who waits.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import os
 import random
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,16 +28,15 @@ from examples.quickstart import PROTOCOL
 from tests.agents import LIMITS, NAMES, agent_tokenizer, teach
 from transformers import LlamaForCausalLM
 
-from benchmarks.common import QUIET, RESULTS, Row, read_rows, table, write_rows
+from benchmarks.common import QUIET, RESULTS, Row, table, write_rows
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.agents.vllm_server import VLLMServer
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.types import Passage
 
 FILE = RESULTS / "async.json"
 SEARCH_S, STRAGGLER_S, STRAGGLERS, TRAINING_S = (0.5, 1.0), 10.0, 0.03, 1.0
-ROLLOUTS, WINDOW, SYNCS, SYNC_WINDOW = 24, 64, 5, 512
+ROLLOUTS, WINDOW = 24, 64
 CASES: list[dict[str, Any]] = [
     {"staleness": 0, "order": "dataset", "stragglers": False},
     {"staleness": 1, "order": "dataset", "stragglers": False},
@@ -150,33 +147,7 @@ def train(policy: Path, url: str, folder: Path, case: dict[str, Any], rollouts: 
     }
 
 
-def sync(model: Path, folder: Path) -> dict[str, Any]:
-    """Seconds until a server has new weights: where it is idle, and where a turn goes on with them."""
-    from tests.vllm.policies import wrap
-    from tests.vllm.servers import serving
-
-    def timed() -> float:
-        began = time.perf_counter()
-        trls.sync_weights()
-        return time.perf_counter() - began
-
-    with serving(model, SYNC_WINDOW, folder / "server.txt") as served:
-        trls, server = wrap(model, mode="server", server_base_url=served.url), VLLMServer(served.url)
-        idle = [timed() for _ in range(SYNCS)]
-        long = {"model": server.model[0], "prompt": [1], "max_tokens": SYNC_WINDOW - 1, "ignore_eos": True}
-        turn = threading.Thread(target=server.ask, args=("POST", "/v1/completions", long), daemon=True)
-        turn.start()
-        time.sleep(2.0)
-        busy = [timed() for _ in range(SYNCS)]
-        assert turn.is_alive(), "the turn has ended too early"
-    facts = {"mode": "weights", "model": model.name, "parameters": trls.model.num_parameters()}
-    return {**facts, "idle_seconds": idle, "busy_seconds": busy, "load": os.getloadavg()[0]}
-
-
-def write(found: list[Row]) -> None:
-    """Put rows into the file, in the place of those of the same modes."""
-    modes = {row["mode"] for row in found}
-    rows = [row for row in read_rows(FILE) if row["mode"] not in modes] + found
+def write(rows: list[Row]) -> None:
     write_rows(rows, FILE)
     FILE.with_suffix(".md").write_text(report(rows))
 
@@ -204,21 +175,13 @@ def report(rows: list[Row]) -> str:
             cells += [f"{statistics.median(row['age_mean'] for row in of):.2f}"]
             cells += [f"{max(row['age_max'] for row in of):.0f}", sum(row["dropped"] for row in of)]
             lines.append([*map(str, cells)])
-    sent = "".join(sync_line(row) for row in rows if row["mode"] == "weights")
-    return f"{HEADER}\n\n{table(COLUMNS, lines)}\n{sent}"
-
-
-def sync_line(row: Row) -> str:
-    seconds = (statistics.median(row[f"{name}_seconds"]) for name in ("idle", "busy"))
-    medians = "{:.1f} s, {:.1f} s with a turn under way".format(*seconds)
-    return f"- Sending the weights of {row['model']}: {medians} (medians of {SYNCS}, load {row['load']:.0f}).\n"
+    return f"{HEADER}\n\n{table(COLUMNS, lines)}\n"
 
 
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=at_least(1), default=2, help="runs of each case")
     parser.add_argument("--rollouts", type=at_least(2), default=ROLLOUTS, help="rollouts of each run")
-    parser.add_argument("--sync", type=Path, metavar="MODEL", help="only send a model's weights; its folder")
     arguments = parser.parse_args(words)
     from tests.vllm import shims
     from tests.vllm.servers import serving
@@ -228,9 +191,6 @@ def main(words: Sequence[str]) -> None:
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory() as name:
         folder = Path(name)
-        if arguments.sync:
-            write([sync(arguments.sync, folder)])
-            return
         policy = taught_policy(folder / "policy")
         with serving(policy, WINDOW, folder / "server.txt") as server:
             train(policy, server.url, folder, CASES[2], 2)
