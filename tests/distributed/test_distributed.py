@@ -173,7 +173,7 @@ class TestCollector:
     @needs_deepspeed
     def test_sharded_ranks_are_not_copied(self, search: Case) -> None:
         result = launch("zero3_cpu", replace(search, options={"async_staleness": 1}))
-        assert "sharded parameters are not copied" in result["refused"]
+        assert "sharded parameters" in result["refused"]
 
     @needs_deepspeed
     def test_sharded_ranks_generate_equally_often(self, search: Case) -> None:

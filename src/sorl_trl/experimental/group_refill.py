@@ -138,7 +138,7 @@ class GroupRefillTrainer(TurnLevelTrainer):
             if others is None:
                 break
             rounds += 1
-            other = super()._collect(self._of_process(others))
+            other = super()._collect(self._own_share(others))
             takes = ~differs & self._differs(other.scored)
             rollout = merged(rollout, other, takes, self._tokenizer.pad_token_id)
             differs = differs | takes
@@ -160,7 +160,7 @@ class GroupRefillTrainer(TurnLevelTrainer):
         seed = f"{self.args.seed}-{step}-{self._refilled_at[1]}"
         return _draw(self.train_dataset, asked, self._prompts_per_batch(), seed)
 
-    def _of_process(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _own_share(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Repeat each row `num_generations` times, and return this process's share."""
         repeated = [dict(row) for row in rows for _ in range(self.num_generations)]
         share = len(repeated) // self.accelerator.num_processes

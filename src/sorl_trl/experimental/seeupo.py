@@ -190,10 +190,10 @@ class SeeUPOTrainer(TurnLevelTrainer):
         """Prepare every buffered micro-batch for `turn`. All processes call this together."""
         buffered: list[dict[str, Any]] = self._buffered_inputs
         kept = [each["turn_ids"] == turn for each in buffered]
-        local = torch.stack([torch.stack([of_turn.any(1).sum(), of_turn.sum()]) for of_turn in kept]).sum(0)
+        local = torch.stack([torch.stack([is_turn.any(1).sum(), is_turn.sum()]) for is_turn in kept]).sum(0)
         rows, tokens = self.accelerator.gather(local.unsqueeze(0)).sum(0)
-        of_all = sum(map(len, kept)) * self.accelerator.num_processes
-        scale = torch.tensor(of_all / int(rows) if rows else 0.0, dtype=torch.float64)
+        total = sum(map(len, kept)) * self.accelerator.num_processes
+        scale = torch.tensor(total / int(rows) if rows else 0.0, dtype=torch.float64)
         for each in buffered:
             if int(each[TURN]) < self.num_iterations:
                 self._close_turn(each)
@@ -205,8 +205,8 @@ class SeeUPOTrainer(TurnLevelTrainer):
         """After a turn's updates, one pass gives its new log-probabilities, and the next turn's old ones."""
         logps = self._score(self.model, inputs).logps
         log_ratio = bounded_log_ratio(logps - inputs["old_per_token_logps"])
-        of_turn = inputs["turn_ids"] == int(inputs[TURN])
-        inputs[MULTIPLIER] = next_multiplier(inputs[MULTIPLIER], log_ratio, of_turn)
+        is_turn = inputs["turn_ids"] == int(inputs[TURN])
+        inputs[MULTIPLIER] = next_multiplier(inputs[MULTIPLIER], log_ratio, is_turn)
         inputs["old_per_token_logps"] = logps
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
@@ -233,12 +233,12 @@ def turn_alone(inputs: Mapping[str, Any], turn: int) -> dict[str, Any]:
 
     The policy reads the whole trajectories; only the mask of the loss changes.
     """
-    of_turn = inputs["turn_ids"] == turn
+    is_turn = inputs["turn_ids"] == turn
     kept = inputs.get("tool_mask", torch.ones_like(inputs["completion_mask"]))
     return {
         **inputs,
-        "tool_mask": kept * of_turn,
-        "turn_ids": torch.where(of_turn, 0, -1),
+        "tool_mask": kept * is_turn,
+        "turn_ids": torch.where(is_turn, 0, -1),
         "turn_counts": (inputs["turn_counts"] > turn).long(),
         "advantages": inputs["advantages"] * inputs[MULTIPLIER].unsqueeze(1),
     }

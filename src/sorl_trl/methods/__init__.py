@@ -132,5 +132,5 @@ __all__ = [
     "Objective",
     "ScoredRollout",
     "method_from",
-    *sorted(known.__name__ for of_field in PIECES.values() for known in of_field.values()),
+    *sorted(known.__name__ for field_pieces in PIECES.values() for known in field_pieces.values()),
 ]

@@ -163,9 +163,9 @@ class MicroBatch:
         """
         if self.level == "token" or self.advantages.size(1) == 1:
             return importance_ratio(self.log_ratio, self.turns, self.level, self.turn_ratio)
-        of_units = log_importance_ratio(self.log_ratio, self.turns, self.level, self.turn_ratio)
+        unit_log_ratio = log_importance_ratio(self.log_ratio, self.turns, self.level, self.turn_ratio)
         averaged = self.turn_ratio if self.level == "turn" else "geometric"
-        return with_own_gradients(of_units, self.log_ratio, self.turns, averaged).exp()
+        return with_own_gradients(unit_log_ratio, self.log_ratio, self.turns, averaged).exp()
 
 
 class Objective(NamedTuple):

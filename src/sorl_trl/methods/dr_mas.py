@@ -34,8 +34,8 @@ class AgentWise:
         """(N, K) advantages."""
         returns, mask = rollout.returns, rollout.turn_mask
         agents = (torch.arange(mask.size(1), device=mask.device) % self.agents).long().expand(mask.shape)
-        of_agents = state_advantages(returns, agents, mask, rollout.num_generations, rollout.scale == "group")
-        return over_batch(of_agents, rollout)
+        agent_credit = state_advantages(returns, agents, mask, rollout.num_generations, rollout.scale == "group")
+        return over_batch(agent_credit, rollout)
 
 
 DR_MAS = Method(

@@ -30,8 +30,10 @@ class GiGPO:
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages."""
         returns, mask = rollout.returns, rollout.turn_mask
-        of_states = state_advantages(returns, rollout.states, mask, rollout.num_generations, rollout.scale == "group")
-        return group_mean_advantages(rollout) + self.coef * over_batch(of_states, rollout)
+        state_credit = state_advantages(
+            returns, rollout.states, mask, rollout.num_generations, rollout.scale == "group"
+        )
+        return group_mean_advantages(rollout) + self.coef * over_batch(state_credit, rollout)
 
 
 GIGPO = Method(

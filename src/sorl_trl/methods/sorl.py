@@ -46,8 +46,8 @@ class ClipPenalty:
     def __call__(self, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """λ times the mean penalty, and the metrics `clip_penalty` and `clip_penalty_gate`."""
         gate = self._gate(batch)
-        of_trajectories = gated_kl(gate, batch.log_ratio, batch.loss_mask, self.kl_estimator)
-        mean = of_trajectories.mean() * batch.row_scale
+        penalties = gated_kl(gate, batch.log_ratio, batch.loss_mask, self.kl_estimator)
+        mean = penalties.mean() * batch.row_scale
         return self.coef * mean, {"clip_penalty": mean, "clip_penalty_gate": gate.mean()}
 
     def _gate(self, batch: MicroBatch) -> Tensor:

@@ -88,8 +88,8 @@ def summed_advantages(rewards_per_func: Tensor, weights: Tensor, num_generations
         num_generations: G; it must divide N.
     """
     grouped = rewards_per_func.view(-1, num_generations, len(weights)).transpose(1, 2)
-    of_groups = (grouped - grouped.nanmean(2, keepdim=True)) / (_nan_std(grouped).unsqueeze(2) + STD_FLOOR)
-    summed = (of_groups.transpose(1, 2).reshape_as(rewards_per_func) * weights).nansum(1)
+    normalized = (grouped - grouped.nanmean(2, keepdim=True)) / (_nan_std(grouped).unsqueeze(2) + STD_FLOOR)
+    summed = (normalized.transpose(1, 2).reshape_as(rewards_per_func) * weights).nansum(1)
     return outcome_advantages(summed.masked_fill(rewards_per_func.isnan().all(1), torch.nan), len(summed), "batch")
 
 

@@ -105,8 +105,10 @@ def log_importance_ratio(
         return keep(log_ratio, turns.loss_mask)
     if level == "sequence":
         return keep(masked_mean(log_ratio, turns.loss_mask, dim=1).unsqueeze(1), turns.loss_mask)
-    of_turns = turn_reduce(log_ratio, turns, "mean") if turn_ratio == "geometric" else _log_mean_exp(log_ratio, turns)
-    return turn_broadcast(of_turns, turns)
+    turn_log_ratio = (
+        turn_reduce(log_ratio, turns, "mean") if turn_ratio == "geometric" else _log_mean_exp(log_ratio, turns)
+    )
+    return turn_broadcast(turn_log_ratio, turns)
 
 
 def with_own_gradients(
@@ -145,8 +147,8 @@ def unit_lengths(turn_ids: Tensor | TurnLayout, level: str) -> Tensor:
     turns = turn_layout(turn_ids)
     if level == "token":
         return torch.ones_like(turns.turn_ids)
-    of_sequence = turns.loss_mask.sum(dim=1, keepdim=True)
-    lengths = turn_broadcast(turns.lengths, turns).long() if level == "turn" else of_sequence
+    sequence_length = turns.loss_mask.sum(dim=1, keepdim=True)
+    lengths = turn_broadcast(turns.lengths, turns).long() if level == "turn" else sequence_length
     return torch.where(turns.loss_mask, lengths, 1)
 
 

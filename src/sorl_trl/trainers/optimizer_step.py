@@ -106,7 +106,7 @@ def clip_apart(accelerator: Accelerator, model: nn.Module, max_norm: float) -> t
     """
     accelerator.unscale_gradients()
     named = [*model.named_parameters()]
-    policy, critic = ([p for name, p in named if is_critic_name(name) == of_critic] for of_critic in (False, True))
+    policy, critic = ([p for name, p in named if is_critic_name(name) == is_critics] for is_critics in (False, True))
     norms = [torch.nn.utils.clip_grad_norm_(parameters, max_norm) for parameters in (policy, critic)]
     policy_norm, critic_norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms)
     return policy_norm, critic_norm
