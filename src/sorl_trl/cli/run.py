@@ -25,6 +25,7 @@ from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.files import raise_if_disk_full, write_whole
 from sorl_trl.records import RECIPE_FILE, checkpoints
 from sorl_trl.records.resume_point import ADAPTERS, WEIGHTS, newest_whole, resume_point
+from sorl_trl.records.trained import SHARDS
 from sorl_trl.rollout.tasks import FOR_QUESTIONS, unread
 from sorl_trl.search import MalformedResponse
 from sorl_trl.text import without_user
@@ -32,6 +33,8 @@ from sorl_trl.trainers import SOPPOTrainer
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.checkpoint import RESTORED
 
+SIGNS = (*WEIGHTS, *ADAPTERS)
+"""A folder with one of these files holds a policy."""
 SECRET = "_token"
 """Arguments whose names end like this are secrets, as in transformers."""
 START_OPTIONS = ("dry_run", "resume_from_checkpoint")
@@ -95,7 +98,7 @@ def check_output_folder(config: TrainingArguments) -> None:
     if step.isdecimal() and 0 < most <= int(step):
         raise ValueError(f"{resumed} is at step {step}, and `max_steps` is {most}: raise it to go on")
     goes_on = resumed is not None and Path(resumed).resolve().parent == folder.resolve()
-    is_used = bool(checkpoints(folder)) or any((folder / name).is_file() for name in (*WEIGHTS, *ADAPTERS))
+    is_used = any((*checkpoints(folder), *folder.glob(SHARDS), *filter(Path.is_file, map(folder.joinpath, SIGNS))))
     if is_used and not goes_on:
         go_on = "`--resume_from_checkpoint latest` goes on with it, or " if checkpoints(folder) else ""
         raise ValueError(f"`output_dir` is {folder}, which holds a run: {go_on}remove it, or name another folder")

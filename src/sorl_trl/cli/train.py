@@ -17,7 +17,16 @@ from itertools import islice
 
 import psutil
 
-from sorl_trl.command_line import CONFIGS, INTERRUPTED, RECIPES, mistakes, refuse, run_command, take_config
+from sorl_trl.command_line import (
+    CONFIGS,
+    INTERRUPTED,
+    RECIPES,
+    mistakes,
+    read_config,
+    refuse,
+    run_command,
+    take_config,
+)
 
 MODULE = "sorl_trl.cli.train"
 SHARED = frozenset({"-h", "--help", "--debug", "--gradient_accumulation_steps", "--gradient-accumulation-steps"})
@@ -93,8 +102,11 @@ def launch_arguments(words: Sequence[str]) -> Namespace:
     parser.error = refuse  # type: ignore[method-assign]
     for_launch, for_training = _split(words, parser)
     arguments = parser.parse_args([*for_launch, "--module", MODULE, *for_training])
+    arguments.quiet = False  # it would turn every exit code into 1
     if arguments.accelerate_config is not None:
-        arguments.config_file = str(CONFIGS.find(arguments.accelerate_config))
+        config = CONFIGS.find(arguments.accelerate_config)
+        read_config(config, ())  # without a mapping, accelerate would fail with a traceback
+        arguments.config_file = str(config)
     return arguments
 
 
@@ -118,6 +130,7 @@ def _exit_code(arguments: Namespace) -> int:
     """Launch, and return the exit code of training, which has said itself what went wrong."""
     from accelerate.commands import launch as launcher
     from accelerate.utils import patch_environment
+    from torch import accelerator
     from torch.distributed.elastic.agent.server import api as agent
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing import api as workers
@@ -130,7 +143,9 @@ def _exit_code(arguments: Namespace) -> int:
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     code = 0
     try:
-        with patch_environment(PYTHONSAFEPATH="1"):  # otherwise `python -m` would import modules of this folder
+        # Otherwise DeepSpeed would say on stdout that there is no GPU, and `python -m` import modules of this folder.
+        device = {} if accelerator.is_available() else {"DS_ACCELERATOR": "cpu"}
+        with patch_environment(PYTHONSAFEPATH="1", **device):
             launcher.launch_command(arguments)
     except subprocess.CalledProcessError as error:
         code = error.returncode

@@ -187,8 +187,8 @@ class RunFolder:
         # A start that finished no batch, perhaps with a wrong model, does not fix the settings.
         if not any((self.path / FOLDER).rglob("[0-9]*.parquet")):
             self.path.mkdir(parents=True, exist_ok=True)
-            if file.exists() and not {"model", "datasets"} <= {*read_settings(self.path)}:
-                raise ValueError(f"output {self.path} has a {SETTINGS} of something else: name another folder")
+            if file.exists():
+                read_settings(self.path)  # raises ValueError if something else wrote them
             _write_json(file, settings)
             return
         before, now = read_settings(self.path), json.loads(json.dumps(settings))

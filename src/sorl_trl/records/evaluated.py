@@ -84,7 +84,7 @@ SCHEMA = pa.schema(
 """One row per trajectory. A segment's `kind` is "turn", with `action`, `content`, `tool` and perhaps `reward` and
 `logprobs`, or "observation", with `passages`, `truncated`, `neutralized` and `role`; the fields of the other kind are
 null. `metadata` is JSON, and so is `environment`, which is null if the environment measures nothing. A measure is null
-where it does not apply (see `sorl_trl.evaluation.measure`)."""
+where it does not apply (see `sorl_trl.evaluation.run.measure`)."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class EvaluatedTrajectory:
     """The text of the prompt, as the policy saw it."""
     trajectory: Trajectory
     measures: Mapping[str, float | None]
-    """See `sorl_trl.evaluation.measure`."""
+    """See `sorl_trl.evaluation.run.measure`."""
     environment: Mapping[str, float] | None = None
     """What its environment measured: see `Responder.measures`."""
 
@@ -173,8 +173,10 @@ def count_evaluated(run: str | os.PathLike[str], dataset: str) -> int:
 
 
 def read_settings(run: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the settings of a run. Raises FileNotFoundError if no run was started here."""
-    settings: dict[str, Any] = json.loads((Path(run) / SETTINGS).read_bytes())
+    """Read the settings of a run. Raises FileNotFoundError if there are none, and ValueError if they are of no run."""
+    settings = json.loads((Path(run) / SETTINGS).read_bytes())
+    if not isinstance(settings, dict) or "datasets" not in settings:
+        raise ValueError(f"{run} has a {SETTINGS} of something else: name another folder")
     return settings
 
 

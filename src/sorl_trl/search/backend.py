@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
+import ssl
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from http.client import IncompleteRead
 from typing import Annotated, Any, Protocol
 from urllib.error import URLError
 
@@ -32,7 +35,16 @@ class SearchUnavailable(Exception):
     """
 
 
-_DOWN = (SearchUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError, socket.gaierror)
+_DOWN = (
+    *(SearchUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError, socket.gaierror),
+    *(IncompleteRead, ssl.SSLEOFError),
+)
+_MISTAKES = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError),
+    *(SearchError, FileNotFoundError, PermissionError, ssl.SSLCertVerificationError),
+)
+"""Errors of code or set-up, whatever was being handled when they were raised."""
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 _DOWN_BY_NAME = {
     *("NetworkError", "RemoteProtocolError", "TimeoutException"),  # httpx, whose ConnectError is a NetworkError
     *("ConnectionError", "ChunkedEncodingError", "Timeout"),  # requests
@@ -46,17 +58,22 @@ def is_down(error: BaseException | None) -> bool:
 
     It does if it is `SearchUnavailable`, one of Python's errors for that, or one of a known client's, and if one of
     these caused it or was being handled when it was raised, however deep. `raise … from None` hides what was handled.
-    An answer of a server, such as HTTP 404, is not "down".
+    A mistake in code or set-up, such as a `KeyError` or a wrong certificate, is not "down", whatever was handled. Nor
+    is an answer of a server, such as HTTP 404.
     """
     seen = set[int]()
     while isinstance(error, Exception) and id(error) not in seen:
         seen.add(id(error))
+        reason = error.reason if isinstance(error, URLError) else None
+        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if isinstance(error, _MISTAKES) or isinstance(reason, _MISTAKES):
+            return False
         names = {kind.__name__ for kind in type(error).__mro__}
-        if isinstance(error, _DOWN) or names & _DOWN_BY_NAME:
+        if isinstance(error, _DOWN) or names & _DOWN_BY_NAME or isinstance(reason, OSError):
             return True
-        if isinstance(error, URLError) and isinstance(error.reason, OSError):
+        if isinstance(error, OSError) and error.errno in _NO_ROUTE:
             return True
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        error = cause
     return False
 
 

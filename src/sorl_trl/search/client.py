@@ -146,7 +146,7 @@ def parse_response(response: Any, num_queries: int, k: int) -> list[list[Passage
 def _passage(hit: dict[str, Any]) -> Passage:
     document = hit.get("document", hit)
     title, text = title_and_text(document)
-    identifier = str(document.get("id", ""))
+    identifier = "" if document.get("id") is None else str(document["id"])
     return Passage(encodable(identifier), encodable(title), encodable(text), _finite(hit.get("score")))
 
 

@@ -57,13 +57,16 @@ class Encoder:
         self.options, self._lock = options, Lock()
 
     def encode(self, texts: Sequence[str], prefix: str) -> npt.NDArray[np.float32]:
-        """Vectors (N, D) of length 1, one for each of N texts."""
+        """Vectors (N, D) of length 1, one for each of N texts. Raises ValueError if one is not finite."""
         with self._lock:
             # A prefix is passed even if it is empty, because a model may have one of its own.
             encoded: Any = self.model.encode(
                 list(texts), prompt=prefix, normalize_embeddings=True, show_progress_bar=False
             )
-        return np.asarray(encoded, dtype=np.float32)
+        vectors = np.asarray(encoded, dtype=np.float32)
+        if not np.isfinite(vectors).all():
+            raise ValueError(f"model {self.options.model!r} gives vectors that are not finite: does it overflow?")
+        return vectors
 
 
 class DenseIndex(SavedIndex):

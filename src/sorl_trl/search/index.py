@@ -26,7 +26,7 @@ from sorl_trl.types import Passage
 MANIFEST = "manifest.json"
 # Increase it with any change to the files, even by a library, or to `tokenize`: an index of other tokens would not
 # fail, but find too little.
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 CORPUS = "corpus.jsonl"
 """The file of passages in the index folder of an engine that does not store them itself."""
 CorpusPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -48,7 +48,7 @@ class Corpus:
     line is parsed when it is read. Threads may share a corpus.
 
     Raises:
-        CorpusError: A line that is read is not a passage.
+        CorpusError: The file is empty, or a line that is read is not a passage.
         FileNotFoundError: There is no such file.
     """
 
@@ -59,6 +59,8 @@ class Corpus:
         with self._path.open("rb") as file:
             for line in file:
                 self._offsets.append(self._offsets[-1] + len(line))
+            if not len(self):
+                raise CorpusError(f"{self._path}: the corpus is empty; it needs at least one passage")
             self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __len__(self) -> int:
@@ -125,7 +127,11 @@ def title_and_text(record: Mapping[str, object]) -> tuple[str, str]:
     if not isinstance(contents, str):
         raise ValueError(f"a passage needs `title` and `text`, or `contents`, as strings; got fields {sorted(record)}")
     first_line, newline, rest = contents.partition("\n")
-    return (first_line.strip().removeprefix('"').removesuffix('"'), rest) if newline else ("", contents)
+    if not newline:
+        return (title if isinstance(title, str) else ""), contents
+    first_line = first_line.strip()
+    is_quoted = len(first_line) > 1 and first_line[0] == first_line[-1] == '"'
+    return (first_line[1:-1] if is_quoted else first_line), rest
 
 
 def _passages(path: Path) -> Iterator[Passage]:
@@ -290,10 +296,15 @@ def read_manifest(directory: Path) -> Manifest:
         raise FileNotFoundError(missing("index", directory))
     if not (directory / MANIFEST).is_file():
         raise FileNotFoundError(f"index {directory}: there is no {MANIFEST}; name another, or build the index")
-    record = json.loads((directory / MANIFEST).read_bytes())
-    if record["format_version"] != FORMAT_VERSION:
-        raise IndexOutdated(directory, f"it is of version {record['format_version']}, and read is {FORMAT_VERSION}")
-    return Manifest(**record)
+    try:
+        record = json.loads((directory / MANIFEST).read_bytes())
+        version = record["format_version"]
+        manifest = Manifest(**record) if version == FORMAT_VERSION else None
+    except (ValueError, TypeError, LookupError) as error:
+        raise IndexOutdated(directory, f"its {MANIFEST} cannot be read ({error})") from error
+    if manifest is None:
+        raise IndexOutdated(directory, f"it is of version {version}, and read is {FORMAT_VERSION}")
+    return manifest
 
 
 def fingerprint(path: Path) -> dict[str, str | int]:

@@ -332,8 +332,9 @@ class TurnLevelTrainer(GRPOTrainer):
 class SOGRPOTrainer(TurnLevelTrainer):
     """Drop-in replacement for `trl.GRPOTrainer` with turns as the unit of the loss.
 
-    It takes the arguments of `GRPOTrainer` and `method`: a `sorl_trl.Method`, a name of `sorl_trl.methods.METHODS`, or
-    a mapping of pieces. The default, "so_grpo", adds a KL penalty to turn-level ratios (`ClipPenalty`).
+    It takes the arguments of `GRPOTrainer` and `method`: a `sorl_trl.Method`, a name of `sorl_trl.methods.METHODS`, a
+    dotted path, or a mapping of pieces. The default, "so_grpo", adds a KL penalty to turn-level ratios
+    (`ClipPenalty`).
 
     A reward function may return one float per turn of a completion. The turns of a trajectory are those that
     `rollout_func` records as `turn_ids`, or else the runs of model tokens between tool results. With only outcome

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
+from safetensors import safe_open
 from torch.distributed.checkpoint.stateful import Stateful
 from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
@@ -74,6 +75,7 @@ def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
         "ahead": None if ahead is None else ahead.state_dict(),
         "optim": _kind_of_optimizer(trainer),
+        "has_critic": trainer._has_critic,
         **{name: getattr(trainer.args, name) for name in _CYCLE_OPTIONS},
         **{name: getattr(trainer.args, name) for name in RESTORED if hasattr(trainer.args, name)},
     }
@@ -89,8 +91,9 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
     nor does what a warning names. Sums between two log entries are lost, as in transformers' own trainer.
 
     Raises:
-        UserMistake: The checkpoint has the state of another optimizer; or trajectories still to be trained on, but was
-            written by another number of processes, with other batch settings, or with another order of rollouts ahead.
+        UserMistake: The checkpoint has the state of another optimizer or trainer; or trajectories still to be trained
+            on, but was written by another number of processes, with other batch settings, or with another order of
+            rollouts ahead.
     """
     args, file = trainer.args, folder / CYCLE_FILE.format(trainer.args.process_index)
     if without := ranks_where(not file.is_file()):  # all ranks must collect in the same steps
@@ -104,6 +107,8 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
     state = torch.load(file, map_location="cpu", weights_only=True)
     if state.get("optim") not in (None, optimizer := _kind_of_optimizer(trainer)):
         raise UserMistake(f"`optim` is {optimizer!r}, but {folder} holds the state of {state['optim']!r}.")
+    if state.get("has_critic", trainer._has_critic) != trainer._has_critic:
+        raise UserMistake(f"{folder} is of another trainer, with{'' if state['has_critic'] else 'out'} a critic.")
     _restore_options(args, state)
     saved = state.get("ahead") or {}
     is_out_of_order = bool(ranks_where(bool(saved.get("late") or saved.get("early"))))
@@ -161,19 +166,24 @@ def checkpoint_now(trainer: Any) -> Path | None:
 
 
 def load_weights(trainer: Any, checkpoint: str, load: Callable[[], None]) -> None:
-    """Load the weights of a checkpoint into the trainer's policy; `load` is how transformers does it.
+    """Load the weights of a checkpoint into the trainer's policy, with transformers' `load` if that gets them right.
 
     transformers saves mixtures of experts and many vision-language models under other names, and with other shapes,
-    than they have in memory. `from_pretrained` converts them; `load` would leave the weights that the model began
-    with. Of an adapter in bfloat16, it makes float32. Engines that shard parameters load their own checkpoints.
+    than they have in memory. `from_pretrained` converts them; `load` does not, and would leave the weights that the
+    model began with. PEFT would load an adapter of bfloat16 in float32, so parameters keep their dtypes. Engines that
+    shard parameters load their own checkpoints.
     """
-    policy = trainer.model
+    policy, saved = trainer.model, set[str]()
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         load()
-    elif isinstance(policy, PreTrainedModel):
+        return
+    for path in Path(checkpoint).glob("model*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            saved |= {*file.keys()}
+    if isinstance(policy, PreTrainedModel) and not saved <= {*policy.state_dict()}:
         policy.load_state_dict(type(policy).from_pretrained(checkpoint, dtype=policy.dtype).state_dict())
-    else:
-        dtypes = {name: parameter.dtype for name, parameter in policy.named_parameters()}
-        load()
-        for name, parameter in policy.named_parameters():
-            parameter.data = parameter.data.to(dtypes.get(name, parameter.dtype))
+        return
+    before = {name: parameter.dtype for name, parameter in policy.named_parameters()}
+    load()
+    for name, parameter in policy.named_parameters():
+        parameter.data = parameter.data.to(before.get(name, parameter.dtype))

@@ -33,13 +33,17 @@ def agent_rollout_of(trainer: Any) -> AgentRollout | None:
 
 
 def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
-    """Raise TypeError for another trainer's config."""
+    """Raise TypeError for another trainer's config. Switch NEFTune off with dropout, and say so."""
     if not isinstance(args, wanted):
         package = "sorl_trl.experimental" if "experimental" in wanted.__module__ else "sorl_trl"
         raise TypeError(
             f"`args` is a {type(args).__name__}, but must be a {wanted.__name__}: write `from {package} import "
             f"{wanted.__name__}` and keep the arguments."
         )
+    if args.disable_dropout and args.neftune_noise_alpha:
+        noise = f"`neftune_noise_alpha` is {args.neftune_noise_alpha:g}, but `disable_dropout` is True, which switches"
+        warn_on_main_process(args, f"{noise} NEFTune off, too: its noise would be in every ratio.")
+        args.neftune_noise_alpha = None
 
 
 def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -> None:
@@ -145,7 +149,7 @@ def check_ahead(trainer: Any) -> None:
 
 def _why_not_ahead(trainer: Any, args: TurnLevelConfig, rollout: AgentRollout | None) -> str | None:
     if rollout is None or type(rollout).__call__ is not AgentRollout.__call__:
-        return "that takes `tools`, or a `rollout_func` that is an `AgentRollout`, of which `collect` is overridden"
+        return "that takes `tools`, or an `AgentRollout` as `rollout_func`: override its `collect`, not its `__call__`"
     dataset = trainer.train_dataset
     columns = {*dataset.column_names} if isinstance(dataset, Dataset) else set()
     if "prompt" not in columns or {"image", "images"} & columns:

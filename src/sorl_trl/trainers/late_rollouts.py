@@ -195,7 +195,8 @@ class RolloutsAhead:
         if self._policy is not None:
             # Before weights are sent, because a server may be gone.
             raise_on_all_ranks(self._trainer, self._raise_failures)
-            self._policy.renew(self._taken, self._setup.encode(prompts[:1])[0])
+            prompt_ids = raise_on_all_ranks(self._trainer, lambda: self._setup.encode(prompts[:1])[0])
+            self._policy.renew(self._taken, prompt_ids)
 
     def from_a_copy(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """A rollout at once, from a copy of the policy as those ahead are sampled from: for a rehearsal."""

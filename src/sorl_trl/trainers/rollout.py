@@ -89,7 +89,7 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
 
     # Old policy and reference policy
     batch = tensors(trainer, sampled, env_mask, logprobs, context_ids is not None)
-    if any(by_tools):
+    if ranks_where(any(by_tools)):
         raise ValueError("A tool has returned an image, but only images in prompts are trained on: return text.")
     batch |= image_inputs(trainer, prompts, images, batch)
     batch[GENERATED_AT] = torch.tensor(sampled_at)

@@ -147,6 +147,9 @@ class ServerPolicy:
         contexts = [prompt[:length] for length in range(1, len(prompt) + 1, _APART)]
         settings = _PLAIN | {"max_tokens": 1, "temperature": self._trainer.temperature, "seed": seed}
         turns = self._for_probes.complete(contexts, settings)
+        if not all(turn.token_ids for turn in turns):
+            reasons = sorted({str(turn.finish_reason) for turn in turns})
+            raise RuntimeError(f"vLLM ended a probe of its weights without a token: finish_reason {reasons}")
         return [(context, turn.token_ids[0], turn.logprobs[0]) for context, turn in zip(contexts, turns, strict=True)]
 
     def check(self, probe: Probe) -> None:

@@ -119,9 +119,9 @@ class TestFolder:
         assert read_settings(run.path) == SETTINGS
 
     def test_a_policy_that_was_moved_is_the_same(self, run: RunFolder) -> None:
-        run.claim({"model": {"model_name_or_path": "here", "policy_files": "same"}})
+        run.claim({**SETTINGS, "model": {"model_name_or_path": "here", "policy_files": "same"}})
         write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
-        run.claim({"model": {"model_name_or_path": "there", "policy_files": "same"}})
+        run.claim({**SETTINGS, "model": {"model_name_or_path": "there", "policy_files": "same"}})
 
 
 CHOICE = Question("q", "which ?", ("Ann Lee",), options={"A": "Bob", "B": "Ann Lee"})

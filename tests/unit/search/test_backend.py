@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from http.client import IncompleteRead
 from itertools import pairwise
 from urllib.error import HTTPError, URLError
 
@@ -64,6 +65,9 @@ def handled(*errors: BaseException) -> BaseException:
         (HTTPError("http://x", 404, "Not Found", {}, None), False),  # type: ignore[arg-type]
         (requests.HTTPError("404"), False),
         (FileNotFoundError(errno.ENOENT, "No such file"), False),
+        (URLError(FileNotFoundError(errno.ENOENT, "No such file")), False),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), True),
+        (IncompleteRead(b""), True),
         (KeyError("bug"), False),
     ],
     ids=lambda value: type(value).__name__,
@@ -80,6 +84,8 @@ def test_what_a_lost_connection_caused_is_down_however_deep(first: Exception) ->
     hidden = handled(first, ValueError("is told"))
     hidden.__suppress_context__ = True
     assert not is_down(hidden), "raised `from None`"
+    assert not is_down(handled(first, KeyError("typo"))), "a mistake in code ends the run"
+    assert not is_down(caused(first, SearchError("refused"))), "the policy is told"
 
 
 def test_errors_that_caused_each_other_are_followed_once() -> None:
