@@ -13,7 +13,7 @@ from peft import LoraConfig
 
 from benchmarks.common import QUIET, build_tokenizer
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.agents.agent_rollout import policy_engine
+from sorl_trl.agents.policy_rollout import policy_engine
 from sorl_trl.rollout import EngineOptions, generate_turns
 
 

@@ -23,7 +23,9 @@ class StopReason(str, Enum):
 
     If the prompt alone fills it, the trajectory has no turn, and nothing of it is trained on."""
     ENVIRONMENT_DONE = "environment_done"
-    """The environment ended the trajectory."""
+    """The environment, or the user's agent, ended the trajectory."""
+    AGENT_ERROR = "agent_error"
+    """The user's agent raised an error, such as for a turn that it could not read. It earns `reward_on_error`."""
     SEARCH_UNAVAILABLE = "search_unavailable"
     """The search was down after all retries. This says nothing about the policy, so it is masked out of the loss."""
     ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
@@ -100,6 +102,10 @@ class Turn:
     """The environment's reward for this turn, if it gives rewards."""
     versions: tuple[int, int] | None = None
     """For rollouts ahead: versions of the weights (batches) when the turn was requested and when it was complete."""
+    role: str = ""
+    """The agent whose turn it is, if several share the policy: the `model` that an API call names."""
+    context: int = 0
+    """The context that it continues."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +123,19 @@ class Observation:
     """Who speaks: a "tool", or the "user"."""
     results: tuple[ToolResult, ...] = ()
     """The results of the tools that a message called, as the policy read them."""
+    context: int = 0
+    """The context that it continues or begins."""
+    repeats: bool = False
+    """Whether it only repeats what the trajectory has shown in another context."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A prompt, then turns with observations between them. If the prompt leaves no room, there is no turn."""
+    """A prompt, then turns with observations between them. If the prompt leaves no room, there is no turn.
+
+    A context is what the policy read at once. Context 0 continues the prompt. Each other one begins with observations
+    that hold all that was read there; those that `repeat` an earlier context come first. Contexts may alternate.
+    """
 
     prompt_ids: tuple[int, ...]
     segments: tuple[Turn | Observation, ...]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOTrainer
-from sorl_trl.agents import agent_rollout
+from sorl_trl.agents import policy_rollout
 from sorl_trl.methods import PPOMin
 from sorl_trl.qa import exact_match_reward
 from sorl_trl.rollout import Generation, LockStepEngine
@@ -57,7 +57,7 @@ def save_chat(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: str
             return [Generation(tuple(ids), None, stopped=True) for ids in generate(None, [*map(list, contexts)])[0]]
 
     monkeypatch.setattr(SOGRPOTrainer, "_generate_single_turn", generate)
-    monkeypatch.setattr(agent_rollout, "policy_engine", lambda *_: nullcontext((LockStepEngine(Engine()), bool)))
+    monkeypatch.setattr(policy_rollout, "policy_engine", lambda *_: nullcontext((LockStepEngine(Engine()), bool)))
 
 
 def test_readme() -> None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-from accelerate import Accelerator
 from trl import GRPOTrainer
 from trl.chat_template_utils import get_training_chat_template, is_chat_template_prefix_preserving
 from trl.data_utils import is_conversational
-from trl.models import unwrap_model_for_generation
 
 from sorl_trl.agents.chat import RolloutSetup, check_results, holds_images, messages_of
-from sorl_trl.agents.vllm import vllm_engine
+from sorl_trl.agents.policy_rollout import MESSAGES, PolicyRollout, rollout_output
 from sorl_trl.rollout import (
     Collector,
     Engine,
@@ -26,31 +22,15 @@ from sorl_trl.rollout import (
     RolloutLimits,
     SearchResponder,
     TagProtocol,
-    TurnEnd,
-    assemble,
     environment_statistics,
-    model_engine,
     rollout_statistics,
 )
 from sorl_trl.rollout.observation import MessageSanitizer
 from sorl_trl.search import SearchBackend
-from sorl_trl.types import StopReason, Trajectory
-
-# The policy or the environment ended these trajectories; the others reached a length limit.
-_COMPLETE = {
-    StopReason.ANSWERED,
-    StopReason.MAX_TURNS,
-    StopReason.ENVIRONMENT_DONE,
-    StopReason.SEARCH_UNAVAILABLE,
-    StopReason.ENVIRONMENT_UNAVAILABLE,
-}
+from sorl_trl.types import Trajectory
 
 
-MESSAGES = "trajectory_messages"
-"""The key of the trajectories as messages, which the trainers of this package pass on as `completions`."""
-
-
-class AgentRollout:
+class AgentRollout(PolicyRollout):
     """A `rollout_func` whose policy acts in an environment between its generations.
 
     Besides TRL's keys, it returns for each trajectory `env_mask` (1 on the policy's tokens), `turn_ids` (the turn of
@@ -93,31 +73,15 @@ class AgentRollout:
                 f"responder is {responder!r}, but must be a `Responder`: `EnvironmentResponder(…)` makes one from a "
                 "class of environments, and `SearchRollout` takes a search engine"
             )
-        if engine is not None and not isinstance(engine, EngineOptions):
-            raise TypeError(f"engine is {engine!r}, but must be an `EngineOptions`")
         if responder.shown and protocol is not None:
             raise ValueError(
                 "protocol is given beside tools that the chat template shows, whose format it is: leave it out"
             )
+        super().__init__(engine)
         self._responder = responder
         self.protocol = protocol or getattr(responder, "protocol", None) or TagProtocol()
+        self.stop_strings = self.protocol.stop_strings
         self.limits = limits
-        self.engine = engine or EngineOptions()
-
-    def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        self.check(trainer.args, trainer.tools)  # TRL's trainers, unlike ours, have not called it yet
-        with policy_engine(trainer, self.protocol.stop_strings, self.engine) as (engine, any_active):
-            return self.sample(prompts, trainer, engine, any_active)
-
-    def sample(
-        self, prompts: list[Any], trainer: GRPOTrainer, engine: Engine, any_active: Callable[[bool], bool] = bool
-    ) -> dict[str, Any]:
-        """What a call returns and logs, but sampled with an engine of the caller's."""
-        examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
-        output, metrics = self.collect(self.setup(trainer), prompts, examples, engine, any_active)
-        for name, value in metrics.items():
-            trainer._log_metric(name, value)
-        return output
 
     def collect(
         self,
@@ -127,17 +91,7 @@ class AgentRollout:
         engine: Engine,
         any_active: Callable[[bool], bool] = bool,
     ) -> tuple[dict[str, Any], dict[str, float]]:
-        """Collect a trajectory for each prompt. Returns what TRL expects of a `rollout_func`, and metrics by name.
-
-        Args:
-            setup: What `setup` reads of the trainer.
-            prompts: Texts or lists of messages, all of one kind.
-            examples: The row of the dataset for each prompt.
-            engine: Samples from the policy.
-            any_active: As for `Collector.collect`.
-
-        Raises ValueError for prompts with images.
-        """
+        """See `PolicyRollout.collect`. Raises ValueError for prompts with images."""
         if any(map(holds_images, prompts)):
             name = type(self).__name__
             raise ValueError(f"`{name}` is for text: the prompts hold images, which the policy would not see.")
@@ -163,31 +117,21 @@ class AgentRollout:
             output[MESSAGES] = _as_messages(trajectories, collector, setup.tokenizer)
         return output, metrics
 
+    def measures(self, row: int) -> Mapping[str, float | None]:
+        return self._responder.measures(row)
+
     def fork(self) -> AgentRollout:
-        """A copy for a rollout that may go on while others do."""
         forked = copy.copy(self)
         forked._responder = self._responder.fork()
         return forked
 
     def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
-        """Raise ValueError for arguments of a trainer that the rollout cannot honour."""
-        if tools or environment_factory:
-            raise ValueError(
-                "`tools` or `environment_factory` is given together with a rollout that makes whole trajectories "
-                "itself: TRL's tool loop would continue after them. Pass them to a `ToolBox`, or no `rollout_func`."
-            )
-        if config.use_transformers_continuous_batching:
-            raise ValueError(
-                "`use_transformers_continuous_batching` is True, but it ignores stop strings, so turns would not end "
-                "after an action. Set it to False, and use `use_vllm=True` for speed."
-            )
+        super().check(config, tools, environment_factory)
         if config.max_tool_calling_iterations is not None and (self.limits or not self.shows_tools):
             raise ValueError(
                 f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but is for TRL's tool loop. "
                 "Set `RolloutLimits.max_turns` (`max_turns` in a recipe) instead."
             )
-        if config.max_completion_length is None:
-            raise ValueError("`max_completion_length` is None, but limits a trajectory: set it.")
 
     @property
     def shows_tools(self) -> bool:
@@ -268,80 +212,3 @@ def _as_messages(trajectories: Sequence[Trajectory], collector: Collector, token
         messages_of(each, tokenizer, protocol.functions)
         for each, protocol in zip(trajectories, protocols, strict=True)
     ]
-
-
-def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int, window: int | None = None) -> dict[str, Any]:
-    """The return value of a `rollout_func`: one row per trajectory, none with more tokens than the `window`.
-
-    A complete trajectory ends in an end-of-sequence token, which tells TRL that it was not cut, unless it is full.
-    """
-    rows = assemble(trajectories)
-    # A prompt without a turn was too long to be read. Kept whole, it would lengthen every row of the batch.
-    longest = max((len(t.prompt_ids) for t in trajectories if t.segments), default=1)
-    prompt_ids = [list(t.prompt_ids[:longest]) for t in trajectories]
-    output: dict[str, Any] = {"prompt_ids": prompt_ids, "trajectory": [*trajectories]}
-    for key in ("completion_ids", "env_mask", "turn_ids"):
-        output[key] = [list(getattr(row, key)) for row in rows]
-    has_logprobs = all(row.logprobs is not None for row in rows)
-    output["logprobs"] = [list(row.logprobs or ()) for row in rows] if has_logprobs else None
-    for i, trajectory in enumerate(trajectories):
-        is_full = window is not None and len(prompt_ids[i]) + len(output["completion_ids"][i]) >= window
-        is_complete = trajectory.stop_reason in _COMPLETE and not is_full
-        if not trajectory.segments or (is_complete and output["completion_ids"][i][-1] != eos_token_id):
-            output["completion_ids"][i].append(eos_token_id)
-            output["env_mask"][i].append(0)
-            output["turn_ids"][i].append(-1)
-            if has_logprobs:
-                output["logprobs"][i].append(0.0)
-    return output
-
-
-@contextmanager
-def policy_engine(
-    trainer: GRPOTrainer, stop_strings: Sequence[str], options: EngineOptions
-) -> Iterator[tuple[Engine, Callable[[bool], bool]]]:
-    """The engine that samples from the trainer's policy, and a function that tells whether any rank is still active.
-
-    If parameters stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`), or vLLM is
-    spread over ranks, every rank must poll equally often; otherwise ranks are independent.
-    """
-    accelerator = trainer.accelerator
-    end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
-    if trainer.use_vllm:
-        vllm = vllm_engine(trainer.vllm_generation, end)
-        yield vllm, _active_on(vllm, accelerator)
-        return
-    sharded = trainer._dist.is_fsdp or (trainer._dist.is_zero3 and not trainer.args.ds3_gather_for_generation)
-    failure: BaseException | None = None
-    # The context is entered once per rollout: under ZeRO-3 it gathers the parameters, on all ranks together.
-    with (
-        unwrap_model_for_generation(
-            trainer.model_wrapped,
-            accelerator,
-            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            generation_kwargs=trainer.generation_kwargs,
-            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-        ) as model,
-        torch.no_grad(),
-        trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
-    ):
-        how = (options.rollout_engine, options.kv_cache_gib, sharded)
-        engine = model_engine(model, end, trainer.generation_config, *how)
-        try:
-            yield engine, _active_on(engine, accelerator)
-        except BaseException as error:  # it would keep TRL's contexts from restoring anything
-            failure = error
-    if failure is not None:
-        raise failure
-
-
-def _active_on(engine: Engine, accelerator: Accelerator) -> Callable[[bool], bool]:
-    """A function that says whether any rank is active, if ranks depend on each other; else whether this one is."""
-    if not engine.polls_together:
-        return bool
-
-    def any_active(active: bool) -> bool:
-        flag = torch.tensor(float(active), device=accelerator.device)
-        return bool(accelerator.reduce(flag, reduction="sum") > 0)
-
-    return any_active

@@ -79,6 +79,8 @@ class AssembledTrajectory:
     """1 on tokens that the policy sampled and is trained on."""
     turn_ids: list[int]
     """The turn's index, counted from 0, where `env_mask` is 1; −1 elsewhere."""
+    context_ids: list[int]
+    """The context of each token, as a negative number where it only repeats another."""
     logprobs: list[float] | None
     """The sampling engine's log-probabilities, 0.0 on observations; None if a turn has none."""
 
@@ -95,6 +97,7 @@ def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
     trained = not trajectory.stop_reason.is_infrastructure_failure
     completion_ids: list[int] = []
     turn_ids: list[int] = []
+    context_ids: list[int] = []
     logprobs: list[float] = []
     turn = 0
     for segment in trajectory.segments:
@@ -102,11 +105,13 @@ def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
         is_turn = isinstance(segment, Turn)
         completion_ids += segment.token_ids
         turn_ids += [turn if is_turn and trained else -1] * size
+        repeats = isinstance(segment, Observation) and segment.repeats
+        context_ids += [-segment.context if repeats else segment.context] * size
         logprobs += (segment.logprobs or ()) if isinstance(segment, Turn) else [0.0] * size
         turn += is_turn
     has_logprobs = all(turn.logprobs is not None for turn in trajectory.turns)
     env_mask = [int(turn_id >= 0) for turn_id in turn_ids]
-    return AssembledTrajectory(completion_ids, env_mask, turn_ids, logprobs if has_logprobs else None)
+    return AssembledTrajectory(completion_ids, env_mask, turn_ids, context_ids, logprobs if has_logprobs else None)
 
 
 def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -116,7 +121,7 @@ def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     down.
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    observations = [observation for trajectory in trajectories for observation in trajectory.observations]
+    observations = [each for trajectory in trajectories for each in trajectory.observations if not each.repeats]
     searches = [search for trajectory in trajectories for search in _answered_searches(trajectory)]
     found = [len(observation.passages) for _, observation in searches]
     per_trajectory = len(trajectories)

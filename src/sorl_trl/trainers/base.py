@@ -25,6 +25,7 @@ from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid,
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.agents.chat import ensure_response_template
 from sorl_trl.agents.native_tools import ToolSanitizer, tools_as_rollout
+from sorl_trl.agents.policy_rollout import PolicyRollout
 from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
@@ -90,7 +91,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.async_staleness:
             given = tools_as_rollout(given)
         has_tools = bool(given.get("tools") or given.get("environment_factory"))
-        if isinstance(rollout := given.get("rollout_func"), AgentRollout):
+        if isinstance(rollout := given.get("rollout_func"), PolicyRollout):
             rollout.check(args, given.get("tools"), given.get("environment_factory"))
             has_tools = rollout.shows_tools
         if has_tools:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from sorl_trl.agents.agent_rollout import AgentRollout
+from sorl_trl.agents.policy_rollout import PolicyRollout
 from sorl_trl.methods import EngineTurnMask, EngineVeto, LeaveOneOut, Method, TopK, TopP, TurnRatio, ZeroVariance
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.slots import NotServed, check_served
@@ -26,10 +27,10 @@ def warn_on_main_process(args: TurnLevelConfig, message: str) -> None:
         logger.warning(message)
 
 
-def agent_rollout_of(trainer: Any) -> AgentRollout | None:
-    """The trainer's `AgentRollout`, from within what checks its output or samples ahead; None if it has another."""
+def policy_rollout_of(trainer: Any) -> PolicyRollout | None:
+    """The trainer's `PolicyRollout`, from within what checks its output or samples ahead; None if it has another."""
     rollout = inspect.unwrap(trainer.rollout_func) if trainer.rollout_func else None
-    return rollout if isinstance(rollout, AgentRollout) else None
+    return rollout if isinstance(rollout, PolicyRollout) else None
 
 
 def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
@@ -127,8 +128,8 @@ def check_dataset(trainer: Any) -> None:
 
 
 def _check_prompt(trainer: Any, name: str, prompt: Any) -> None:
-    rollout = agent_rollout_of(trainer)
-    in_messages = rollout is not None and rollout.protocol.turns_are_messages
+    rollout = policy_rollout_of(trainer)
+    in_messages = isinstance(rollout, AgentRollout) and rollout.protocol.turns_are_messages
     if isinstance(prompt, str) and (trainer.tools or in_messages):
         raise ValueError(
             f"`{name}` has the prompt {prompt[:80]!r}, but calls of tools are messages of the chat template: each "
@@ -143,13 +144,16 @@ def _check_prompt(trainer: Any, name: str, prompt: Any) -> None:
 
 def check_ahead(trainer: Any) -> None:
     """Raise ValueError if a trainer with `async_staleness` cannot sample ahead of training."""
-    if reason := _why_not_ahead(trainer, trainer.args, agent_rollout_of(trainer)):
+    if reason := _why_not_ahead(trainer, trainer.args, policy_rollout_of(trainer)):
         raise ValueError(f"`async_staleness` is {trainer.args.async_staleness}, but {reason}.")
 
 
-def _why_not_ahead(trainer: Any, args: TurnLevelConfig, rollout: AgentRollout | None) -> str | None:
-    if rollout is None or type(rollout).__call__ is not AgentRollout.__call__:
-        return "that takes `tools`, or an `AgentRollout` as `rollout_func`: override its `collect`, not its `__call__`"
+def _why_not_ahead(trainer: Any, args: TurnLevelConfig, rollout: PolicyRollout | None) -> str | None:
+    if rollout is None or type(rollout).__call__ is not PolicyRollout.__call__:
+        return (
+            "that takes `tools`, or an `AgentRollout` or an `EndpointRollout` as `rollout_func`: override its "
+            "`collect`, not its `__call__`"
+        )
     dataset = trainer.train_dataset
     columns = {*dataset.column_names} if isinstance(dataset, Dataset) else set()
     if "prompt" not in columns or {"image", "images"} & columns:

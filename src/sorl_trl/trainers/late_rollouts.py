@@ -20,8 +20,8 @@ import torch
 from accelerate.utils import gather_object
 from torch import nn
 
-from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.agents.chat import RolloutSetup
+from sorl_trl.agents.policy_rollout import PolicyRollout
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.engine import draw_seed
 from sorl_trl.rollout.slots import SlotEngine
@@ -79,7 +79,7 @@ class Part:
     engine: Engine
     thread: threading.Thread = field(init=False)
     result: Future[tuple[dict[str, Any], dict[str, float]]] = field(default_factory=Future)
-    """What `AgentRollout.collect` returns or raises."""
+    """What `PolicyRollout.collect` returns or raises."""
 
 
 class RolloutsAhead:
@@ -103,7 +103,7 @@ class RolloutsAhead:
         by_completion: Whether to train on groups in the order of completion instead of the dataset's.
     """
 
-    def __init__(self, trainer: Any, rollout: AgentRollout, staleness: int, by_completion: bool = False) -> None:
+    def __init__(self, trainer: Any, rollout: PolicyRollout, staleness: int, by_completion: bool = False) -> None:
         self.rollout = self.__wrapped__ = rollout  # under the second name, `inspect.unwrap` finds it
         self._trainer, self._staleness = trainer, staleness
         self._grace = 2 * staleness if by_completion else 0
@@ -233,7 +233,7 @@ class RolloutsAhead:
         self._under_way.append(part)
 
     def _end(self, setup: RolloutSetup) -> TurnEnd:
-        return TurnEnd(setup.tokenizer, self.rollout.protocol.stop_strings, setup.eos_token_ids)
+        return TurnEnd(setup.tokenizer, self.rollout.stop_strings, setup.eos_token_ids)
 
     def _wait_for_parts(self) -> tuple[list[Part], float]:
         """The parts to train on next, on all processes, and the seconds waited. Raises what a part has raised."""
@@ -301,7 +301,7 @@ def upcoming_batches(trainer: Any, first: int) -> Iterator[list[dict[str, Any]]]
         sampler.epoch += 1
 
 
-def _collect(part: Part, rollout: AgentRollout, setup: RolloutSetup, ended: threading.Event) -> None:
+def _collect(part: Part, rollout: PolicyRollout, setup: RolloutSetup, ended: threading.Event) -> None:
     """Sample a part, in its thread."""
 
     def go_on(active: bool) -> bool:

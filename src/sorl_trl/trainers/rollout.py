@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_width
 from trl.trainer.utils import nanmax, nanmin, nanstd, pad, use_adapter
 
-from sorl_trl.agents.agent_rollout import MESSAGES
+from sorl_trl.agents.policy_rollout import MESSAGES
 from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import bounded_log_ratio, engine_ratio, outcome_advantages, summed_advantages, turn_layout
 from sorl_trl.records.resume_point import ranks_where

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sorl_trl.agents.agent_rollout import SearchRollout, policy_engine, rollout_output
+from sorl_trl.agents.agent_rollout import SearchRollout
+from sorl_trl.agents.policy_rollout import policy_engine, rollout_output
 from sorl_trl.rollout import EngineOptions
 from sorl_trl.search import NoSearch
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn

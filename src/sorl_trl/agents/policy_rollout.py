@@ -1,0 +1,196 @@
+"""What all rollouts of a policy share: TRL's call, the engine that samples, and the token lists that TRL gets."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from trl import GRPOTrainer
+from trl.models import unwrap_model_for_generation
+
+from sorl_trl.agents.chat import RolloutSetup
+from sorl_trl.agents.vllm import vllm_engine
+from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, assemble, model_engine
+from sorl_trl.types import StopReason, Trajectory
+
+MESSAGES = "trajectory_messages"
+"""The key of the trajectories as messages, which the trainers of this package pass on as `completions`."""
+
+# The policy or the environment ended these trajectories; the others reached a length limit.
+_COMPLETE = {
+    StopReason.ANSWERED,
+    StopReason.MAX_TURNS,
+    StopReason.ENVIRONMENT_DONE,
+    StopReason.AGENT_ERROR,
+    StopReason.SEARCH_UNAVAILABLE,
+    StopReason.ENVIRONMENT_UNAVAILABLE,
+}
+
+
+class PolicyRollout(ABC):
+    """A `rollout_func` that makes whole trajectories with a trainer's policy: `collect` says how.
+
+    Raises TypeError if `engine` is no `EngineOptions`.
+    """
+
+    stop_strings: Sequence[str] = ()
+    """The strings at which every turn ends, beside the end of a message."""
+
+    def __init__(self, engine: EngineOptions | None = None) -> None:
+        if engine is not None and not isinstance(engine, EngineOptions):
+            raise TypeError(f"engine is {engine!r}, but must be an `EngineOptions`")
+        self.engine = engine or EngineOptions()
+
+    def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        self.check(trainer.args, trainer.tools)  # TRL's trainers, unlike ours, have not called it yet
+        with policy_engine(trainer, self.stop_strings, self.engine) as (engine, any_active):
+            return self.sample(prompts, trainer, engine, any_active)
+
+    def sample(
+        self, prompts: list[Any], trainer: GRPOTrainer, engine: Engine, any_active: Callable[[bool], bool] = bool
+    ) -> dict[str, Any]:
+        """What a call returns and logs, but sampled with an engine of the caller's."""
+        examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
+        output, metrics = self.collect(self.setup(trainer), prompts, examples, engine, any_active)
+        for name, value in metrics.items():
+            trainer._log_metric(name, value)
+        return output
+
+    @abstractmethod
+    def collect(
+        self,
+        setup: RolloutSetup,
+        prompts: Sequence[Any],
+        examples: Sequence[Mapping[str, Any]],
+        engine: Engine,
+        any_active: Callable[[bool], bool] = bool,
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """Collect a trajectory for each prompt. Returns what TRL expects of a `rollout_func`, and metrics by name.
+
+        Args:
+            setup: What `setup` reads of the trainer.
+            prompts: Texts or lists of messages, all of one kind.
+            examples: The row of the dataset for each prompt.
+            engine: Samples from the policy.
+            any_active: As for `Collector.collect`.
+        """
+
+    @abstractmethod
+    def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
+        """What the rollout reads of a trainer."""
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether prompts show tools in the chat template, and turns are messages that call them."""
+        return False
+
+    def measures(self, row: int) -> Mapping[str, float | None]:
+        """What the environment of a row has measured in the last rollout, by name."""
+        return {}
+
+    def fork(self) -> PolicyRollout:
+        """A copy for a rollout that may go on while others do."""
+        return copy.copy(self)
+
+    def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
+        """Raise ValueError for arguments of a trainer that the rollout cannot honour."""
+        if tools or environment_factory:
+            raise ValueError(
+                "`tools` or `environment_factory` is given together with a rollout that makes whole trajectories "
+                "itself: TRL's tool loop would continue after them. Pass them to a `ToolBox`, or no `rollout_func`."
+            )
+        if config.use_transformers_continuous_batching:
+            raise ValueError(
+                "`use_transformers_continuous_batching` is True, but it ignores stop strings, so turns would not end "
+                "after an action. Set it to False, and use `use_vllm=True` for speed."
+            )
+        if config.max_completion_length is None:
+            raise ValueError("`max_completion_length` is None, but limits a trajectory: set it.")
+
+
+def rollout_output(
+    trajectories: Sequence[Trajectory], eos_token_id: int, window: int | None = None, contexts: bool = False
+) -> dict[str, Any]:
+    """The return value of a `rollout_func`: one row per trajectory, no context with more tokens than the `window`.
+
+    A complete trajectory ends in an end-of-sequence token, which tells TRL that it was not cut, unless it is full.
+    With `contexts`, it says in which context each token is.
+    """
+    rows = assemble(trajectories)
+    # A prompt without a turn was too long to be read. Kept whole, it would lengthen every row of the batch.
+    longest = max((len(t.prompt_ids) for t in trajectories if t.segments), default=1)
+    prompt_ids = [list(t.prompt_ids[:longest]) for t in trajectories]
+    output: dict[str, Any] = {"prompt_ids": prompt_ids, "trajectory": [*trajectories]}
+    for key in ("completion_ids", "env_mask", "turn_ids", *(["context_ids"] if contexts else [])):
+        output[key] = [list(getattr(row, key)) for row in rows]
+    has_logprobs = all(row.logprobs is not None for row in rows)
+    output["logprobs"] = [list(row.logprobs or ()) for row in rows] if has_logprobs else None
+    for i, (trajectory, row) in enumerate(zip(trajectories, rows, strict=True)):
+        last = abs(row.context_ids[-1]) if row.context_ids else 0
+        read = sum(abs(context) == last for context in row.context_ids) + (0 if last else len(prompt_ids[i]))
+        is_complete = trajectory.stop_reason in _COMPLETE and not (window is not None and read >= window)
+        if not trajectory.segments or (is_complete and output["completion_ids"][i][-1] != eos_token_id):
+            output["completion_ids"][i].append(eos_token_id)
+            output["env_mask"][i].append(0)
+            output["turn_ids"][i].append(-1)
+            if contexts:
+                output["context_ids"][i].append(last)
+            if has_logprobs:
+                output["logprobs"][i].append(0.0)
+    return output
+
+
+@contextmanager
+def policy_engine(
+    trainer: GRPOTrainer, stop_strings: Sequence[str], options: EngineOptions
+) -> Iterator[tuple[Engine, Callable[[bool], bool]]]:
+    """The engine that samples from the trainer's policy, and a function that tells whether any rank is still active.
+
+    If parameters stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`), or vLLM is
+    spread over ranks, every rank must poll equally often; otherwise ranks are independent.
+    """
+    accelerator = trainer.accelerator
+    end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
+    if trainer.use_vllm:
+        vllm = vllm_engine(trainer.vllm_generation, end)
+        yield vllm, _active_on(vllm, accelerator)
+        return
+    sharded = trainer._dist.is_fsdp or (trainer._dist.is_zero3 and not trainer.args.ds3_gather_for_generation)
+    failure: BaseException | None = None
+    # The context is entered once per rollout: under ZeRO-3 it gathers the parameters, on all ranks together.
+    with (
+        unwrap_model_for_generation(
+            trainer.model_wrapped,
+            accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            generation_kwargs=trainer.generation_kwargs,
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as model,
+        torch.no_grad(),
+        trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
+    ):
+        how = (options.rollout_engine, options.kv_cache_gib, sharded)
+        engine = model_engine(model, end, trainer.generation_config, *how)
+        try:
+            yield engine, _active_on(engine, accelerator)
+        except BaseException as error:  # it would keep TRL's contexts from restoring anything
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+def _active_on(engine: Engine, accelerator: Accelerator) -> Callable[[bool], bool]:
+    """A function that says whether any rank is active, if ranks depend on each other; else whether this one is."""
+    if not engine.polls_together:
+        return bool
+
+    def any_active(active: bool) -> bool:
+        flag = torch.tensor(float(active), device=accelerator.device)
+        return bool(accelerator.reduce(flag, reduction="sum") > 0)
+
+    return any_active
