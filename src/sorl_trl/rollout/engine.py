@@ -102,6 +102,8 @@ class Engine(ABC):
     """Whether each step is a whole turn, so that every step should wait for all replies."""
     polls_together: bool = False
     """Whether all ranks must poll equally often, because they share parameters or the engine itself."""
+    constrains: bool = False
+    """Whether `submit` takes a JSON schema."""
     seed: int | None = None
     """The seed of the rollout. If it is None, `open` draws one."""
 
