@@ -146,12 +146,10 @@ def stream(served: Served) -> Iterator[bytes]:
 
 def _begun(item: Mapping[str, Any]) -> dict[str, Any]:
     """An item before its parts have come."""
-    empty: dict[str, dict[str, Any]] = {
-        "reasoning": {"summary": []},
-        "message": {"content": []},
-        "function_call": {"arguments": ""},
-    }
-    return {**item, **({} if item["type"] == "reasoning" else {"status": "in_progress"}), **empty[item["type"]]}
+    if item["type"] == "reasoning":
+        return {**item, "summary": []}
+    empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+    return {**item, "status": "in_progress", **empty}
 
 
 def _parts(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

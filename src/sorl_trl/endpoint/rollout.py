@@ -274,7 +274,7 @@ class EndpointRollout(PolicyRollout):
         if cause not in self._has_warned:
             self._has_warned.add(cause)
             logger.warning(
-                "%d of %d API calls that continue a conversation begin a new context, which takes time and memory: %s",
+                "%d of %d API calls that continue a conversation begin a new context, and so take time and memory: %s",
                 *(afresh, afresh + continued, _CAUSES[cause]),
             )
 
