@@ -39,6 +39,10 @@ class Answer:
     accepted: set[str] = field(default_factory=set)
     """Other texts that the chat template has made of the same message."""
 
+    def is_continued_by(self, message: Message) -> bool:
+        """Whether a message begins with a turn that a stop string or a limit has ended, and the client has gone on."""
+        return not self.has_ended and str(message["content"]).startswith(self.full_message["content"])
+
 
 @dataclass(eq=False)
 class Context:
@@ -70,7 +74,7 @@ class Context:
                 return None
             elif _is_same_but_for_thoughts(message, answer.message):
                 restored[place] = _with_ids(answer.message, message)
-            elif not same_turn(message, answer.full_message):
+            elif not answer.is_continued_by(message):
                 return None
         return restored
 
