@@ -84,6 +84,10 @@ class PolicyRollout(ABC):
     def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
         """What the rollout reads of a trainer."""
 
+    def check_tokenizer(self, trainer: GRPOTrainer) -> None:
+        """Raise ValueError if the rollout cannot use the trainer's tokenizer and chat template."""
+        self.setup(trainer)
+
     @property
     def shows_tools(self) -> bool:
         """Whether prompts show tools in the chat template, and turns are messages that call them."""
