@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from examples.information_gain import InformationGain
+from openai import OpenAI
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
-from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl import EndpointRollout, SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.diagnostics.collapse import Rule, level
 from sorl_trl.methods import Method
@@ -29,10 +30,11 @@ SCRIPTS = (
     "where oslo <search> oslo </search> <information> where oslo </information> "
     "<search> bern </search> <information> where bern </information> <answer> bern </answer>",
 )
-BATCH_SIZE = {"fixed": 24, "search": 8}
+BATCH_SIZE = {"fixed": 24, "search": 8, "endpoint": 8}
 """Trajectories per rollout and per optimizer step, over all processes."""
-NUM_GENERATIONS = {"fixed": 8, "search": 4}
-"""Of "fixed", the middle one of three groups lies on both ranks; of "search", each rank has one question's."""
+NUM_GENERATIONS = {"fixed": 8, "search": 4, "endpoint": 4}
+"""Of "fixed", the middle one of three groups lies on both ranks; of the others, each rank has one question's."""
+TEMPLATE = "{% for m in messages %}{{ m['content'] + ' <eos> ' }}{% endfor %}"
 
 ENGINES: dict[str, dict[str, Any]] = {
     "ddp_cpu": {"processes": 2, "engine": "DistributedDataParallel", "zero_stage": 0, "partitioned": False},
@@ -53,7 +55,8 @@ class Case:
     folder: str
     """Holds `policy/`, and `index/` for "search"; takes `output/` and the results."""
     rollout: str = "fixed"
-    """Source of the trajectories. "fixed": given; "search": the collector with a policy that was taught `SCRIPTS`."""
+    """Source of the trajectories. "fixed": given; "search": the collector with a policy that was taught `SCRIPTS`;
+    "endpoint": an agent that asks it one question once, and the other three times, the last time as a sub-agent."""
     lora: bool = False
     turn_rewards: bool = False
     agreeing: bool = False
@@ -119,6 +122,31 @@ class RecordedSearch(SearchRollout):
         return output, metrics
 
 
+class RecordedEndpoint(EndpointRollout):
+    """The same of an agent's calls."""
+
+    def __init__(self) -> None:
+        super().__init__(calls_of_two_lengths)
+        self.rollout = self
+        self.turns: list[int] = []
+
+    def collect(self, *given: Any) -> tuple[dict[str, Any], dict[str, float]]:
+        output, metrics = super().collect(*given)
+        self.turns.append(max(map(max, output["turn_ids"])) + 1)
+        return output, metrics
+
+
+def calls_of_two_lengths(example: dict[str, Any], endpoint: Any) -> None:
+    """A plain function, in a thread of its own."""
+    chat = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key).chat.completions
+    messages: list[Any] = [{"role": "user", "content": example["prompt"]}]
+    for limit in (4, 6)[: 1 + ("oslo" in example["prompt"])]:
+        reply = chat.create(model="planner", messages=messages, max_tokens=limit).choices[0].message
+        messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": "where lima"}]
+    if "oslo" in example["prompt"]:
+        chat.create(model="checker", messages=[{"role": "user", "content": "where bern"}], max_tokens=3)
+
+
 def uneven_turn_reward(turn_ids: list[list[int]], completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
     """One float per turn, a function of the trajectory alone."""
     return [
@@ -133,22 +161,25 @@ def agreeing_reward(prompts: list[str], completion_ids: list[list[int]], **_: An
     return [0.5 if int(prompt.split()[0][1:]) % 2 else r for prompt, r in zip(prompts, rewards, strict=True)]
 
 
-def taught_policy(folder: Path, scripts: Sequence[str] = SCRIPTS) -> None:
-    """Write a policy that follows `scripts` when it is sampled greedily."""
+def taught_policy(folder: Path, scripts: Sequence[str] = SCRIPTS, template: str | None = None) -> None:
+    """Write a policy that follows `scripts` when it is sampled greedily, with a chat template if that is given."""
     tokenizer, policy = agent_tokenizer(), agent_policy()
+    tokenizer.chat_template = template
     teach(policy, tokenizer, scripts)
     policy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | RecordedSearch]:
+def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | RecordedSearch | RecordedEndpoint]:
     """The trainer of this process, with its rollout. Its share of the batch follows from the number of processes."""
     folder = Path(case.folder)
     if case.rollout == "fixed":
         rows = prompts()
         dataset, recorded = rows.add_column("golden", rows["prompt"]), RecordedRollout(UnevenRollout())
-    else:
+    elif case.rollout == "search":
         dataset, recorded = questions(2), RecordedSearch(open_search(case))
+    else:
+        dataset, recorded = questions(2), RecordedEndpoint()
     torch.manual_seed(0)  # of the adapter's weights
     reward = agreeing_reward if case.agreeing else uneven_turn_reward if case.turn_rewards else parity_reward
     trainer = SOGRPOTrainer(

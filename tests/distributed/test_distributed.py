@@ -11,7 +11,7 @@ import pytest
 
 from sorl_trl.records.trained import count_trained
 from tests.agents import search_index
-from tests.distributed.cases import Case, taught_policy
+from tests.distributed.cases import TEMPLATE, Case, taught_policy
 from tests.distributed.launch import launch
 from tests.distributed.outcomes import assert_as_alone, assert_loads_plainly
 from tests.policies import build_policy
@@ -61,6 +61,16 @@ def search(tmp_path: Path) -> Case:
     taught_policy(tmp_path / "policy")
     search_index(tmp_path)
     return Case(str(tmp_path), rollout="search", turn_rewards=True, no_baseline=True)
+
+
+@pytest.mark.distributed
+@every_engine
+def test_an_agent_behind_the_endpoint(tmp_path: Path, config: str) -> None:
+    """Ranks make unequal numbers of calls, in several contexts. Sharded parameters are polled together."""
+    taught_policy(tmp_path / "policy", template=TEMPLATE)
+    options = {"ds3_gather_for_generation": False} if config == "zero3_cpu" else {}
+    case = Case(str(tmp_path), rollout="endpoint", turn_rewards=True, no_baseline=True, options=options)
+    assert_as_alone(case, launch(config, case))
 
 
 @pytest.mark.distributed

@@ -177,8 +177,13 @@ class ServerPolicy:
         return float((own - torch.tensor(logprobs)).abs().clamp(max=_MOST).nanmean())
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
-        """Make an engine for a rollout that begins now."""
-        return VLLMServerEngine(self._vllm, end, self._server)
+        """Make an engine for a rollout that begins now.
+
+        It follows no schema: vLLM's log-probabilities, with which ratios compare, would be those of what it allows.
+        """
+        engine = VLLMServerEngine(self._vllm, end, self._server)
+        engine.constrains = False
+        return engine
 
     def close(self) -> None:
         """Abort the requests under way."""
