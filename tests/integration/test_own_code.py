@@ -64,7 +64,7 @@ class Game:
         return {"hits": self.hits}
 
 
-def agent(prompts, trainer):
+def rollout(prompts, trainer):
     count = len(prompts)
     return {
         "prompt_ids": [[3]] * count,
@@ -154,9 +154,9 @@ def test_an_environment(folder: Path) -> None:
     assert results["datasets"]["rows"]["environment"]["hits"]["mean"] > 0
 
 
-def test_an_agent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rollout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = acting_tokenizer(("guess",))
-    own = {"agent": "own_code.agent", "rewards": ["own_code.number_of_row"]}
+    own = {"rollout_func": "own_code.rollout", "rewards": ["own_code.number_of_row"]}
     own |= {"max_turn_tokens": None, "max_observation_tokens": None}
     row = {"prompt": "<guess>", "number": 3}
     words = write_recipe(acting_policy(tokenizer), tokenizer, row, **own)
@@ -164,7 +164,7 @@ def test_an_agent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(train, words) == 0
     assert (log()["reward"], log()["turns/per_trajectory"]) == (3, 1)
     assert run_command(evaluate.main, ["out", "--questions", "rows.jsonl"]) == 2
-    assert "`agent` is 'own_code.agent'" in capsys.readouterr().err
+    assert "`rollout_func` is 'own_code.rollout'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_an_agent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"method": {"credit": {"own_code.Signed": {"volume": 1}}}}, "`method.credit."),
         ({"environment": "own_code.Search"}, "`environment`"),
         ({"environment": None, "search_backend": "own_code.Game"}, "`search_backend`"),
-        ({"agent": "own_code.agent"}, "`agent`"),
+        ({"rollout_func": "own_code.rollout"}, "`rollout_func`"),
         ({"no_search": True}, "`no_search`"),
     ],
 )
