@@ -86,6 +86,9 @@ class PolicyRollout(ABC):
     def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
         """What the rollout reads of a trainer."""
 
+    def check_setup(self, setup: RolloutSetup, conversational: bool) -> None:
+        """Raise ValueError if the tokenizer does not fit what is rolled out, or prompts that are messages or text."""
+
     @property
     def shows_tools(self) -> bool:
         """Whether prompts show tools in the chat template, and turns are messages that call them."""

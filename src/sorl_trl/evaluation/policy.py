@@ -63,8 +63,6 @@ def load_evaluated(
 
     Without `search`, the environment or the agent of the arguments answers.
     """
-    from sorl_trl.agents.agent_rollout import AgentRollout
-
     evaluation, options = arguments.evaluation, arguments.engine
     tokenizer = tokenizer_of(arguments)
     rows = partial(prompt_rows, rollout=arguments.rollout, tokenizer=tokenizer)
@@ -75,8 +73,7 @@ def load_evaluated(
     model = load_model(arguments.model, device)
     with mistakes():
         setup = make_setup(model, tokenizer, limits, evaluation.template_kwargs)
-        if isinstance(rollout, AgentRollout):
-            rollout.collector(setup, in_chat)  # its protocol may not fit tokenizer or prompts
+        rollout.check_setup(setup, in_chat)
         if in_chat or arguments.rollout.has_agent:
             warn_of_endless_messages(setup)
         sampling = generation_config(evaluation.temperature, evaluation.top_p)
@@ -103,7 +100,7 @@ def make_rollout(
     agent = import_named("agent", rollout.agent) if rollout.agent else command_agent(str(rollout.agent_command))
     return EndpointRollout(
         agent,
-        max_turn_tokens=rollout.max_turn_tokens,
+        max_turn_tokens=min(rollout.max_turn_tokens, limits.max_trajectory_tokens or rollout.max_turn_tokens),
         time_limit_s=rollout.agent_time_limit_s,
         reward_on_error=rollout.reward_on_error,
         engine=engine,

@@ -327,7 +327,7 @@ def measure(
         "invalid_actions": statistics["invalid_actions_per_trajectory"],
         "neutralized": statistics["neutralized_per_trajectory"],
         "generated_tokens": float(sum(len(turn.token_ids) for turn in trajectory.turns)),
-        "observation_tokens": float(sum(len(each.token_ids) for each in trajectory.observations if not each.repeats)),
+        "observation_tokens": float(sum(len(seen.token_ids) for seen in trajectory.observations)),
     }
 
 

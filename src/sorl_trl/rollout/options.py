@@ -151,7 +151,7 @@ class RolloutArguments:
             "trajectories. It is for training alone."
         },
     )
-    agent_time_limit_s: Annotated[float, Number(above=0, finite=False)] = field(
+    agent_time_limit_s: Annotated[float, POSITIVE] = field(
         default=600.0,
         metadata={"help": "Seconds that the agent may take for one trajectory, which is masked if it takes longer."},
     )
