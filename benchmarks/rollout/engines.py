@@ -40,8 +40,10 @@ class Scripted(Engine):
         self._turn = [0] * len(script.turns)
         self.intervals: list[Interval] = []
 
-    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        super().submit(row, context_ids, min(limit, self._script.turns[row][self._turn[row]]))
+    def submit(
+        self, row: int, context_ids: Sequence[int], limit: int, stops: Sequence[str] = (), schema: Any = None
+    ) -> None:
+        super().submit(row, context_ids, min(limit, self._script.turns[row][self._turn[row]]), stops, schema)
 
     def poll(self) -> list[tuple[int, Generation]]:
         began = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sorl_trl.endpoint import EndpointRollout, agent_reward
     from sorl_trl.methods import Method
     from sorl_trl.trainers import (
         AgentRollout,
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentRollout",
+    "EndpointRollout",
     "Method",
     "SOGRPOConfig",
     "SOGRPOTrainer",
     "SOPPOConfig",
     "SOPPOTrainer",
     "SearchRollout",
+    "agent_reward",
     "answer_in_messages",
     "chatml_tools",
     "load_critic",
@@ -40,6 +43,10 @@ def __getattr__(name: str) -> Any:
         from sorl_trl.methods import Method
 
         return Method
+    if name in ("EndpointRollout", "agent_reward"):
+        from sorl_trl import endpoint
+
+        return getattr(endpoint, name)
     if name in __all__:
         from sorl_trl import trainers
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from examples.quickstart import PROTOCOL
 from tokenizers import AddedToken
 from transformers import GenerationConfig
@@ -26,9 +29,10 @@ from sorl_trl.rollout import (
     RowTurn,
     TurnEnd,
 )
-from tests.agents import agent_tokenizer
-from tests.policies import take_turns
+from tests.agents import VOCABULARY, agent_tokenizer
+from tests.policies import take_turns, word_tokenizer
 from tests.vllm.policies import WINDOW, each_mode, load_policy, save_policy, wrap
+from tests.vllm.servers import serving
 
 STOPS = PROTOCOL.stop_strings
 TOKENIZER = agent_tokenizer()
@@ -108,6 +112,51 @@ def test_a_tag_that_is_a_special_token_ends_a_turn(tmp_path: Path, engines: list
     assert ids(ours) == ids(reference.generate(contexts, limits))
     closing = tokenizer.convert_tokens_to_ids("</search>")
     assert closing in tokenizer.all_special_ids and any(g.token_ids[-1] == closing for g in ours if g.stopped)
+
+
+def test_a_turn_also_ends_at_stops_of_its_own(engine: VLLMEngine, reference: HFGenerator) -> None:
+    """Two rows of three have some: two words of its own turn, and two that others say as well."""
+    contexts, limits = some_contexts()
+    whole = reference.generate(contexts, limits)
+    pairs = [TOKENIZER.decode(turn.token_ids[1:3]) or "never said" for turn in whole]
+    stops = [("rome lima", pair) if row % 3 else () for row, pair in enumerate(pairs)]
+    ours = submitted(engine, [(contexts[row], limits[row], stops[row]) for row in range(len(contexts))])
+    assert ids(ours) == ids(reference.generate(contexts, limits, stops))
+    assert sum(len(one.token_ids) < len(other.token_ids) for one, other in zip(ours, whole, strict=True)) > 8
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_a_turn_follows_its_schema(tmp_path: Path, engines: list[Any], mode: str) -> None:
+    tokenizer = word_tokenizer([*VOCABULARY, "{", "}", ":", '"fits"', "true", "false"])
+    policy = save_policy(tmp_path / "policy", tokenizer, sharpness=8.0)
+    schema = {"type": "object", "properties": {"fits": {"type": "boolean"}}, "required": ["fits"]}
+    schema |= {"additionalProperties": False}
+    AcceleratorState._reset_state(reset_partial_state=True)  # it counts on the process group of an engine that ended
+    with ExitStack() as stack:
+        where = {}
+        if mode == "server":
+            served = stack.enter_context(serving(policy, WINDOW, tmp_path / "output.txt"))
+            where = {"mode": "server", "server_base_url": served.url}
+        engine = vllm_engine(wrap(policy, **where), TurnEnd(tokenizer, STOPS, EOS))
+        contexts = [[5, word] for word in range(6, 14)]
+        turns = [(context, 12, (), schema if row % 2 else None) for row, context in enumerate(contexts)]
+        ours = submitted(engine, turns)
+    reference = HFGenerator(load_policy(policy).eval(), tokenizer, STOPS, GenerationConfig(do_sample=False), EOS)
+    assert ids(ours[::2]) == ids(reference.generate(contexts[::2], [12] * 4))
+    for turn in ours[1::2]:
+        assert turn.stopped and isinstance(json.loads(tokenizer.decode(turn.token_ids[:-1]))["fits"], bool)
+
+
+def submitted(engine: Any, turns: Sequence[tuple[Any, ...]]) -> list[Generation]:
+    """What `submit` makes of these arguments, one row each."""
+    engine.open(len(turns))
+    for row, arguments in enumerate(turns):
+        engine.submit(row, *arguments)
+    ended: dict[int, Generation] = {}
+    while not engine.idle:
+        ended |= dict(engine.poll())
+    engine.close()
+    return [ended[row] for row in range(len(turns))]
 
 
 def sampled(engine: Any, rows: Sequence[int], seed: int = 0) -> list[Generation]:

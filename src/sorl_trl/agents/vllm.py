@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import queue
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -33,6 +33,8 @@ class TurnRequest:
     limit: int
     """The most tokens to generate: the requested limit, cut where the window ends."""
     seed: int
+    stops: tuple[str, ...] = ()
+    schema: Mapping[str, Any] | None = None
 
 
 class VLLMEngine(Engine):
@@ -41,9 +43,12 @@ class VLLMEngine(Engine):
     A turn ends where `HFGenerator` would end it: vLLM stops at the same end-of-sequence tokens and no others, and
     keeps special tokens in the text in which it looks for stop strings. Each turn is seeded from the rollout's base
     seed, its row and its number, so that what a row samples depends on no other row.
+
+    A schema takes the place of the `structured_outputs_regex` of the trainer for its turn.
     """
 
     window: int
+    constrains = True
 
     def __init__(self, vllm_generation: Any, end: TurnEnd, window: int) -> None:
         self.window = window
@@ -65,26 +70,32 @@ class VLLMEngine(Engine):
     def idle(self) -> bool:
         return not self._generating
 
-    def _begin(self, row: int, context_ids: Sequence[int], limit: int) -> TurnRequest:
+    def _begin(
+        self,
+        row: int,
+        context_ids: Sequence[int],
+        limit: int,
+        stops: Sequence[str],
+        schema: Mapping[str, Any] | None,
+    ) -> TurnRequest:
         """Make the request of a row's next turn."""
         turn = self._turns[row]
         self._turns[row] += 1
+        limit = min(limit, self.window - len(context_ids))
         seed = turn_seed(self._base_seed, row, turn)
-        request = TurnRequest(row, turn, tuple(context_ids), min(limit, self.window - len(context_ids)), seed)
+        request = TurnRequest(row, turn, tuple(context_ids), limit, seed, tuple(stops), schema)
         self._generating[row] = request
         return request
 
-    def _finish(self, request: TurnRequest, sampled: Sampled) -> tuple[int, Generation] | None:
-        """The turn of a request, unless its row has been released. Raises RuntimeError if vLLM has aborted it."""
-        if self._generating.get(request.row) is not request:
-            return None
+    def _finish(self, request: TurnRequest, sampled: Sampled) -> tuple[int, Generation]:
+        """The turn of a request. Raises RuntimeError if vLLM has aborted it."""
         if sampled.finish_reason not in _COMPLETE:
             raise RuntimeError(
                 f"vLLM ended turn {request.turn} of row {request.row} after {len(sampled.token_ids)} tokens with "
                 f"finish_reason={sampled.finish_reason!r}, which must be one of {_COMPLETE}"
             )
         del self._generating[request.row]
-        (stopped,) = self._end.reached([sampled.token_ids])
+        (stopped,) = self._end.reached([sampled.token_ids], [request.stops])
         return request.row, Generation(sampled.token_ids, sampled.logprobs, stopped, sampled.versions)
 
 
@@ -133,8 +144,15 @@ class VLLMColocateEngine(VLLMEngine):
             # As TRL does before it generates: vLLM's collectives can hang beside those of a LoRA step.
             vllm.accelerator.wait_for_everyone()
 
-    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        request = self._begin(row, context_ids, limit)
+    def submit(
+        self,
+        row: int,
+        context_ids: Sequence[int],
+        limit: int,
+        stops: Sequence[str] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
+        request = self._begin(row, context_ids, limit, stops, schema)
         self._changes.submitted[self._name(request)] = request
 
     def poll(self) -> list[tuple[int, Generation]]:
@@ -196,15 +214,15 @@ class VLLMColocateEngine(VLLMEngine):
         for output in outputs:
             self._running.pop(output.request_id, None)
             request = self._own.pop(output.request_id, None)
-            if request is not None and (ended := self._finish(request, _sampled(output))) is not None:
-                yield ended
+            if request is not None:
+                yield self._finish(request, _sampled(output))
 
 
 class VLLMServerEngine(VLLMEngine):
     """Sends each turn to `/v1/completions` of the server that TRL synchronizes, up to 64 at a time.
 
     `poll` waits for the next turns to end. Ranks do not wait for each other, but each must reach the server. Several
-    engines may share the connection to one server.
+    engines may share the connection to one server. What the server still generates for a released row is ignored.
 
     Raises:
         EngineUnavailable: The server is gone or hangs; also raised by `poll`.
@@ -216,30 +234,33 @@ class VLLMServerEngine(VLLMEngine):
     def __init__(self, vllm_generation: Any, end: TurnEnd, server: VLLMServer) -> None:
         super().__init__(vllm_generation, end, window=server.model[1])
         self._server = server
-        self._unanswered = 0
-        """How many requests have an answer that no poll has taken yet."""
         self._answers: Answers = queue.SimpleQueue()
         """The answers that have come back. None wakes the thread that waits for one."""
 
     def open(self, rows: int) -> None:
         super().open(rows)
-        self._unanswered, self._answers = 0, queue.SimpleQueue()
+        self._answers = queue.SimpleQueue()
 
-    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        request = self._begin(row, context_ids, limit)
-        self._unanswered += 1
+    def submit(
+        self,
+        row: int,
+        context_ids: Sequence[int],
+        limit: int,
+        stops: Sequence[str] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
+        request = self._begin(row, context_ids, limit, stops, schema)
         answers = self._answers
-        future = self._server.threads.submit(self._answer, request, answers)
+        future = self._server.threads.submit(self._answer, request)
         future.add_done_callback(lambda done: answers.put((request, done)))
 
     def poll(self) -> list[tuple[int, Generation]]:
-        taken = [self._answers.get()] if self._unanswered else []
+        taken = [] if self.idle else [self._answers.get()]
         while not self._answers.empty():
             taken.append(self._answers.get())
-        answered = [each for each in taken if each is not None]
-        self._unanswered -= len(answered)
+        answered = [each for each in taken if each is not None and self._awaits(each[0])]
         finished = [self._finish(request, answer.result()) for request, answer in answered]
-        return sorted((each for each in finished if each is not None), key=lambda ended: ended[0])
+        return sorted(finished, key=lambda ended: ended[0])
 
     def wake(self) -> None:
         self._answers.put(None)
@@ -248,11 +269,14 @@ class VLLMServerEngine(VLLMEngine):
         """Wait for nothing: answers still to come are ignored, and requests not yet sent never are."""
         self._generating, self._answers = {}, queue.SimpleQueue()
 
-    def _answer(self, request: TurnRequest, answers: Answers) -> Sampled:
-        if answers is not self._answers:
+    def _awaits(self, request: TurnRequest) -> bool:
+        """Whether the turn is still wanted: its row has not been released, and the rollout has not ended."""
+        return self._generating.get(request.row) is request
+
+    def _answer(self, request: TurnRequest) -> Sampled:
+        if not self._awaits(request):
             raise CancelledError("nobody waits for it any more")
-        own = {"max_tokens": request.limit, "seed": request.seed}
-        (sampled,) = self._server.complete([request.context_ids], self._settings | own)
+        (sampled,) = self._server.complete([request.context_ids], turn_settings(self._settings, request))
         return sampled
 
 
@@ -303,14 +327,23 @@ def sampling_settings(vllm_generation: Any, end: TurnEnd) -> dict[str, Any]:
     }
 
 
+def turn_settings(settings: dict[str, Any], request: TurnRequest) -> dict[str, Any]:
+    """The `settings` of every turn, with those of one."""
+    own: dict[str, Any] = {"max_tokens": request.limit, "seed": request.seed}
+    own["stop"] = [*settings["stop"], *request.stops]
+    if request.schema is not None:
+        own["structured_outputs"] = {"json": dict(request.schema)}
+    return settings | own
+
+
 def sampling_params(settings: dict[str, Any], request: TurnRequest) -> Any:
     """Make vLLM's own type from `settings`, for one turn."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-    own: dict[str, Any] = {"max_tokens": request.limit, "seed": request.seed}
+    settings = turn_settings(settings, request)
     if isinstance(described := settings.get("structured_outputs"), dict):
-        own["structured_outputs"] = StructuredOutputsParams(**described)
-    return SamplingParams(**settings | own, output_kind=RequestOutputKind.FINAL_ONLY)
+        settings["structured_outputs"] = StructuredOutputsParams(**described)
+    return SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def _sampled(output: Any) -> Sampled:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,6 +48,9 @@ class Generator(Protocol):
 
     If it can read only a limited number of tokens, context and generation together, it sets an attribute `window`, and
     the collector never asks for more. Without the attribute, or with None, there is no limit.
+
+    If rows are to have stop strings of their own, `generate` takes them as a third argument, `stops`: a sequence of
+    strings per row. It is given only where at least one row has any.
     """
 
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
@@ -69,16 +72,25 @@ class TurnEnd:
         self.tail = max(map(len, self.stop_strings), default=0) + _TAIL_MARGIN
         """How many of the last tokens to look at: a stop string before them would have ended the turn earlier."""
 
-    def reached(self, sampled: Sequence[Sequence[int]]) -> list[bool]:
-        """Whether each row's last token ended its turn, given all tokens that it has sampled, or the last `tail`."""
+    def tail_with(self, stops: Sequence[str]) -> int:
+        """The `tail` of a row with further stop strings."""
+        return max((self.tail, *(len(stop) + _TAIL_MARGIN for stop in stops)))
+
+    def reached(self, sampled: Sequence[Sequence[int]], stops: Sequence[Sequence[str]] | None = None) -> list[bool]:
+        """Whether each row's last token ended its turn.
+
+        `sampled` has all tokens that each row has sampled, or the last `tail_with` its stops. `stops` has further stop
+        strings for each row.
+        """
+        stops = [()] * len(sampled) if stops is None else stops
         texts: list[str] = self.tokenizer.batch_decode(
-            [list(ids[-self.tail :]) for ids in sampled],
+            [list(ids[-self.tail_with(own) :]) for ids, own in zip(sampled, stops, strict=True)],
             skip_special_tokens=False,
             clean_up_tokenization_spaces=False,
         )
         return [
-            ids[-1] in self.eos_token_ids or any(stop in text for stop in self.stop_strings)
-            for ids, text in zip(sampled, texts, strict=True)
+            ids[-1] in self.eos_token_ids or any(stop in text for stop in (*self.stop_strings, *own))
+            for ids, text, own in zip(sampled, texts, stops, strict=True)
         ]
 
 
@@ -102,15 +114,20 @@ class Engine(ABC):
     """Whether each step is a whole turn, so that every step should wait for all replies."""
     polls_together: bool = False
     """Whether all ranks must poll equally often, because they share parameters or the engine itself."""
+    constrains: bool = False
+    """Whether a turn can be made to follow a JSON schema."""
     seed: int | None = None
     """The seed of the rollout. If it is None, `open` draws one."""
 
     @abstractmethod
     def open(self, rows: int) -> None:
-        """Begin a rollout of `rows` rows. Nothing of the previous rollout is kept.
+        """Begin a rollout of `rows` trajectories. Nothing of the previous rollout is kept.
+
+        Rows 0 to `rows` - 1 are their first contexts. A trajectory may have further contexts, each in a row of its
+        own: row = trajectory + `rows` × context. Rows need no announcement: `submit` takes any number from 0 on.
 
         Engines with a random generator per row draw one seed for all from torch's global generator here. That
-        generator is in checkpoints, and what a row samples depends on no other row.
+        generator is in checkpoints, and what a row samples depends on no other row, nor on when it is first submitted.
         """
 
     def rollout_seed(self) -> int:
@@ -118,10 +135,19 @@ class Engine(ABC):
         return draw_seed() if self.seed is None else self.seed
 
     @abstractmethod
-    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
+    def submit(
+        self,
+        row: int,
+        context_ids: Sequence[int],
+        limit: int,
+        stops: Sequence[str] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
         """Have `row` generate 1 to `limit` tokens after `context_ids`, everything that it has read and written so far.
 
-        A row has one turn at a time, a context has at least one token, and `limit` is at least 1.
+        A row has one turn at a time, a context has at least one token, and `limit` is at least 1. The turn also ends
+        at `stops`, which are further stop strings for it alone, none of them empty. With a JSON `schema`, which only
+        engines that have `constrains` take, the text of the turn follows it.
         """
 
     @abstractmethod
@@ -132,7 +158,10 @@ class Engine(ABC):
         """
 
     def release(self, row: int) -> None:
-        """Forget a row whose trajectory has ended."""
+        """Forget a row, and the turn that it generates or waits to generate; `poll` does not return it any more.
+
+        The row may be submitted again, and does not repeat the random numbers that it has had.
+        """
 
     def wake(self) -> None:
         """Make a waiting `poll`, or the next one, return soon. Other threads call it, unless `in_steps`."""
@@ -159,7 +188,7 @@ class LockStepEngine(Engine):
     def __init__(self, generator: Generator, polls_together: bool = False) -> None:
         self._generator = generator
         self.polls_together = polls_together
-        self._submitted: dict[int, tuple[tuple[int, ...], int]] = {}
+        self._submitted: dict[int, tuple[tuple[int, ...], int, tuple[str, ...]]] = {}
         self.prefilled_tokens = 0
         """Context tokens that went through the model in this rollout, without padding."""
         self.window = getattr(generator, "window", None)
@@ -168,8 +197,16 @@ class LockStepEngine(Engine):
         self._submitted = {}
         self.prefilled_tokens = 0
 
-    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        self._submitted[row] = (tuple(context_ids), limit)
+    def submit(
+        self,
+        row: int,
+        context_ids: Sequence[int],
+        limit: int,
+        stops: Sequence[str] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
+        assert schema is None, "this engine cannot follow a schema"
+        self._submitted[row] = (tuple(context_ids), limit, tuple(stops))
 
     def poll(self) -> list[tuple[int, Generation]]:
         submitted, self._submitted = self._submitted, {}
@@ -178,10 +215,14 @@ class LockStepEngine(Engine):
             if self.polls_together:
                 self._generator.generate([_DUMMY_CONTEXT], [1])
             return []
-        contexts, limits = zip(*(submitted[row] for row in rows), strict=True)
-        generations = self._generator.generate(contexts, limits)
+        contexts, limits, stops = zip(*(submitted[row] for row in rows), strict=True)
+        options: dict[str, Any] = {"stops": stops} if any(stops) else {}
+        generations = self._generator.generate(contexts, limits, **options)
         self.prefilled_tokens += sum(map(len, contexts))
         return list(zip(rows, generations, strict=True))
+
+    def release(self, row: int) -> None:
+        self._submitted.pop(row, None)
 
     @property
     def idle(self) -> bool:
@@ -245,12 +286,17 @@ class HFGenerator:
         self._config.max_length = None
         self._config.return_dict_in_generate = False
 
-    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+    def generate(
+        self,
+        contexts: Sequence[Sequence[int]],
+        max_new_tokens: Sequence[int],
+        stops: Sequence[Sequence[str]] | None = None,
+    ) -> list[Generation]:
         """See `Generator`."""
         if not contexts:
             return []
         input_ids, attention_mask = self._left_padded(contexts)
-        stops = _RowStops(self._end, input_ids.shape[1], max_new_tokens)
+        ends = _RowEnds(self._end, input_ids.shape[1], max_new_tokens, stops or [()] * len(contexts))
         config = copy.copy(self._config)
         config.max_new_tokens = max(max_new_tokens)
         model: Any = self._model
@@ -258,13 +304,13 @@ class HFGenerator:
             input_ids=input_ids,
             attention_mask=attention_mask,
             generation_config=config,
-            stopping_criteria=StoppingCriteriaList([stops]),
+            stopping_criteria=StoppingCriteriaList([ends]),
             synced_gpus=self._synced_gpus,
         )
         sampled = output[:, input_ids.shape[1] :].tolist()
         return [
             Generation(tuple(row[:length]), None, stopped)
-            for row, length, stopped in zip(sampled, stops.lengths, stops.stopped, strict=True)
+            for row, length, stopped in zip(sampled, ends.lengths, ends.stopped, strict=True)
         ]
 
     def _left_padded(self, contexts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -276,13 +322,17 @@ class HFGenerator:
         return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-class _RowStops(StoppingCriteria):
+class _RowEnds(StoppingCriteria):
     """Ends each row where it stops, and remembers where, because `generate` fills ended rows with padding."""
 
-    def __init__(self, end: TurnEnd, context_length: int, limits: Sequence[int]) -> None:
+    def __init__(
+        self, end: TurnEnd, context_length: int, limits: Sequence[int], stops: Sequence[Sequence[str]]
+    ) -> None:
         self._end = end
         self._context_length = context_length
         self._limits = limits
+        self._stops = stops
+        self._tail = max(map(end.tail_with, stops))
         self.lengths = [0] * len(limits)
         """The number of sampled tokens of each row that has ended; 0 for the others."""
         self.stopped = [False] * len(limits)
@@ -290,8 +340,9 @@ class _RowStops(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         produced = input_ids.shape[1] - self._context_length
         live = [row for row, length in enumerate(self.lengths) if not length]
-        tails = input_ids[live, -min(produced, self._end.tail) :].tolist()
-        for row, stopped in zip(live, self._end.reached(tails), strict=True):
+        tails = input_ids[live, -min(produced, self._tail) :].tolist()
+        ended = self._end.reached(tails, [self._stops[row] for row in live])
+        for row, stopped in zip(live, ended, strict=True):
             self.stopped[row] = stopped
             if stopped or produced >= self._limits[row]:
                 self.lengths[row] = produced

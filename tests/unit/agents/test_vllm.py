@@ -109,6 +109,29 @@ def test_how_a_turn_is_sampled(script: Script, wrap_either: Callable[..., Any]) 
     assert wrapper.generation_kwargs is kwargs
 
 
+def test_a_turn_has_stops_and_a_schema_of_its_own(script: Script, wrap_either: Callable[..., Any]) -> None:
+    """The third turn has what the trainer says, as if the others had asked for nothing."""
+    script.turns = lambda context: [PARIS, FRANCE]
+    wrapper = wrap_either(structured_outputs_regex="a+")
+    engine = vllm_engine(wrapper, END)
+    assert engine.constrains
+    engine.open(1)
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    engine.submit(0, [DOC], 4, ["Paris France", "Doc"])
+    engine.submit(1, [DOC] * 2, 4, ["Doc"], schema)
+    engine.submit(2, [DOC] * 3, 4)
+    ended: dict[int, Any] = {}
+    while not engine.idle:
+        ended |= dict(engine.poll())
+    assert [ended[row].stopped for row in range(3)] == [True, False, False]
+    asked = [settings for _, settings in sorted(script.requests, key=lambda request: len(request[0]))]
+    closed = "</search>"
+    assert [each["stop"] for each in asked] == [[closed, "Paris France", "Doc"], [closed, "Doc"], [closed]]
+    kind = dict if wrapper.mode == "server" else SimpleNamespace
+    assert [each["structured_outputs"] for each in asked] == [kind(regex="a+"), kind(json=schema), kind(regex="a+")]
+    engine.close()
+
+
 class TestColocated:
     def test_rows_do_not_wait_for_each_other(self, script: Script, wrap: Callable[..., Any]) -> None:
         script.turns = lambda context: [PARIS] * len(context) + [CLOSING]
@@ -168,6 +191,33 @@ class TestServer:
         assert [row for row, _ in engine.poll()] == [1] and not engine.idle
         engine.close()
         assert engine.idle
+
+    def test_nobody_waits_for_a_released_row(self, served: ScriptedServer) -> None:
+        """The refusal of its turn comes while its next turn is generated."""
+        released = threading.Event()
+
+        def refuse_late(handler: Any) -> None:
+            assert released.wait(60.0)
+            fail_with(400, "too late")(handler)
+
+        served.behaviours = [refuse_late]
+        engine = self.engine(served)
+        engine.open(1)
+        engine.submit(0, [DOC], 4)
+        while served.behaviours:
+            threading.Event().wait(0.001)
+        engine.release(0)
+        assert engine.idle and engine.poll() == []
+        taken = engine._answers
+        released.set()
+        while taken.empty():
+            threading.Event().wait(0.001)
+        engine.submit(0, [DOC], 4)
+        ended: list[Any] = []
+        while not engine.idle:
+            ended += engine.poll()
+        assert [(row, generation.token_ids) for row, generation in ended] == [(0, (PARIS, CLOSING))]
+        engine.close()
 
     @pytest.mark.parametrize("passing", [break_off, fail_with(500, "no"), fail_with(503, "later")])
     def test_what_passes_is_sent_again_with_its_seed_and_counts_once(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -121,7 +122,9 @@ class SteppingEngine(Engine):
     def open(self, rows: int) -> None:
         self.rows, self.released, self.is_open = {}, [], True
 
-    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
+    def submit(
+        self, row: int, context_ids: Sequence[int], limit: int, stops: Sequence[str] = (), schema: Any = None
+    ) -> None:
         assert row not in self.rows and row not in self.released
         draw = random.Random(repr((row, *context_ids)))
         self.rows[row] = (draw.choice(self.turns), limit, [])

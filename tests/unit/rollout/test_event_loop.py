@@ -112,7 +112,9 @@ class Scripted(SteppingEngine):
         self.polls = 0
         self.submitted: list[tuple[int, int]] = []
 
-    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
+    def submit(
+        self, row: int, context_ids: Sequence[int], limit: int, stops: Sequence[str] = (), schema: Any = None
+    ) -> None:
         self.submitted.append((self.polls, row))
         self.rows[row] = (encode(word_tokenizer(), next(self.scripts[row])), limit, [])
 

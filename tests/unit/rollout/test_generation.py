@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from sorl_trl.rollout import Generation, HFGenerator, TagProtocol, TurnEnd
+from sorl_trl.rollout import Generation, HFGenerator, LockStepEngine, TagProtocol, TurnEnd
 from tests.policies import build_policy
 
 from .fakes import WORDS, bpe_tokenizer, encode, word_tokenizer
@@ -53,6 +53,27 @@ def test_each_row_stops_at_its_own_tag_eos_or_limit() -> None:
     contexts = [words("Doc " * (1 + i % 3)) for i in range(len(rows))]
     batch = generator(model).generate(contexts, [limit for _, limit, *_ in rows])
     assert batch == [Generation(words(kept), None, stopped) for *_, kept, stopped in rows]
+
+
+def test_a_turn_also_ends_at_stops_of_its_own_and_a_released_row_has_none() -> None:
+    """Over two tokens, over more tokens than other turns look back at, one of another row, the engine's own."""
+    far = "of " * 40
+    turns = [
+        ("I capital of of Paris", ("capital of",), "I capital of", True),
+        (far, ("capital of", far[:89]), far[:89], True),
+        ("I capital of of Paris", ("No",), "I capital of of", False),
+        ("I </search> Paris Paris", ("Paris",), "I </search>", True),
+    ]
+    rows = [5, 0, 2, 7]
+    model = replaying([words(text) for _, (text, *_) in sorted(zip(rows, turns, strict=True))])
+    engine = LockStepEngine(generator(model))
+    engine.open(3)
+    for row, (text, stops, *_) in zip(rows, turns, strict=True):
+        engine.submit(row, words("Doc"), 40 if text is far else 4, stops)
+    engine.submit(1, words("Doc"), 4)
+    engine.release(1)
+    expected = {row: Generation(words(kept), None, ended) for row, (*_, kept, ended) in zip(rows, turns, strict=True)}
+    assert dict(engine.poll()) == expected and engine.idle
 
 
 def test_where_a_turn_ends_is_one_rule_for_every_engine() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -81,28 +81,35 @@ class SlotEngine(Engine):
         self._bytes_per_token = bytes_per_token(model, self._base)
         self._forward = Forward(model, self._base)
         self.window = self._positions = positions_of(self._base)
-        self._rows: list[Row] = []
+        self._row_seed: int | None = None
+        self._rows: dict[int, Row] = {}
         self._waiting: list[Row] = []
         self._table = SlotTable(0)
 
     def open(self, rows: int) -> None:
         self.prefilled_tokens = 0
-        seed = self.rollout_seed() if self._sampler.is_random else None
-        # NumPy's generators, because torch's keep 32 bits of a seed: rows of different rollouts would coincide.
-        self._rows = [Row(i, None if seed is None else np.random.default_rng((seed, i))) for i in range(rows)]
-        self._waiting = []
+        self._row_seed = self.rollout_seed() if self._sampler.is_random else None
+        self._rows, self._waiting = {}, []
         budget = self._cache_bytes or _free_bytes(self._base.device)
         self._table = SlotTable(budget // self._bytes_per_token)
         room = self._table.most_tokens + 1  # a turn ends without reading the last token that it samples
         self.window = room if self._positions is None else min(room, self._positions)
 
     def close(self) -> None:
-        self._rows, self._waiting = [], []
+        self._rows, self._waiting = {}, []
         self._table = SlotTable(0)
 
-    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        each = self._rows[row]
-        each.begin(context_ids, limit)
+    def submit(
+        self,
+        row: int,
+        context_ids: Sequence[int],
+        limit: int,
+        stops: Sequence[str] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
+        assert schema is None, "this engine cannot follow a schema"
+        each = self._row(row)
+        each.begin(context_ids, limit, stops)
         self._waiting.append(each)
 
     def poll(self) -> list[tuple[int, Generation]]:
@@ -116,7 +123,7 @@ class SlotEngine(Engine):
         return sorted(ended, key=lambda each: each[0])
 
     def release(self, row: int) -> None:
-        each = self._rows[row]
+        each = self._row(row)
         if each in self._waiting:
             self._waiting.remove(each)
         elif each.busy:
@@ -127,6 +134,15 @@ class SlotEngine(Engine):
     @property
     def idle(self) -> bool:
         return not self._waiting and not self._table.decoding
+
+    def _row(self, index: int) -> Row:
+        """The row of this number, made when it is first asked for."""
+        if index not in self._rows:
+            seed = self._row_seed
+            # NumPy's generators, because torch's keep 32 bits of a seed: rows of different rollouts would coincide.
+            random = None if seed is None else np.random.default_rng((seed, index))
+            self._rows[index] = Row(index, random)
+        return self._rows[index]
 
     def _admit(self) -> list[Row]:
         """Give slots to waiting rows while there is room, first to those that have one; to one row in any case."""
@@ -204,7 +220,8 @@ class SlotEngine(Engine):
             if logprobs is not None:
                 row.logprobs.append(logprobs[i])
         ended = []
-        for row, stopped in zip(rows, self._end.reached([row.sampled for row in rows]), strict=True):
+        reached = self._end.reached([row.sampled for row in rows], [row.stops for row in rows])
+        for row, stopped in zip(rows, reached, strict=True):
             if stopped or len(row.sampled) >= row.limit:
                 self._table.park(row)
                 reported = None if self.logprobs_at is None else tuple(row.logprobs)

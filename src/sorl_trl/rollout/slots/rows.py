@@ -27,13 +27,14 @@ class Row:
     """The slot that holds its keys and values until `SlotTable._settle` moves them."""
     context: tuple[int, ...] = ()
     limit: int = 0
+    stops: tuple[str, ...] = ()
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     busy: bool = False
     """Whether it generates or waits to."""
 
-    def begin(self, context: Sequence[int], limit: int) -> None:
-        self.context, self.limit, self.busy = tuple(context), limit, True
+    def begin(self, context: Sequence[int], limit: int, stops: Sequence[str]) -> None:
+        self.context, self.limit, self.stops, self.busy = tuple(context), limit, tuple(stops), True
         self.sampled, self.logprobs = [], []
 
     def known(self) -> int:

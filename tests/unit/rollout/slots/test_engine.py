@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from sorl_trl.rollout import generate_turns
+from sorl_trl.rollout import Generation, HFGenerator, LockStepEngine, generate_turns
 from sorl_trl.rollout.slots import SlotEngine
 from sorl_trl.rollout.slots import engine as engine_module
 from tests import model_families as families
@@ -101,6 +101,54 @@ def test_a_row_s_samples_depend_on_no_other(llama: Any) -> None:
     for each in (fewer.prompts, fewer.limits, fewer.observations, fewer.delays):
         each.pop()
     assert [[turn for _, turn in row] for row in families.play(engine, fewer)] == whole[:7]
+
+
+def turns_with(engine: Any, stops: list[tuple[str, ...]]) -> list[Generation]:
+    """A turn of each row, which has these stops, from one context."""
+    engine.open(1)
+    for row, own in enumerate(stops):
+        engine.submit(row, PROMPT, 30, own)
+    ended: dict[int, Generation] = {}
+    while not engine.idle:
+        ended |= dict(engine.poll())
+    return [ended[row] for row in range(len(stops))]
+
+
+def test_each_row_of_a_poll_ends_at_its_own_stops(llama: Any) -> None:
+    end = families.turn_end()
+    (whole,) = turns_with(slots(llama), [()])
+    early, later = (end.tokenizer.decode(whole.token_ids[i : i + 2]) for i in (1, 2))
+    turns = turns_with(slots(llama), [(early,), (later, "unheard of"), ()])
+    assert [len(turn.token_ids) for turn in turns] == [3, 4, 5]
+    reference = LockStepEngine(HFGenerator(llama, end.tokenizer, end.stop_strings, GREEDY, end.eos_token_ids))
+    assert turns == turns_with(reference, [(early,), (later, "unheard of"), ()])
+
+
+def test_a_row_has_its_own_random_numbers_whenever_it_comes_and_never_the_same_again(llama: Any) -> None:
+    """A late row, and one that is released after two tokens of a turn and goes on as after a turn of two."""
+
+    def row_5(rows: int, *steps: Any) -> list[Any]:
+        torch.manual_seed(7)
+        engine = slots(llama, SAMPLED)
+        engine.open(rows)
+        return [step(engine) for step in steps]
+
+    def turn(limit: int) -> Any:
+        return lambda engine: generate_turns(engine, [PROMPT], [limit], [5])[0].token_ids
+
+    def others(engine: SlotEngine) -> None:
+        generate_turns(engine, [PROMPT] * 3, [4] * 3)
+
+    def released(engine: SlotEngine) -> None:
+        engine.submit(5, PROMPT, 30)
+        assert engine.poll() == []
+        engine.release(5)
+        assert engine.idle and engine.poll() == []
+
+    two, then = row_5(9, turn(2), turn(8))
+    assert len(two) == 2 and then[:2] != two
+    assert row_5(1, others, turn(2), turn(8))[1:] == [two, then]
+    assert row_5(1, released, turn(8))[1:] == [then]
 
 
 def test_close_gives_memory_back(llama: Any) -> None:

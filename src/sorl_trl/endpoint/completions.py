@@ -1,0 +1,171 @@
+"""Chat Completions: a request's JSON as a `Request`, and an answer as JSON, whole or in chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sorl_trl.endpoint.conversation import Answer
+from sorl_trl.endpoint.messages import BadRequest, Request, read_messages, read_tools
+
+Body = Mapping[str, Any]
+"""The JSON of a request."""
+
+IGNORED = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
+"""How clients would like to sample. The trainer decides that."""
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "logprobs": (None, False),
+    "logit_bias": (None, {}),
+    "audio": (None,),
+    "functions": (None, []),
+    "function_call": (None,),
+    "previous_response_id": (None,),
+    "conversation": (None,),
+    "background": (None, False),
+}
+"""Fields that are not served, and the values with which they ask for nothing."""
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+@dataclass(frozen=True)
+class Served:
+    """An answer, with all that the JSON of a response names."""
+
+    body: Body
+    answer: Answer
+    prompt_tokens: int
+    response_id: str
+    """The same for a request that is sent again."""
+    created: int
+    """In seconds since 1970."""
+
+    @property
+    def model(self) -> str:
+        return model_of(self.body)
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.answer.turn.token_ids)
+
+
+def model_of(body: Body) -> str:
+    """The agent's name."""
+    return str(body.get("model") or "policy")
+
+
+def check_fields(body: Body) -> None:
+    """Raise BadRequest for a field that is not served."""
+    for name, nothing in REFUSED.items():
+        if body.get(name) not in nothing:
+            allowed = " or ".join(repr(each) for each in nothing if each is not None) or "left out"
+            raise BadRequest(f"`{name}` is {body[name]!r:.200}, but must be {allowed}", name, "unsupported")
+
+
+def read_limit(body: Body) -> int | None:
+    """The smallest limit under any of its names. Raises BadRequest if one is no positive number."""
+    given = {name: body[name] for name in _LIMITS if body.get(name) is not None}
+    for name, value in given.items():
+        if not isinstance(value, int) or value < 1:
+            raise BadRequest(f"`{name}` is {value!r}, but must be at least 1", name)
+    return min(given.values(), default=None)
+
+
+def read(body: Body) -> Request:
+    """Raises BadRequest, which names the field, for what is not served or not of the API's form."""
+    check_fields(body)
+    stops = body.get("stop") or ()
+    stops = (stops,) if isinstance(stops, str) else tuple(stops)
+    if not all(isinstance(each, str) and each for each in stops):
+        raise BadRequest(f"`stop` is {body['stop']!r:.200}, but must be texts", "stop")
+    return Request(
+        model=model_of(body),
+        messages=read_messages(body.get("messages")),
+        tools=read_tools(body.get("tools"), lambda tool: tool.get("function") or {}),
+        limit=read_limit(body),
+        stops=stops,
+        schema=_schema(body.get("response_format")),
+        may_call=body.get("tool_choice") != "none",
+    )
+
+
+def _schema(given: Any) -> Mapping[str, Any] | None:
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "json_schema":
+        schema: Mapping[str, Any] | None = (given.get("json_schema") or {}).get("schema")
+        return schema
+    return {"type": "object"} if kind == "json_object" else None
+
+
+def whole(served: Served) -> dict[str, Any]:
+    """A response."""
+    choice = {
+        "index": 0,
+        "message": _message(served.answer),
+        "finish_reason": served.answer.finish_reason,
+        "logprobs": None,
+    }
+    return {**_head(served, "chat.completion"), "choices": [choice], "usage": _usage(served)}
+
+
+def stream(served: Served) -> Iterator[bytes]:
+    """The events of a streamed response. The turn is sampled already, so that a few of them hold all of it."""
+    head, message = _head(served, "chat.completion.chunk"), _message(served.answer)
+
+    def chunk(delta: Mapping[str, Any], reason: str | None = None) -> bytes:
+        return event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}]})
+
+    yield chunk({"role": "assistant", "content": None if message["content"] is None else ""})
+    for name in ("reasoning_content", "content"):
+        if message.get(name):
+            yield chunk({name: message[name]})
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        yield chunk({"tool_calls": [{"index": number, **call}]})
+    yield chunk({}, served.answer.finish_reason)
+    if (served.body.get("stream_options") or {}).get("include_usage"):
+        yield event({**head, "choices": [], "usage": _usage(served)})
+    yield b"data: [DONE]\n\n"
+
+
+def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
+    """A server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n".encode()
+
+
+def arguments_of(call: Mapping[str, Any]) -> str:
+    """The arguments of a call as the API writes them: as JSON, or as the text that the policy wrote in its place."""
+    arguments = call["function"]["arguments"]
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _head(served: Served, kind: str) -> dict[str, Any]:
+    response_id = f"chatcmpl-{served.response_id}"
+    return {"id": response_id, "object": kind, "created": served.created, "model": served.model}
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    said = answer.message
+    calls = [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["function"]["name"], "arguments": arguments_of(call)},
+        }
+        for call in said.get("tool_calls") or ()
+    ]
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": said["content"] or (None if calls else ""),
+        "refusal": None,
+    }
+    if said.get("reasoning_content"):
+        message["reasoning_content"] = said["reasoning_content"]
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _usage(served: Served) -> dict[str, int]:
+    read, written = served.prompt_tokens, served.completion_tokens
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

@@ -1,0 +1,391 @@
+"""The API calls of one trajectory as turns in contexts, whose tokens are kept as they were read and sampled.
+
+A request is rendered by the chat template and compared with what each context holds, as text. A context that it
+continues reads only what follows, so its earlier tokens stay what they were. Otherwise a new context begins.
+"""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
+from typing import Any
+
+from sorl_trl.endpoint.messages import ChatFormat, Message, Request, same_message, same_turn
+from sorl_trl.rollout import Generation
+from sorl_trl.rollout.trajectories import decode
+from sorl_trl.types import Action, ActionKind, Observation, StopReason, ToolCall, ToolResult, Trajectory, Turn
+
+FIRST, EXTENDED, SPLICED, NEW_CONTEXT = "first", "extended", "spliced", "new_context"
+"""How a request continues its trajectory: it begins it; it continues a context in its very words; it does so, but a
+turn came back in other words (spaces in JSON, spaces at its end), and our own stays; or it begins a new context."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A sampled turn, and the message that the client gets for it."""
+
+    turn: Turn
+    message: Message
+    full_message: Message
+    """The message with the stop string at which the client had it cut, if any: some clients append it themselves."""
+    finish_reason: str
+    """As the API says it: "stop", "length" or "tool_calls"."""
+    has_ended: bool
+    """Whether the policy ended its message."""
+    accepted: set[str] = field(default_factory=set)
+    """Other texts that the chat template has made of the same message."""
+
+
+@dataclass(eq=False)
+class Context:
+    """What the policy has read and written at once."""
+
+    row: int
+    tools: Sequence[Message]
+    messages: list[Message] = field(default_factory=list)
+    answers: dict[int, Answer] = field(default_factory=dict)
+    """The policy's own messages, by their place among `messages`."""
+    parts: list[Observation | Answer] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    is_busy: bool = False
+
+    def follows(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[Message] | None:
+        """The messages as the context has them, followed by those that are new; None if they say something else.
+
+        Thoughts that the client has dropped are put back. So is a message that it has changed only in spacing.
+        """
+        if len(messages) < len(self.messages) or tools != self.tools:
+            return None
+        restored = [*messages]
+        for place, (known, message) in enumerate(zip(self.messages, messages, strict=False)):
+            answer = self.answers.get(place)
+            if answer is None:
+                if not same_message(known, message):
+                    return None
+            elif message["role"] != "assistant":
+                return None
+            elif _is_same_but_for_thoughts(message, answer.message):
+                restored[place] = _with_ids(answer.message, message)
+            elif not same_turn(message, answer.full_message):
+                return None
+        return restored
+
+    @property
+    def text(self) -> str:
+        """All that it holds."""
+        return "".join(part.turn.text if isinstance(part, Answer) else part.text for part in self.parts)
+
+    def end_in(self, text: str, chat: ChatFormat) -> int | None:
+        """Where in `text` that which the context holds ends; None if the text says anything else."""
+        place, before = 0, list[int]()
+        for part in self.parts:
+            known = part.turn if isinstance(part, Answer) else part
+            if text.startswith(known.text, place):
+                place += len(known.text)
+            elif isinstance(part, Answer) and (end := self._end_of_rewritten(part, text, place, chat, before)):
+                place = end
+            else:
+                return None
+            before += known.token_ids
+        return place
+
+    def _end_of_rewritten(
+        self, answer: Answer, text: str, place: int, chat: ChatFormat, before: Sequence[int]
+    ) -> int | None:
+        """Where a turn that the template writes in other words ends, if it still says the same."""
+        ends = [(found, end) for end in chat.ends if (found := text.find(end, place)) >= 0]
+        if not ends:
+            return None
+        stop, end = min(ends)
+        rewritten = text[place:stop]
+        if rewritten not in answer.accepted:
+            read = chat.parse(chat.encode(rewritten + end), before, self.tools)
+            if not any(same_turn(read, each) for each in (answer.message, answer.full_message)):
+                return None
+            answer.accepted.add(rewritten)
+        return stop + len(end) if answer.has_ended else stop
+
+
+@dataclass(eq=False)
+class Call:
+    """An API call: what it made the policy read, and the turn that was sampled for it."""
+
+    request: Request
+    context: Context
+    kind: str
+    messages: list[Message]
+    """All messages of the context, as the policy reads them."""
+    observations: list[Observation]
+    answer: Answer | None = None
+
+    @property
+    def new_messages(self) -> list[Message]:
+        """Those after the policy's last one."""
+        return self.messages[_after_last_turn(self.messages) :]
+
+
+class Conversation:
+    """All API calls of one trajectory. Only one thread uses it.
+
+    Context number k is generated in row `row + k * stride` of the engine.
+
+    Attributes:
+        counts: How many requests continued the trajectory in which way.
+        causes: Why contexts began anew: "template" (it shows earlier messages in another way), "client" (it rewrites
+            the policy's messages) or "history" (it changes other messages, or tools). None for one without a message
+            of the policy, such as a sub-agent's first.
+        neutralized: How many messages of users and tools spelled out special tokens.
+    """
+
+    def __init__(self, chat: ChatFormat, row: int = 0, stride: int = 1, most_contexts: int | None = None) -> None:
+        self.counts, self.causes, self.neutralized = Counter[str](), Counter[str](), 0
+        self._chat = chat
+        self._row, self._stride, self._most_contexts = row, stride, most_contexts
+        self._contexts: list[Context] = []
+        self._calls: list[Call] = []
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # A call
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def begin(self, request: Request) -> Call:
+        """The call of a request, whose context has read it. Raises BadRequest if the template cannot show it."""
+        messages = [self._harmless(message) for message in request.messages]
+        call = self._continued(request, messages) or self._begun(request, messages)
+        for each in call.observations:
+            call.context.parts.append(each)
+            call.context.token_ids.extend(each.token_ids)
+        call.context.is_busy = True
+        self._calls.append(call)
+        self.counts[call.kind] += 1
+        return call
+
+    def cancel(self, call: Call) -> None:
+        """Forget a call that nobody waits for, as if it had never been made."""
+        context = call.context
+        del context.parts[len(context.parts) - len(call.observations) :]
+        del context.token_ids[len(context.token_ids) - sum(len(each.token_ids) for each in call.observations) :]
+        context.is_busy = False
+        self._calls.remove(call)
+        self.counts[call.kind] -= 1
+        if not context.parts:
+            self._contexts.remove(context)
+
+    def finish(self, call: Call, generation: Generation) -> Answer:
+        """Record what was sampled for a call, and make the message that the client gets."""
+        request, context = call.request, call.context
+        text = decode(self._chat.tokenizer, generation.token_ids)
+        content, end = self._chat.split_end(text)
+        full = message = self._parsed(generation.token_ids, request, context)
+        cut = min((place for stop in request.stops if (place := content.find(stop)) >= 0), default=-1)
+        if cut >= 0:
+            message = self._parsed(self._chat.encode(content[:cut] + self._chat.ends[0]), request, context)
+        for call_of_tool in message.get("tool_calls") or ():
+            call_of_tool["id"] = f"call_{uuid.uuid4().hex[:24]}"
+        functions = [each["function"] for each in message.get("tool_calls") or ()]
+        calls = tuple(ToolCall(each["name"], each["arguments"]) for each in functions)
+        turn = Turn(
+            generation.token_ids,
+            text,
+            Action(ActionKind.MESSAGE, message["content"], calls=calls),
+            generation.logprobs,
+            versions=generation.versions,
+            role=request.model,
+        )
+        reason = "tool_calls" if calls else "stop" if end or cut >= 0 else "length"
+        answer = call.answer = Answer(turn, message, full, reason, bool(end))
+        context.answers[len(call.messages)] = answer
+        context.messages = [*call.messages, message]
+        context.parts.append(answer)
+        context.token_ids.extend(turn.token_ids)
+        context.is_busy = False
+        return answer
+
+    def _parsed(self, token_ids: Sequence[int], request: Request, context: Context) -> Message:
+        message = self._chat.parse(token_ids, context.token_ids, request.tools)
+        if message.get("tool_calls") and not (request.tools and request.may_call):  # then it is text like any other
+            text = self._chat.split_end(decode(self._chat.tokenizer, token_ids))[0]
+            return {"role": "assistant", "content": text}
+        return message
+
+    def _harmless(self, message: Message) -> Message:
+        if message["role"] not in ("user", "tool"):
+            return message
+        content = self._chat.harmless(message["content"])
+        self.neutralized += content != message["content"]
+        return {**message, "content": content}
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # Its context
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _continued(self, request: Request, messages: Sequence[Message]) -> Call | None:
+        """The call in the longest context that it continues, if there is one."""
+        for context in sorted(self._contexts, key=lambda each: len(each.token_ids), reverse=True):
+            restored = None if context.is_busy else context.follows(messages, request.tools)
+            if restored is None:
+                continue
+            text = self._chat.render(restored, request.tools)
+            place = context.end_in(text, self._chat)
+            if place is not None:
+                kind = EXTENDED if text.startswith(context.text) else SPLICED
+                rest, token_ids = text[place:], self._chat.encode(text[place:])
+                new = [self._observation(rest, token_ids, restored)] if token_ids else []
+                return Call(request, context, kind, restored, new)
+        return None
+
+    def _begun(self, request: Request, messages: Sequence[Message]) -> Call:
+        """The call in a context of its own, in which thoughts that the client has dropped are put back."""
+        known = [*reversed(self.answers)]
+        if self._contexts and (cause := self._cause(messages, request.tools, known)):
+            self.causes[cause] += 1
+        restored = [_restored(message, known) for message in messages]
+        text = self._chat.render(restored, request.tools)
+        token_ids = self._chat.encode(text)
+        size, shown = self._shown_before(text, token_ids, restored, request.tools)
+        new = [self._observation(text[:shown], token_ids[:size], (), repeats=True)] if size else []
+        if token_ids[size:]:
+            new.append(self._observation(text[shown:], token_ids[size:], restored))
+        if self._most_contexts is not None:
+            self._forget_oldest()
+        kind = NEW_CONTEXT if self._contexts else FIRST
+        context = Context(self._free_row(), request.tools)
+        self._contexts.append(context)
+        return Call(request, context, kind, restored, new)
+
+    def _cause(self, messages: Sequence[Message], tools: Sequence[Message], known: Sequence[Answer]) -> str | None:
+        """Why a request with messages of the policy continues no context."""
+        own = [message for message in messages if message["role"] == "assistant"]
+        if not own or not known:
+            return None
+        if any(not each.is_busy and each.follows(messages, tools) is not None for each in self._contexts):
+            return "template"
+        return "history" if all(_restored(each, known) is not each for each in own) else "client"
+
+    def _shown_before(
+        self, text: str, token_ids: Sequence[int], messages: Sequence[Message], tools: Sequence[Message]
+    ) -> tuple[int, int]:
+        """How many tokens and characters of a new context the trajectory has shown before.
+
+        It is all up to the policy's last message, or else what some other context begins with.
+        """
+        if not self._contexts:
+            return 0, 0
+        if last := _after_last_turn(messages):
+            earlier = self._chat.render(messages[:last], tools, generation_prompt=False)
+            size = len(self._chat.encode(text[: _common(text, earlier)]))
+        else:
+            size = max(_common(token_ids, each.token_ids) for each in self._contexts)
+        # A token may end within a character, and some tokenizers drop a space at the beginning of a text.
+        while size and not text.startswith(decode(self._chat.tokenizer, token_ids[:size])):
+            size -= 1
+        return size, len(decode(self._chat.tokenizer, token_ids[:size])) if size else 0
+
+    def _observation(
+        self, text: str, token_ids: Sequence[int], messages: Sequence[Message], repeats: bool = False
+    ) -> Observation:
+        """What the policy reads, with the results of tools among the new `messages`."""
+        tools = [each for each in messages[_after_last_turn(messages) :] if each["role"] == "tool"]
+        results = tuple(ToolResult(self._name_of(each), each["content"]) for each in tools)
+        role = "tool" if tools else "user"
+        return Observation(tuple(token_ids), text, role=role, results=results, repeats=repeats)
+
+    def _name_of(self, message: Message) -> str:
+        """The name of the tool whose result a message is."""
+        calls = [call for each in self.answers for call in each.message.get("tool_calls") or ()]
+        names = {call["id"]: call["function"]["name"] for call in calls}
+        return str(message.get("name") or names.get(message.get("tool_call_id"), ""))
+
+    def _free_row(self) -> int:
+        """The first row of the trajectory that generates no context."""
+        taken = {context.row for context in self._contexts}
+        return next(row for row in count(self._row, self._stride) if row not in taken)
+
+    def _forget_oldest(self) -> None:
+        """Make room for one more of at most `most_contexts`, if one of them is not busy."""
+        idle = [each for each in self._contexts if not each.is_busy]
+        if idle and len(self._contexts) >= (self._most_contexts or 0):
+            self._contexts.remove(idle[0])
+            self._calls = [call for call in self._calls if call.context is not idle[0]]
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # What came of it
+    # ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> list[int]:
+        """The rows of the engine that generate its contexts."""
+        return [context.row for context in self._contexts]
+
+    @property
+    def answers(self) -> list[Answer]:
+        """In the order of their requests."""
+        return [call.answer for call in self._calls if call.answer is not None]
+
+    @property
+    def completion_length(self) -> int:
+        """How many tokens follow the first prompt, without those that contexts repeat."""
+        observed = (each for call in self._calls[1:] for each in call.observations if not each.repeats)
+        return sum(len(each.token_ids) for each in chain(observed, (answer.turn for answer in self.answers)))
+
+    def completion(self) -> list[Message]:
+        """The messages after the first prompt, each once: those of the policy, and what was new before each."""
+        messages: list[Message] = []
+        for call in self._answered:
+            messages += call.new_messages if messages else []
+            messages += [call.answer.message] if call.answer else []
+        return messages
+
+    def trajectory(self, stop_reason: StopReason) -> Trajectory:
+        """The answered calls. If there are none, the prompt is an end-of-sequence token."""
+        if not self._answered:
+            return Trajectory((int(self._chat.tokenizer.eos_token_id),), (), stop_reason)
+        first, numbers = self._answered[0], dict[Context, int]()
+        segments: list[Turn | Observation] = []
+        for call in self._answered:
+            number = numbers.setdefault(call.context, len(numbers))
+            segments += [replace(each, context=number) for each in call.observations if call is not first]
+            segments += [replace(call.answer.turn, context=number)] if call.answer else []
+        prompt = chain.from_iterable(each.token_ids for each in first.observations)
+        return Trajectory(tuple(prompt), tuple(segments), stop_reason)
+
+    @property
+    def _answered(self) -> list[Call]:
+        return [call for call in self._calls if call.answer is not None]
+
+
+def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How far two sequences agree from their beginning on."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def _after_last_turn(messages: Sequence[Message]) -> int:
+    """The place after the policy's last message; 0 if there is none."""
+    return max((place for place, each in enumerate(messages, 1) if each["role"] == "assistant"), default=0)
+
+
+def _restored(message: Message, known: Sequence[Answer]) -> Message:
+    """The policy's own message, with the thoughts that the client has dropped; others as they are."""
+    if message["role"] != "assistant":
+        return message
+    own = (each.message for each in known if _is_same_but_for_thoughts(message, each.message))
+    found = next(own, None)
+    return message if found is None else _with_ids(found, message)
+
+
+def _is_same_but_for_thoughts(message: Message, own: Message) -> bool:
+    """Whether a client's message is the policy's, perhaps without its thoughts or with other spaces at its ends."""
+    return same_turn(message, own, thoughts=bool(message.get("reasoning_content")))
+
+
+def _with_ids(own: Message, message: Message) -> Message:
+    """The policy's message with the ids that the client gives its calls."""
+    restored = copy.deepcopy(own)
+    for call, theirs in zip(restored.get("tool_calls") or (), message.get("tool_calls") or (), strict=False):
+        call["id"] = theirs.get("id") or call["id"]
+    return restored

@@ -1,0 +1,250 @@
+"""Messages: what a request says, what a chat template makes of it, and what message a sampled turn is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from trl.chat_template_utils import add_response_schema, parse_response
+
+from sorl_trl.agents.chat import RolloutSetup
+from sorl_trl.rollout.trajectories import decode
+from sorl_trl.text import encodable, one_line
+
+Message: TypeAlias = dict[str, Any]
+"""A message as chat templates read it: `role`, `content`, and perhaps `reasoning_content`, `tool_calls` (with
+arguments as objects), `name` and `tool_call_id`."""
+
+_PREFIX = 64
+"""How many tokens before a turn its parser reads: the end of a prompt, which may begin the policy's thoughts."""
+_OTHER_BRACKETS = str.maketrans("<>[]", "[]()")
+
+
+class BadRequest(ValueError):
+    """A request that cannot be served, HTTP 400. `field` names the part that is to blame."""
+
+    def __init__(self, message: str, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.field, self.code = field, code
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one API call asks for, whichever of the two APIs it uses."""
+
+    model: str
+    messages: Sequence[Message]
+    tools: Sequence[Message] = ()
+    limit: int | None = None
+    """The most tokens that the client wants."""
+    stops: tuple[str, ...] = ()
+    schema: Mapping[str, Any] | None = None
+    """The JSON schema of the answer."""
+    may_call: bool = True
+    """False if the policy must not call a tool (`tool_choice`)."""
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """The policy's chat template and parser. It knows nothing of conversations."""
+
+    setup: RolloutSetup
+
+    @classmethod
+    def of(cls, setup: RolloutSetup) -> ChatFormat:
+        """The format of a rollout's tokenizer, which gets the parser of calls that TRL knows for its chat template.
+
+        Raises ValueError if the tokenizer has no chat template.
+        """
+        template = setup.chat_template or setup.processing_class.chat_template
+        if template is None:
+            raise ValueError(
+                "`processing_class` has no chat template, but an agent's requests are messages: take the tokenizer of "
+                "a chat model, or set its `chat_template`."
+            )
+        tokenizer = setup.tokenizer
+        if not any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema")):
+            with suppress(ValueError):  # an unknown template: without tools, turns need no parser
+                add_response_schema(setup.processing_class)
+        return cls(setup)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.setup.tokenizer
+
+    @cached_property
+    def ends(self) -> list[str]:
+        """The texts of the tokens that end a message."""
+        return [decode(self.tokenizer, [token]) for token in self.setup.eos_token_ids]
+
+    @cached_property
+    def parses_calls(self) -> bool:
+        return any(getattr(self.tokenizer, name, None) for name in ("response_template", "response_schema"))
+
+    @cached_property
+    def _control_tokens(self) -> re.Pattern[str]:
+        tokens = sorted({*self.tokenizer.all_special_tokens, *self.ends}, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, tokens)) or "(?!)")
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Any] = (), generation_prompt: bool = True) -> str:
+        """The text that the policy reads. Raises BadRequest if the template cannot show the messages."""
+        try:
+            text = self.setup.processing_class.apply_chat_template(
+                [*messages],
+                tools=[*tools] or None,
+                chat_template=self.setup.chat_template,
+                add_generation_prompt=generation_prompt,
+                tokenize=False,
+                **self.setup.chat_template_kwargs,
+            )
+        except Exception as error:  # a template may raise anything
+            raise BadRequest(
+                f"the chat template cannot show these messages: {one_line(error)}", "messages", "chat_template"
+            ) from error
+        return encodable(str(text), "?")
+
+    def harmless(self, text: str) -> str:
+        """Text of a user or a tool, in which the tokenizer's special tokens get other brackets.
+
+        Otherwise, a page that a tool has found could end its own message and begin another.
+        """
+        return self._control_tokens.sub(lambda token: token[0].translate(_OTHER_BRACKETS) or " ", text)
+
+    def split_end(self, text: str) -> tuple[str, str]:
+        """A turn's text without the token that ends it, and that token's text."""
+        end = next(filter(text.endswith, self.ends), "")
+        return text.removesuffix(end), end
+
+    def parse(self, token_ids: Sequence[int], before: Sequence[int], tools: Sequence[Any] = ()) -> Message:
+        """The message of a turn: its content, thoughts and calls. Text that is no call stays text."""
+        text = self.split_end(decode(self.tokenizer, token_ids))[0]
+        if not self.parses_calls:
+            return {"role": "assistant", "content": text}
+        try:
+            read = parse_response(self.tokenizer, [*token_ids], prefix=[*before[-_PREFIX:]], tools=[*tools] or None)
+        except (RecursionError, AttributeError):  # brackets nest too deeply, or JSON is no object
+            return {"role": "assistant", "content": text}
+        message: Message = {"role": "assistant", "content": read.get("content") or ""}
+        if thoughts := read.get("reasoning_content"):
+            message["reasoning_content"] = thoughts
+        calls = [call.get("function", call) for call in read.get("tool_calls") or ()]
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "type": "function",
+                    "function": {"name": str(call["name"]), "arguments": call.get("arguments") or {}},
+                }
+                for call in calls
+            ]
+        elif not thoughts:
+            message["content"] = text  # as sampled: clients append to it, or send it back
+        return message
+
+
+def same_turn(one: Message, other: Message, thoughts: bool = True) -> bool:
+    """Whether two messages of the policy say the same: content but for spaces at its ends, thoughts, and calls."""
+    return _essence(one, thoughts) == _essence(other, thoughts)
+
+
+def same_message(one: Message, other: Message) -> bool:
+    """Whether two messages are the same, whatever ids their calls have."""
+    return one["role"] == other["role"] and one["content"] == other["content"] and same_turn(one, other)
+
+
+def _essence(message: Message, thoughts: bool) -> tuple[Any, ...]:
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [(each["name"], json.dumps(each["arguments"], sort_keys=True)) for each in functions]
+    return message["content"].strip(), thoughts and (message.get("reasoning_content") or "").strip(), calls
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# From a request's JSON
+# -------------------------------------------------------------------------------------------------------------------
+
+_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def read_messages(given: Any) -> list[Message]:
+    """The messages of a Chat Completions request. Raises BadRequest if they are not of its form, or hold no text."""
+    if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
+        raise BadRequest("`messages` must be a list with at least one message", "messages")
+    return [_message(each, f"messages[{number}]") for number, each in enumerate(given)]
+
+
+def _message(given: Mapping[str, Any], field: str) -> Message:
+    role = _ROLES.get(str(given.get("role")))
+    if role is None:
+        raise BadRequest(f"`{field}.role` is {given.get('role')!r}, but must be one of {[*_ROLES]}", f"{field}.role")
+    message: Message = {"role": role, "content": read_text(given.get("content"), f"{field}.content")}
+    if role == "assistant":
+        if thoughts := given.get("reasoning_content") or given.get("reasoning"):
+            message["reasoning_content"] = read_text(thoughts, f"{field}.reasoning_content")
+        if calls := given.get("tool_calls"):
+            message["tool_calls"] = [_call(call, f"{field}.tool_calls") for call in calls]
+    elif role == "tool":
+        message |= {name: given[name] for name in ("tool_call_id", "name") if given.get(name)}
+    return message
+
+
+def _call(given: Any, field: str) -> Message:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRequest(f"`{field}` has {given!r:.200}, but a call must have a `function` with a `name`", field)
+    return tool_call(given.get("id"), function["name"], function.get("arguments"))
+
+
+def tool_call(call_id: Any, name: str, arguments: Any) -> Message:
+    """A call as templates read it: with an object of arguments, or with text if that is no JSON."""
+    if isinstance(arguments, str):
+        with suppress(ValueError):
+            arguments = json.loads(arguments) if arguments.strip() else {}
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments or {}}}
+
+
+def read_text(content: Any, field: str) -> str:
+    """Content as one text. Raises BadRequest if some of it is no text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise BadRequest(f"`{field}` is {content!r:.200}, but must be text or a list of parts", field)
+    texts = []
+    for part in content:
+        if isinstance(part, dict):
+            kind = part.get("type")
+            part = part.get("refusal") if kind == "refusal" else part.get("text") if _is_text(kind) else None
+        if not isinstance(part, str):
+            raise BadRequest(
+                f"`{field}` has a part that is no text: the policy reads text alone", field, "unsupported"
+            )
+        texts.append(part)
+    return "".join(texts)
+
+
+def _is_text(kind: Any) -> bool:
+    return kind in ("text", "input_text", "output_text", "summary_text", "reasoning_text")
+
+
+def read_tools(given: Any, function_of: Any) -> list[Message]:
+    """The tools of a request, as templates show them. Raises BadRequest for any other than functions.
+
+    `function_of` takes the description of the function from a tool.
+    """
+    tools = []
+    for tool in given or ():
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind != "function":
+            raise BadRequest(
+                f"`tools` has one of type {kind!r}: the policy calls functions of the agent alone", "tools", "hosted"
+            )
+        described = function_of(tool)
+        shown = {name: described[name] for name in ("name", "description", "parameters") if described.get(name)}
+        tools.append({"type": "function", "function": shown})
+    return tools

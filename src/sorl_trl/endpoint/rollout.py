@@ -1,0 +1,291 @@
+"""`EndpointRollout`: a `rollout_func` whose trajectories are the API calls of the agent that the user already has."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from trl import GRPOTrainer
+from trl.data_utils import is_conversational
+
+from sorl_trl.agents.chat import RolloutSetup
+from sorl_trl.agents.policy_rollout import MESSAGES, PolicyRollout, rollout_output
+from sorl_trl.checks import POSITIVE_COUNT, Number
+from sorl_trl.endpoint.agents import Access, Agent, Outcome, WrongReward, run_agent
+from sorl_trl.endpoint.conversation import EXTENDED, NEW_CONTEXT, SPLICED, Conversation
+from sorl_trl.endpoint.messages import ChatFormat
+from sorl_trl.endpoint.server import CallLimits, Endpoint, Run
+from sorl_trl.endpoint.turns import TurnQueue
+from sorl_trl.rollout import Engine, EngineOptions, RolloutLimits, rollout_statistics
+from sorl_trl.text import one_line
+from sorl_trl.types import StopReason, Trajectory
+
+logger = logging.getLogger(__name__)
+
+_CAUSES = {
+    "template": "the chat template shows earlier messages in another way than before, for example without thoughts. "
+    "The policy will meet the same in production. If it should read its thoughts again, set `tokenizer.chat_template` "
+    "to that of `trl.chat_template_utils.get_training_chat_template(tokenizer)`",
+    "client": "the agent's client sends the policy's messages back in other words, such as calls of tools as text. "
+    "Choose a kind of agent that sends back `tool_calls`",
+    "history": "earlier messages or the tools change from call to call, for example by the time of day in them. Keep "
+    "them, and add what is new at the end",
+}
+_HARDLY_ANY = 8
+"""So few contexts do not tell that most calls begin one."""
+
+
+def agent_reward(
+    completions: Sequence[Any], agent_rewards: Sequence[Any] | None = None, **_: Any
+) -> list[float | None]:
+    """The reward function for agents that return their rewards: the sum for each trajectory, None if there is none.
+
+    Raises ValueError if no `EndpointRollout` has made the trajectories.
+    """
+    if agent_rewards is None:
+        raise ValueError(
+            "`agent_reward` is for trajectories of an `EndpointRollout`, which passes on `agent_rewards`."
+        )
+    return [None if each is None else sum(each.values()) for each in agent_rewards]
+
+
+class EndpointRollout(PolicyRollout):
+    """A `rollout_func` that runs your agent on each row of the dataset, with the policy behind an API.
+
+    ```python
+    async def agent(example, endpoint):
+        client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+        …
+        return reward
+
+    trainer = SOGRPOTrainer(model, agent_reward, args, dataset, rollout_func=EndpointRollout(agent))
+    ```
+
+    Each API call is a turn. What the policy has read and sampled is kept as token ids: a call extends the context that
+    it continues, and a call whose history has changed begins a new context of the same trajectory. All agents of a
+    rollout run at the same time. Trajectories may differ in everything but their row.
+
+    Besides the keys of `AgentRollout`, it returns `context_ids`, and for reward functions `agent_rewards`, a mapping
+    of what each agent returned, or None. For conversational prompts, completions are messages. Metrics of contexts and
+    errors are logged as `endpoint/…`, and rewards that an agent names as `agent/…`.
+
+    Args:
+        agent: A coroutine function, a function, or what `command_agent` makes of a command. It gets a row of the
+            dataset and an object with `base_url` and `api_key`, and returns a number, numbers by name, or None.
+        max_turn_tokens: The most tokens of a turn. By default, the trainer's `max_completion_length`, which limits
+            all that follows a trajectory's first prompt, except what contexts repeat.
+        time_limit_s: How long an agent may take. Then its trajectory is masked.
+        reward_on_error: The reward of an agent that raises an error: that is mostly the policy's mistake, such as a
+            turn that ends too early to be read. If a connection was lost, its trajectory is masked instead. An agent
+            that raises before its first call has a mistake of its own, which is raised here.
+        host: The address at which the endpoint listens, and to which agents connect.
+        engine: How turns are generated, and when calls rejoin.
+
+    Raises TypeError for an `agent` that cannot be called, and ValueError for other arguments that are not allowed.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        max_turn_tokens: int | None = None,
+        time_limit_s: float = 600.0,
+        reward_on_error: float = 0.0,
+        host: str = "127.0.0.1",
+        engine: EngineOptions | None = None,
+    ) -> None:
+        super().__init__(engine)
+        if not callable(agent):
+            raise TypeError(f"agent is {agent!r}, but must be a function `agent(example, endpoint)`")
+        POSITIVE_COUNT.check("max_turn_tokens", max_turn_tokens, or_none=True)
+        Number(above=0).check("time_limit_s", time_limit_s)
+        Number().check("reward_on_error", reward_on_error)
+        self.agent, self.max_turn_tokens, self.host = agent, max_turn_tokens, host
+        self.time_limit_s, self.reward_on_error = time_limit_s, reward_on_error
+        self._endpoints: list[Endpoint] = []
+        """The endpoint of this process, once a rollout has needed it. Forks share it."""
+        self._rewards: list[Mapping[str, float] | None] = []
+        self._has_warned: set[str] = set()
+
+    def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
+        super().check(config, tools, environment_factory)
+        if config.max_tool_calling_iterations is not None:
+            raise ValueError(
+                f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but is for TRL's tool loop. "
+                "How often it calls is up to the agent."
+            )
+        most = self.max_turn_tokens
+        if most is not None and most > config.max_completion_length:
+            raise ValueError(
+                f"`max_turn_tokens` is {most}, more than the trainer's `max_completion_length` of "
+                f"{config.max_completion_length}. Lower the first or raise the second."
+            )
+
+    def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
+        """What the rollout reads of a trainer. Its chat template is that of the tokenizer, as in production.
+
+        Raises TypeError for a trainer of TRL, and ValueError if there is no chat template.
+        """
+        if not hasattr(trainer, "rollout_examples"):
+            raise TypeError(
+                f"`EndpointRollout` is for `SOGRPOTrainer` and `SOPPOTrainer`: {type(trainer).__name__} knows neither "
+                "rows of the dataset nor contexts"
+            )
+        most = int(trainer.args.max_completion_length)
+        limits = RolloutLimits(sys.maxsize, self.max_turn_tokens or most, most, most)
+        options = trainer.chat_template_kwargs
+        setup = RolloutSetup(trainer.processing_class, None, options, trainer.eos_token_ids, limits)
+        ChatFormat.of(setup)
+        return setup
+
+    def measures(self, row: int) -> Mapping[str, float | None]:
+        rewards = self._rewards[row]
+        return {} if rewards is None else {**rewards, "reward": sum(rewards.values())}
+
+    def fork(self) -> EndpointRollout:
+        return copy.copy(self)
+
+    def collect(
+        self,
+        setup: RolloutSetup,
+        prompts: Sequence[Any],
+        examples: Sequence[Mapping[str, Any]],
+        engine: Engine,
+        any_active: Callable[[bool], bool] = bool,
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """See `PolicyRollout.collect`.
+
+        Raises ValueError if the endpoint does not serve what an agent asks for, RuntimeError if an agent raises before
+        its first call, and WrongReward, a TypeError, if one returns no reward.
+        """
+        began = time.perf_counter()
+        queue = TurnQueue(len(examples), self.engine.rejoin_after)
+        try:
+            engine.open(len(examples))
+            runs, outcomes = self._run(setup, examples, engine, queue, any_active)
+        finally:
+            engine.close()
+        self._check(runs, outcomes)
+        self._rewards = [self._rewards_of(outcome) for outcome in outcomes]
+        trajectories = [
+            run.conversation.trajectory(_stop_reason(run, outcome))
+            for run, outcome in zip(runs, outcomes, strict=True)
+        ]
+        output = rollout_output(trajectories, setup.tokenizer.eos_token_id, engine.window, contexts=True)
+        output["agent_rewards"] = [*self._rewards]
+        if is_conversational({"prompt": prompts[0]}):
+            output[MESSAGES] = [run.conversation.completion() for run in runs]
+        times = {"seconds_generating": queue.seconds_generating, "seconds_waiting": queue.seconds_waiting}
+        sampled = sum(len(turn.token_ids) for each in trajectories for turn in each.turns)
+        times["tokens_per_second"] = sampled / (time.perf_counter() - began)
+        return output, self._metrics(runs, outcomes, trajectories, times)
+
+    def _run(
+        self,
+        setup: RolloutSetup,
+        examples: Sequence[Mapping[str, Any]],
+        engine: Engine,
+        queue: TurnQueue,
+        any_active: Callable[[bool], bool],
+    ) -> tuple[list[Run], list[Outcome]]:
+        """Run all agents to their end. Their requests, meanwhile, are turns of the engine."""
+        if not self._endpoints:
+            self._endpoints.append(Endpoint(self.host))
+        (endpoint,) = self._endpoints
+        chat, size = ChatFormat.of(setup), len(examples)
+        most = setup.limits.max_trajectory_tokens
+        limits = CallLimits(setup.limits.max_turn_tokens, most, engine.window)
+        runs = [Run(i, Conversation(chat, i, size), queue, limits, engine.constrains) for i in range(size)]
+        endpoint.admit(runs)
+        outcomes: list[Future[Outcome]] = []
+        try:
+            for run, example in zip(runs, examples, strict=True):
+                access = Access(endpoint.base_url, run.key)
+                outcomes.append(run_agent(self.agent, example, access, self.time_limit_s, run.end))
+            queue.serve(engine, any_active)
+        finally:
+            endpoint.dismiss(runs)
+            for outcome in outcomes:
+                outcome.cancel()  # if the engine has failed, nobody waits for its agent
+        return runs, [outcome.result() for outcome in outcomes]
+
+    def _check(self, runs: Sequence[Run], outcomes: Sequence[Outcome]) -> None:
+        """Raise what is a mistake in the agent's code, and say once what the policy's mistakes have caused."""
+        for run in runs:
+            if run.refusal is not None:
+                raise ValueError(f"The endpoint refused a request of the agent: {run.refusal}.") from run.refusal
+        failures = [
+            (run, each.error) for run, each in zip(runs, outcomes, strict=True) if each.error and not each.is_lost
+        ]
+        for run, error in failures:
+            if isinstance(error, WrongReward):
+                raise error
+            if not run.conversation.answers and run.limit_reached is None:
+                raise RuntimeError(f"The agent raised before its first call: {error!r}") from error
+        if failures:
+            logger.warning(
+                "%d of %d agents raised an error and get `reward_on_error` (%g). The first: %s",
+                *(len(failures), len(runs), self.reward_on_error, one_line(repr(failures[0][1]))[:500]),
+            )
+
+    def _rewards_of(self, outcome: Outcome) -> Mapping[str, float] | None:
+        is_failure = outcome.error is not None and not outcome.is_lost
+        return {"reward": self.reward_on_error} if is_failure else outcome.rewards
+
+    def _metrics(
+        self,
+        runs: Sequence[Run],
+        outcomes: Sequence[Outcome],
+        trajectories: Sequence[Trajectory],
+        times: Mapping[str, float],
+    ) -> dict[str, float]:
+        size = len(runs)
+        statistics = {**rollout_statistics(trajectories), **times}
+        statistics["neutralized_per_trajectory"] += sum(run.conversation.neutralized for run in runs) / size
+        metrics = {f"rollout/{name}": value for name, value in statistics.items()}
+        counts = sum((run.conversation.counts for run in runs), Counter[str]())
+        self._warn_of_new_contexts(counts, sum((run.conversation.causes for run in runs), Counter[str]()))
+        for kind in (EXTENDED, SPLICED, NEW_CONTEXT):
+            metrics[f"endpoint/{kind}"] = counts[kind] / size
+        metrics["endpoint/resent"] = sum(run.resent for run in runs) / size
+        metrics["endpoint/error_share"] = sum(each.error is not None and not each.is_lost for each in outcomes) / size
+        turns = Counter(turn.role for each in trajectories for turn in each.turns)
+        if len(turns) > 1:
+            metrics |= {f"endpoint/turns/{role}": number / size for role, number in turns.items()}
+        named: dict[str, list[float]] = {}
+        for rewards in self._rewards:
+            for name, value in (rewards or {}).items():
+                named.setdefault(name, []).append(value)
+        if set(named) - {"reward"}:
+            metrics |= {f"agent/{name}": sum(values) / len(values) for name, values in named.items()}
+        return metrics
+
+    def _warn_of_new_contexts(self, counts: Counter[str], causes: Counter[str]) -> None:
+        """Say once that most calls that continue a conversation begin a new context, and why."""
+        afresh, continued = sum(causes.values()), counts[EXTENDED] + counts[SPLICED]
+        if afresh < _HARDLY_ANY or afresh <= continued:
+            return
+        (cause, _), *_ = causes.most_common(1)
+        if cause not in self._has_warned:
+            self._has_warned.add(cause)
+            logger.warning(
+                "%d of %d API calls that continue a conversation begin a new context, and so take time and memory: %s",
+                *(afresh, afresh + continued, _CAUSES[cause]),
+            )
+
+
+def _stop_reason(run: Run, outcome: Outcome) -> StopReason:
+    """Why a trajectory ended. A limit that cut its last turn, or left no room for another, comes first."""
+    if outcome.is_lost:
+        return StopReason.ENVIRONMENT_UNAVAILABLE
+    answers = run.conversation.answers
+    if run.limit_reached is not None:
+        return run.limit_reached
+    if answers and answers[-1].finish_reason == "length":
+        return StopReason.TURN_LIMIT
+    return StopReason.AGENT_ERROR if outcome.error is not None else StopReason.ENVIRONMENT_DONE

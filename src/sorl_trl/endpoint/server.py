@@ -1,0 +1,346 @@
+"""The endpoint: an OpenAI-compatible address for the policy, with a key for each trajectory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+import socket
+import time
+import uuid
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from sorl_trl.endpoint import completions, responses
+from sorl_trl.endpoint.completions import IGNORED, Served
+from sorl_trl.endpoint.conversation import Answer, Call, Conversation
+from sorl_trl.endpoint.messages import BadRequest, Request
+from sorl_trl.endpoint.turns import RunEnded, TurnQueue, TurnRequest
+from sorl_trl.threads import start
+from sorl_trl.types import StopReason
+
+logger = logging.getLogger(__name__)
+
+_APIS: Mapping[str, ModuleType] = {"/v1/chat/completions": completions, "/v1/responses": responses}
+_GRACE_S = 5.0
+"""How long a turn that nobody waits for is kept for a request that is sent again. Ours."""
+_REMEMBERED = 256
+"""How many requests of a trajectory are remembered for this."""
+_KEY = "sorl-"
+
+
+class Refusal(Exception):
+    """A response with an error."""
+
+    def __init__(
+        self, status: int, message: str, kind: str, code: str | None = None, field: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """How many tokens a turn may have, and the trajectory after its first prompt, and a context."""
+
+    turn: int
+    trajectory: int | None = None
+    window: int | None = None
+
+
+@dataclass(eq=False)
+class Run:
+    """One trajectory: an API key, and what was said with it."""
+
+    number: int
+    conversation: Conversation
+    turns: TurnQueue
+    limits: CallLimits
+    constrains: bool = False
+    """Whether the engine constrains turns to a JSON schema."""
+    key: str = field(default_factory=lambda: f"{_KEY}{secrets.token_hex(16)}")
+    has_ended: bool = False
+    resent: int = 0
+    """How many requests were sent again and got the turn of the first."""
+    refusal: BadRequest | None = None
+    """Why the first request was refused that is not served, if one was."""
+    limit_reached: StopReason | None = None
+    """Which limit left no room for a turn."""
+    turns_of: dict[bytes, list[_SharedTurn]] = field(default_factory=dict)
+    """The turns of each request, because a client may send one again."""
+
+    def end(self) -> None:
+        """The agent has ended, and makes no more calls."""
+        self.has_ended = True
+        self.turns.end(self.number)
+
+
+class Endpoint:
+    """Serves Chat Completions and Responses to agents, in a thread of its own.
+
+    A key leads to its trajectory alone. Requests wait as long as they must, and none is answered with HTTP 429. What
+    is refused says so with `x-should-retry: false`, so that clients do not ask again.
+
+    Args:
+        host: The address to listen at. 127.0.0.1 is reached from this machine alone.
+        port: By default, a free one.
+
+    Raises ImportError if uvicorn is missing, and OSError if the address cannot be taken.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        try:
+            import uvicorn
+        except ImportError as error:
+            raise ImportError("the endpoint needs uvicorn: pip install 'sorl-trl[serve]'") from error
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=1024)
+        name = f"[{host}]" if ":" in host else host
+        self.base_url = f"http://{name}:{self._socket.getsockname()[1]}/v1"
+        self._runs: dict[str, Run] = {}
+        self._warned: set[str] = set()
+        config = uvicorn.Config(
+            self._serve_http,
+            interface="asgi3",  # uvicorn does not recognize it by a bound method
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=600,
+        )
+        self._server = uvicorn.Server(config)
+        self._loop = asyncio.new_event_loop()
+        start(self._serve, "sorl-endpoint")
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._server.serve([self._socket]))
+
+    def admit(self, runs: Sequence[Run]) -> None:
+        """Serve the calls of trajectories."""
+        self._runs.update({run.key: run for run in runs})
+
+    def dismiss(self, runs: Sequence[Run]) -> None:
+        """Serve the calls of trajectories no more. When this returns, none is under way."""
+
+        async def end() -> None:
+            turns = [turn for run in runs for turns in run.turns_of.values() for turn in turns]
+            for run in runs:
+                run.has_ended = True
+                self._runs.pop(run.key, None)
+            for turn in turns:
+                turn.task.cancel()
+            await asyncio.gather(*(turn.task for turn in turns), return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.should_exit = self._server.force_exit = True
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # HTTP
+    # ---------------------------------------------------------------------------------------------------------------
+
+    async def _serve_http(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request, as ASGI has it. A client that closes the connection waits no more."""
+        body = await _body(receive)
+        if scope["type"] != "http" or body is None:
+            return
+        answering = asyncio.ensure_future(self._answer(scope, body))
+        leaving = asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                answering.cancel()
+                return
+            status, content, shared = answering.result()
+            await _send(send, status, content)
+            if shared is not None:
+                shared.is_received = not leaving.done()
+        finally:
+            leaving.cancel()
+
+    async def _answer(self, scope: Any, body: bytes) -> tuple[int, Any, _SharedTurn | None]:
+        """HTTP status, content (JSON, or an iterator of events), and the turn that it shows."""
+        try:
+            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+            run, path = self._run_of(headers), scope["path"].rstrip("/")
+            if scope["method"] == "GET" and path == "/v1/models":
+                model = {"id": "policy", "object": "model", "created": 0, "owned_by": "sorl-trl"}
+                return 200, {"object": "list", "data": [model]}, None
+            if scope["method"] != "POST" or path not in _APIS:
+                paths = ", ".join(_APIS)
+                raise Refusal(404, f"{scope['method']} {path} is not served: POST to {paths}", "invalid_request_error")
+            api, asked = _APIS[path], _json_object(body)
+            shared = self._shared_turn(run, path, body, asked, headers)
+            answer, read = await shared.result()
+            served = Served(asked, answer, read, shared.response_id, shared.created)
+            return 200, api.stream(served) if asked.get("stream") else api.whole(served), shared
+        except Refusal as refusal:
+            return refusal.status, refusal.body, None
+        except BadRequest as error:
+            return 400, Refusal(400, str(error), "invalid_request_error", error.code, error.field).body, None
+        except RunEnded as error:
+            return 403, Refusal(403, str(error), "permission_error", "run_ended").body, None
+        except Exception as error:  # the agent is told, too
+            logger.exception("The endpoint failed")
+            return 500, Refusal(500, f"{type(error).__name__}: {error}", "server_error").body, None
+
+    def _run_of(self, headers: Mapping[str, str]) -> Run:
+        key = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        run = self._runs.get(key)
+        if run.has_ended if run else key.startswith(_KEY):
+            raise RunEnded("this trajectory has ended: its agent has returned, or its time is up")
+        if run is None:
+            raise Refusal(401, "`api_key` must be `endpoint.api_key`", "authentication_error", "invalid_api_key")
+        return run
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # Turns
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _shared_turn(
+        self, run: Run, path: str, body: bytes, asked: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> _SharedTurn:
+        """The turn of a request: a new one, unless the client sends a request again.
+
+        It does if the turn of the same request was received by nobody and nobody waits for it, or if it says so.
+        """
+        turns = run.turns_of.setdefault(hashlib.sha256(path.encode() + body).digest(), [])
+        turns[:] = [each for each in turns if not each.has_failed]
+        lost = [each for each in turns if not each.is_received and not each.waiting]
+        says_so = headers.get("x-stainless-retry-count", "0") != "0"
+        if lost or (says_so and turns):
+            run.resent += 1
+            return (lost or turns)[-1]
+        shared = _SharedTurn(self._turn(run, _APIS[path], asked))
+        turns.append(shared)
+        if len(run.turns_of) > _REMEMBERED:
+            del run.turns_of[next(iter(run.turns_of))]
+        return shared
+
+    async def _turn(self, run: Run, api: ModuleType, asked: Mapping[str, Any]) -> tuple[Answer, int]:
+        """A new turn, and how many tokens it reads."""
+        try:
+            request: Request = api.read(asked)
+            call = run.conversation.begin(request)
+        except BadRequest as refusal:
+            if refusal.code != "chat_template":  # which may be for what the policy has written
+                run.refusal = run.refusal or refusal
+            raise
+        turn: TurnRequest | None = None
+        try:
+            self._warn_of_ignored(run, request, asked)
+            token_ids, schema = [*call.context.token_ids], request.schema if run.constrains else None
+            turn = TurnRequest(run.number, call.context.row, token_ids, _room(run, call), request.stops, schema)
+            run.turns.ask(turn)
+            generation = await asyncio.wrap_future(turn.generation)
+        except BaseException:
+            if turn is not None:
+                run.turns.withdraw(turn)
+            run.conversation.cancel(call)
+            raise
+        return run.conversation.finish(call, generation), len(token_ids)
+
+    def _warn_of_ignored(self, run: Run, request: Request, asked: Mapping[str, Any]) -> None:
+        """Say once of each field that it has no effect."""
+        found = {name: "the trainer says how turns are sampled" for name in IGNORED if asked.get(name) is not None}
+        if request.schema is not None and not run.constrains:
+            found["response_format"] = "only vLLM constrains turns to a schema, and not where they may call tools"
+        if asked.get("tool_choice") not in (None, "auto", "none"):
+            found["tool_choice"] = "nothing makes the policy call a tool"
+        if asked.get("parallel_tool_calls") is False:
+            found["parallel_tool_calls"] = "nothing keeps the policy from several calls at once"
+        for name in found.keys() - self._warned:
+            self._warned.add(name)
+            logger.warning("An agent asks for `%s`, which has no effect: %s.", name, found[name])
+
+
+class _SharedTurn:
+    """A turn that several requests may wait for. If none does for some seconds, it is dropped."""
+
+    def __init__(self, turn: Coroutine[Any, Any, tuple[Answer, int]]) -> None:
+        self.task = asyncio.ensure_future(turn)
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio would log it
+        self.is_received = False
+        self.waiting = 0
+        self.response_id, self.created = uuid.uuid4().hex[:24], int(time.time())
+
+    @property
+    def has_failed(self) -> bool:
+        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
+
+    async def result(self) -> tuple[Answer, int]:
+        self.waiting += 1
+        try:
+            return await asyncio.shield(self.task)
+        finally:
+            self.waiting -= 1
+            if not self.task.done():
+                asyncio.get_running_loop().call_later(_GRACE_S, self._drop)
+
+    def _drop(self) -> None:
+        if not self.waiting:
+            self.task.cancel()
+
+
+def _room(run: Run, call: Call) -> int:
+    """How many tokens the turn of a call may have. Raises BadRequest, as OpenAI words it, if there is no room."""
+    limits, read = run.limits, len(call.context.token_ids)
+    room = {StopReason.TURN_LIMIT: limits.turn}
+    if limits.trajectory is not None:
+        room[StopReason.TRAJECTORY_LIMIT] = limits.trajectory - run.conversation.completion_length
+    if limits.window is not None:
+        room[StopReason.CONTEXT_LIMIT] = limits.window - read
+    reason, least = min(room.items(), key=lambda item: item[1])
+    if least < 1:
+        run.limit_reached = reason
+        raise BadRequest(
+            f"This model's maximum context length is {read + least} tokens. However, your messages resulted in {read} "
+            f"tokens ({reason.value}). Please reduce the length of the messages.",
+            "messages",
+            "context_length_exceeded",
+        )
+    return min(least, call.request.limit or least)
+
+
+async def _body(receive: Any) -> bytes | None:
+    """The body of a request; None if the client has gone before it was sent."""
+    body = bytearray()
+    while (message := await receive())["type"] == "http.request":
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return bytes(body)
+    return None
+
+
+async def _send(send: Any, status: int, content: Any) -> None:
+    is_whole = isinstance(content, dict)
+    chunks = [json.dumps(content).encode()] if is_whole else [*content]
+    headers = [(b"content-type", b"application/json" if is_whole else b"text/event-stream; charset=utf-8")]
+    if is_whole:
+        headers.append((b"content-length", str(len(chunks[0])).encode()))
+    if status != 200:
+        headers.append((b"x-should-retry", b"false"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    for chunk in chunks:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        asked = json.loads(body)
+    except ValueError:
+        asked = None
+    if not isinstance(asked, dict):
+        raise Refusal(400, "the body is no JSON object", "invalid_request_error")
+    return asked

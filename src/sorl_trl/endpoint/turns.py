@@ -1,0 +1,238 @@
+"""Turns for API calls: the trainer's thread polls the engine, and the endpoint's thread asks it for turns."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from sorl_trl.rollout import Engine, Generation
+from sorl_trl.rollout.engine import check_generation
+
+logger = logging.getLogger(__name__)
+
+_CHECK_S = 0.5
+"""How often a waiting trainer looks whether its run has been ended."""
+_PATIENCE_S = 30.0
+"""How long the others wait for an agent that is due, because agents may wait for each other. Ours."""
+
+
+class RunEnded(Exception):
+    """The trajectory, or the whole rollout, has ended."""
+
+
+@dataclass(eq=False)
+class TurnRequest:
+    """A turn that an API call waits for."""
+
+    run: int
+    row: int
+    token_ids: list[int]
+    limit: int
+    stops: tuple[str, ...] = ()
+    schema: Mapping[str, Any] | None = None
+    generation: Future[Generation] = field(default_factory=Future)
+
+    def settle(self, result: Generation | Exception) -> None:
+        """Answer it, unless nobody waits any more."""
+        with suppress(InvalidStateError):
+            if isinstance(result, Generation):
+                self.generation.set_result(result)
+            else:
+                self.generation.set_exception(result)
+
+
+class TurnQueue:
+    """The turns of one rollout of `runs` trajectories.
+
+    An agent that has got its turn is due exactly `rejoin_after` polls later: then its next call is submitted, even if
+    it came sooner or has to be waited for, unless the agent ends. What is sampled therefore depends neither on tools
+    nor on the clock, as long as an agent makes one call at a time. An engine that generates whole turns waits for all
+    agents, and one that does not count steps (a server) gets each call as it comes.
+
+    Attributes:
+        seconds_generating: How long the engine was polled.
+        seconds_waiting: How long it was idle, or an agent was waited for.
+    """
+
+    def __init__(self, runs: int, rejoin_after: int) -> None:
+        self.seconds_generating = self.seconds_waiting = 0.0
+        self._rejoin_after = rejoin_after
+        self._news = threading.Condition()
+        """Guards all that other threads change: the next three."""
+        self._asked: list[TurnRequest] = []
+        self._withdrawn: list[TurnRequest] = []
+        self._ended: list[int] = []
+        self._engine: Engine | None = None
+        self._is_closed = False
+        self._live = set(range(runs))
+        self._due = dict.fromkeys(range(runs), 0)
+        """The poll from which on an agent without a turn under way is waited for, by run."""
+        self._held: dict[int, list[TurnRequest]] = {}
+        """What agents have asked for before they are due, by run."""
+        self._generating: dict[int, TurnRequest] = {}
+        """The turns under way, by row."""
+        self._rows: defaultdict[int, set[int]] = defaultdict(set)
+        self._polls = 0
+        self._is_patient = True
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # Other threads
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def ask(self, request: TurnRequest) -> None:
+        """Have a turn generated. Its future raises RunEnded if its trajectory or the rollout ends before."""
+        self._tell(self._asked, request)
+
+    def withdraw(self, request: TurnRequest) -> None:
+        """Nobody waits for a turn any more."""
+        self._tell(self._withdrawn, request)
+
+    def end(self, run: int) -> None:
+        """A trajectory has ended: its agent makes no more calls."""
+        self._tell(self._ended, run)
+
+    def _tell(self, queue: list[Any], item: Any) -> None:
+        with self._news:
+            if self._is_closed:
+                if isinstance(item, TurnRequest):
+                    item.settle(RunEnded("the rollout has ended"))
+                return
+            queue.append(item)
+            self._news.notify()
+            engine = self._engine
+        if engine is not None and not engine.in_steps:
+            engine.wake()
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # The trainer's thread
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def serve(self, engine: Engine, any_active: Callable[[bool], bool] = bool) -> None:
+        """Generate turns until all trajectories have ended. Raises what the engine raises.
+
+        If ranks depend on each other, each call of `any_active` is followed by one poll, as on every rank.
+        """
+        self._engine = engine
+        if engine.in_turns:
+            self._rejoin_after = 0
+        try:
+            while any_active(bool(self._live)):
+                self._take_in(engine, any_active)
+                if engine.idle and not engine.polls_together:
+                    if self._live:
+                        self._wait()
+                    continue
+                began = time.perf_counter()
+                ended = engine.poll()
+                self.seconds_generating += time.perf_counter() - began
+                self._polls += 1
+                for row, generation in ended:
+                    self._answer(row, generation)
+        finally:
+            self._close()
+
+    def _take_in(self, engine: Engine, any_active: Callable[[bool], bool]) -> None:
+        """Submit the calls of all agents that are due, and wait for those that are late."""
+        self._drain(engine)
+        if engine.in_steps:
+            if engine.idle and self._due and not any(map(self._is_due, self._held)):
+                self._polls = max(self._polls, min(self._due.values()))  # nobody can continue before
+            self._wait_for_late(engine, any_active)
+        for run in sorted(self._held):
+            if self._is_due(run) or not engine.in_steps:
+                self._due.pop(run, None)
+                for request in sorted(self._held.pop(run), key=lambda each: each.row):
+                    self._generating[request.row] = request
+                    self._rows[run].add(request.row)
+                    engine.submit(request.row, request.token_ids, request.limit, request.stops, request.schema)
+
+    def _wait_for_late(self, engine: Engine, any_active: Callable[[bool], bool]) -> None:
+        began = time.perf_counter()
+        while late := [run for run in self._due if self._is_due(run) and run not in self._held]:
+            waited = time.perf_counter() - began
+            if waited > (_PATIENCE_S if self._is_patient else _CHECK_S) and (self._held or not engine.idle):
+                self._warn_impatient(len(late), waited)
+                break
+            self._wait()
+            if not engine.polls_together:
+                any_active(True)  # raises if the run has been ended
+            self._drain(engine)
+
+    def _warn_impatient(self, late: int, waited: float) -> None:
+        if self._is_patient:
+            logger.warning(
+                "%d agents made no call for %.0f s, and the others go on: from now on, what is sampled depends on how "
+                "long tools take. Agents should not wait for each other, such as at a semaphore.",
+                *(late, waited),
+            )
+        self._is_patient = False
+
+    def _is_due(self, run: int) -> bool:
+        return self._due.get(run, 0) <= self._polls
+
+    def _wait(self) -> None:
+        """Wait for news from other threads, but not for long."""
+        began = time.perf_counter()
+        with self._news:
+            if not (self._asked or self._withdrawn or self._ended):
+                self._news.wait(_CHECK_S)
+        self.seconds_waiting += time.perf_counter() - began
+
+    def _drain(self, engine: Engine) -> None:
+        with self._news:
+            asked, self._asked = self._asked, []
+            withdrawn, self._withdrawn = self._withdrawn, []
+            ended, self._ended = self._ended, []
+        for request in asked:
+            self._held.setdefault(request.run, []).append(request)
+        for request in withdrawn:
+            if self._generating.get(request.row) is request:
+                del self._generating[request.row]
+                engine.release(request.row)
+            elif request in self._held.get(request.run, ()):
+                self._held[request.run].remove(request)
+        for run in [run for run, held in self._held.items() if not held]:
+            del self._held[run]
+        for run in ended:
+            self._end(run, engine)
+        for run in [run for run in self._held if run not in self._live]:
+            self._refuse(self._held.pop(run))
+
+    def _end(self, run: int, engine: Engine) -> None:
+        self._live.discard(run)
+        self._due.pop(run, None)
+        unfinished = [each for each in self._generating.values() if each.run == run]
+        for request in unfinished:
+            del self._generating[request.row]
+        for row in sorted(self._rows.pop(run, ())):
+            engine.release(row)
+        self._refuse(unfinished)
+
+    def _answer(self, row: int, generation: Generation) -> None:
+        request = self._generating.pop(row)
+        check_generation(row, generation, request.limit)
+        if request.run in self._live and not any(each.run == request.run for each in self._generating.values()):
+            self._due[request.run] = self._polls + self._rejoin_after
+        request.settle(generation)
+
+    def _refuse(self, requests: list[TurnRequest]) -> None:
+        for request in requests:
+            request.settle(RunEnded("the trajectory has ended"))
+
+    def _close(self) -> None:
+        with self._news:
+            self._is_closed = True
+            waiting = [
+                *self._asked,
+                *self._generating.values(),
+                *(each for held in self._held.values() for each in held),
+            ]
+        for request in waiting:
+            request.settle(RunEnded("the rollout has ended"))
