@@ -147,7 +147,19 @@ class Trajectory:
 
     @property
     def observations(self) -> tuple[Observation, ...]:
-        return tuple(s for s in self.segments if isinstance(s, Observation))
+        """Those that show something new, rather than repeat another context."""
+        return tuple(s for s in self.segments if isinstance(s, Observation) and not s.repeats)
+
+    @property
+    def replies(self) -> tuple[Observation | None, ...]:
+        """For each turn, the first of the `observations` between it and the next turn, in whatever context."""
+        found: list[Observation | None] = []
+        for segment in self.segments:
+            if isinstance(segment, Turn):
+                found.append(None)
+            elif found and not segment.repeats:
+                found[-1] = found[-1] or segment
+        return tuple(found)
 
     @property
     def answer(self) -> str | None:

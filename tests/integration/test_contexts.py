@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.agents.policy_rollout import rollout_output
 from sorl_trl.records.trained import read_trained
+from sorl_trl.records.view import training_entry
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import SeveralContexts, parity_reward, prompts
+from tests.unit.evaluation.trajectories import TWO_AGENTS
 
 pytestmark = pytest.mark.trains
 
@@ -38,6 +41,23 @@ def test_a_run_resumes_exactly_within_a_rollout(tmp_path: Path, tokenizer: Any) 
     written = list(read_trained(tmp_path / "whole"))
     assert all(len(each.context_ids) == len(each.turn_ids) for each in written)
     assert any(min(each.context_ids) < 0 for each in written)
+
+
+def test_what_is_kept_names_agents_and_who_spoke_after_each_turn(tmp_path: Path, tokenizer: Any) -> None:
+    def agents(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        return rollout_output([TWO_AGENTS] * len(prompts), tokenizer.eos_token_id, contexts=True)
+
+    fields = {"rollout_func": agents, "max_steps": 1, "save_trajectories_steps": 1}
+    build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, **fields).train()
+    kept = next(read_trained(tmp_path))
+    assert kept.agents == ("planner", "searcher", "searcher", "searcher", "planner")
+    assert kept.roles == ("user", "", "tool", "user", "")
+    columns = ("agent", "context", "role")
+    assert [tuple(segment.get(name) for name in columns) for segment in training_entry(kept, "k").segments] == [
+        *(("planner", 0, None), (None, 1, None), (None, 1, "user"), ("searcher", 1, None)),
+        *((None, 2, None), ("searcher", 2, None), (None, 1, "tool"), ("searcher", 1, None)),
+        *((None, 0, "user"), ("planner", 0, None), (None, 0, None)),
+    ]
 
 
 def test_what_a_context_repeats_is_told_once(tmp_path: Path, tokenizer: Any) -> None:

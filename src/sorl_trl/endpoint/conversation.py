@@ -330,7 +330,8 @@ class Conversation:
     def completion_length(self) -> int:
         """How many tokens follow the first prompt, without those that contexts repeat."""
         observed = (each for call in self._calls[1:] for each in call.observations if not each.repeats)
-        return sum(len(each.token_ids) for each in chain(observed, (answer.turn for answer in self.answers)))
+        written = sum(len(answer.turn.token_ids) for answer in self.answers)
+        return written + sum(len(each.token_ids) for each in observed)
 
     def completion(self) -> list[Message]:
         """The messages after the first prompt, each once: those of the policy, and what was new before each."""

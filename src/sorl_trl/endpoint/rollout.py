@@ -208,10 +208,12 @@ class EndpointRollout(PolicyRollout):
                 access = Access(endpoint.base_url, run.key)
                 outcomes.append(run_agent(self.agent, example, access, self.time_limit_s, run.end))
             queue.serve(engine, any_active)
+        except BaseException:
+            for outcome in outcomes:
+                outcome.cancel()  # nobody waits for the agents
+            raise
         finally:
             endpoint.dismiss(runs)
-            for outcome in outcomes:
-                outcome.cancel()  # if the engine has failed, nobody waits for its agent
         return runs, [outcome.result() for outcome in outcomes]
 
     def _check(self, runs: Sequence[Run], outcomes: Sequence[Outcome]) -> None:

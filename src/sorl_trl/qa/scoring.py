@@ -18,7 +18,6 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import zip_longest
 from operator import eq
 from typing import Any, TypeVar
 
@@ -198,25 +197,21 @@ def score_search_hits(trajectory: Trajectory, golden_answers: Sequence[str]) -> 
     """Score each turn: 1.0 for the first search that found a golden answer, else 0.0.
 
     Only the first counts, or repeating one good search would pay more than answering. The golden answer must occur, as
-    whole words (`contains_answer`), both in a passage and in the text of the observation right after the turn, because
-    the passage may have been cut, and the text has its own words ("Doc 1"). "yes", "no" and "maybe" never count.
+    whole words (`contains_answer`), both in a passage and in the text of the observation after the turn, because the
+    passage may have been cut, and the text has its own words ("Doc 1"). "yes", "no" and "maybe" never count.
     """
-    segments = trajectory.segments
-    hits = [
-        _is_search_hit(segment, following, golden_answers)
-        for segment, following in zip_longest(segments, segments[1:])
-        if isinstance(segment, Turn)
-    ]
+    replies = zip(trajectory.turns, trajectory.replies, strict=True)
+    hits = [_is_search_hit(turn, reply, golden_answers) for turn, reply in replies]
     return [float(hit and not any(hits[:turn])) for turn, hit in enumerate(hits)]
 
 
-def _is_search_hit(turn: Turn, following: Turn | Observation | None, golden_answers: Sequence[str]) -> bool:
-    if turn.action.kind is not ActionKind.SEARCH or not isinstance(following, Observation):
+def _is_search_hit(turn: Turn, reply: Observation | None, golden_answers: Sequence[str]) -> bool:
+    if turn.action.kind is not ActionKind.SEARCH or reply is None:
         return False
-    texts = [f"{passage.title}\n{passage.text}" for passage in following.passages]
+    texts = [f"{passage.title}\n{passage.text}" for passage in reply.passages]
     telling = [gold for gold in golden_answers if normalize_answer(gold) not in _VERDICTS]
     found = [gold for gold in telling if any(contains_answer(text, [gold]) for text in texts)]
-    return bool(found) and contains_answer(following.text, found)
+    return bool(found) and contains_answer(reply.text, found)
 
 
 Score = TypeVar("Score")

@@ -60,6 +60,8 @@ _SEGMENT = pa.struct(
         "truncated": pa.bool_(),
         "neutralized": pa.int32(),
         "role": pa.string(),
+        "context": pa.int32(),
+        "repeats": pa.bool_(),
     }
 )
 SCHEMA = pa.schema(
@@ -82,9 +84,10 @@ SCHEMA = pa.schema(
     }
 )
 """One row per trajectory. A segment's `kind` is "turn", with `action`, `content`, `tool` and perhaps `reward` and
-`logprobs`, or "observation", with `passages`, `truncated`, `neutralized` and `role`; the fields of the other kind are
-null. `metadata` is JSON, and so is `environment`, which is null if the environment measures nothing. A measure is null
-where it does not apply (see `sorl_trl.evaluation.run.measure`)."""
+`logprobs`, or "observation", with `passages`, `truncated`, `neutralized` and `repeats`; the fields of the other kind
+are null. Its `role` is the agent whose turn it is, or who speaks in the observation. `metadata` is JSON, and so is
+`environment`, which is null if the environment measures nothing. A measure is null where it does not apply (see
+`sorl_trl.evaluation.run.measure`)."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,9 @@ class TrainedTrajectory:
     turn_rewards: tuple[float | None, ...] = ()
     """The environment's reward for each turn; likewise."""
     roles: tuple[str, ...] = ()
-    """Who spoke in each observation, a "tool" or the "user"; likewise."""
+    """Who spoke in the observation after each turn, a "tool" or the "user", or "" if there is none; likewise."""
+    agents: tuple[str, ...] = ()
+    """The agent whose turn each is, or "" if the rollout names none; likewise."""
     context_ids: tuple[int, ...] = ()
     """The context of each token, negative where a context repeats another; empty if the rollout has one context."""
 

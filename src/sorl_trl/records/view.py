@@ -145,9 +145,9 @@ class Entry:
     measures: Mapping[str, Any]
     prompt: str
     segments: Sequence[Mapping[str, Any]]
-    """A "turn" has `action`, `token_count`, either `text` or `tokens`, and perhaps `reward`; an "observation" `text`,
-    `token_count`, `passages`, `truncated`, `neutralized`, and `role` if the rollout recorded it. The first segment of
-    another context than before has its number as `context`; `repeated` observations were read before."""
+    """All have `token_count`, and `context`, its number. A "turn" has `action`, either `text` or `tokens`, and perhaps
+    `agent` and `reward`; an "observation" `text`, `passages`, `truncated`, `neutralized`, `repeats`, and `role` if the
+    rollout recorded it."""
 
 
 @dataclass(frozen=True)
@@ -268,43 +268,41 @@ def training_entry(trained: TrainedTrajectory, key: str) -> Entry:
 
 
 def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
-    common = {"kind": row["kind"], "text": row["text"], "token_count": len(row["token_ids"])}
+    context, repeats = row.get("context", 0), row.get("repeats", False)  # which older files lack
+    common = {"kind": row["kind"], "text": row["text"], "token_count": len(row["token_ids"]), "context": context}
     if row["kind"] == "turn":
-        return {**common, "action": row["tool"] or row["action"], **_reward(row["reward"])}
+        return {**common, "action": row["tool"] or row["action"], **_given(row["role"], row["reward"])}
     passages = [{**passage, "score": _number(passage["score"])} for passage in row["passages"]]
     marks = {"truncated": row["truncated"], "neutralized": row["neutralized"], "role": row["role"]}
-    return {**common, "passages": passages, **marks}
+    return {**common, "passages": passages, **marks, "repeats": repeats}
 
 
 def _trained_segments(trained: TrainedTrajectory) -> Iterator[dict[str, Any]]:
     """Cut the completion where turn or context changes. What a turn did is known only if the rollout recorded it."""
     is_recorded = len(trained.actions) == len(set(trained.turn_ids) - {ENVIRONMENT})
     contexts = trained.context_ids or (0,) * len(trained.turn_ids)
-    start, last_turn, last_context = 0, ENVIRONMENT, 0
+    start, last_turn = 0, ENVIRONMENT
     for (turn_id, context), tokens in groupby(zip(trained.turn_ids, contexts, strict=True)):
         span = slice(start, start + len(list(tokens)))
-        segment: dict[str, Any] = {"token_count": span.stop - start}
-        if abs(context) != last_context:
-            segment["context"] = abs(context)
+        segment: dict[str, Any] = {"token_count": span.stop - start, "context": abs(context)}
         if turn_id == ENVIRONMENT:
             segment |= {"kind": "observation", "text": "".join(trained.tokens[span]), "role": None}
-            segment |= {"passages": [], "truncated": False, "neutralized": 0}
-            if context < 0:
-                segment["repeated"] = True
-            elif is_recorded and 0 <= last_turn < len(trained.roles):
-                segment["role"] = trained.roles[last_turn]
+            segment |= {"passages": [], "truncated": False, "neutralized": 0, "repeats": context < 0}
+            if context >= 0 and is_recorded and 0 <= last_turn < len(trained.roles):
+                segment["role"] = trained.roles[last_turn] or None
         else:
             segment |= {"kind": "turn", "action": None, "tokens": _tokens(trained, span)}
             if is_recorded:
-                segment |= {"action": trained.actions[turn_id], **_reward(trained.turn_rewards[turn_id])}
+                agent = trained.agents[turn_id] if trained.agents else ""
+                segment |= {"action": trained.actions[turn_id], **_given(agent, trained.turn_rewards[turn_id])}
         yield segment
-        start, last_context = span.stop, abs(context)
-        last_turn = last_turn if context < 0 else turn_id
+        start, last_turn = span.stop, last_turn if context < 0 else turn_id
 
 
-def _reward(reward: float | None) -> dict[str, Any]:
-    """The reward of a turn, if its environment gave one."""
-    return {} if reward is None else {"reward": _number(reward)}
+def _given(agent: str | None, reward: float | None) -> dict[str, Any]:
+    """The agent of a turn, if the rollout named one, and its reward, if its environment gave one."""
+    named = {"agent": agent} if agent else {}
+    return named if reward is None else {**named, "reward": _number(reward)}
 
 
 def _tokens(trained: TrainedTrajectory, span: slice) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
@@ -121,12 +120,14 @@ def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     down.
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    observations = [each for trajectory in trajectories for each in trajectory.observations if not each.repeats]
+    observations = [each for trajectory in trajectories for each in trajectory.observations]
     searches = [search for trajectory in trajectories for search in _answered_searches(trajectory)]
     found = [len(observation.passages) for _, observation in searches]
     per_trajectory = len(trajectories)
+    contexts = [{0, *(segment.context for segment in each.segments)} for each in trajectories]
     statistics = {
         "turns_per_trajectory": _ratio(len(turns), per_trajectory),
+        "contexts_per_trajectory": _ratio(sum(map(len, contexts)), per_trajectory),
         "searches_per_trajectory": _ratio(len(searches), per_trajectory),
         "tool_calls_per_trajectory": _ratio(sum(map(_calls_of_tools, trajectories)), per_trajectory),
         "invalid_actions_per_trajectory": _ratio(
@@ -168,9 +169,9 @@ def environment_statistics(trajectories: Sequence[Trajectory], responder: Respon
 
 def _answered_searches(trajectory: Trajectory) -> list[tuple[Turn, Observation]]:
     return [
-        (turn, observation)
-        for turn, observation in pairwise(trajectory.segments)
-        if isinstance(turn, Turn) and isinstance(observation, Observation) and turn.action.kind is ActionKind.SEARCH
+        (turn, reply)
+        for turn, reply in zip(trajectory.turns, trajectory.replies, strict=True)
+        if reply is not None and turn.action.kind is ActionKind.SEARCH
     ]
 
 

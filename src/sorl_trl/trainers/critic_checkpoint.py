@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, AutoModelForCausalLM
 
-from sorl_trl.ops import last_token_before_turn, turn_mask
 from sorl_trl.rollout import assemble
 from sorl_trl.rollout.slots.support import IN_SEGMENTS
 from sorl_trl.trainers.config import SOPPOConfig
@@ -38,6 +37,7 @@ from sorl_trl.trainers.critic import (
     known_adapter,
     trained_dtype,
 )
+from sorl_trl.trainers.sampled import Sampled
 from sorl_trl.types import Trajectory
 
 CRITIC_FOLDER = "critic"
@@ -229,21 +229,21 @@ class ValueModel(nn.Module):
 
         A trajectory that an infrastructure failure ended gets no values, because it is not trained on either.
         """
-        if not trajectories:
-            return []
-        rows = assemble(trajectories)
-        texts = [torch.tensor([*t.prompt_ids, *row.completion_ids]) for t, row in zip(trajectories, rows, strict=True)]
-        inputs = texts, [torch.ones_like(text) for text in texts]
-        values = self(*(pad_sequence(each, batch_first=True).to(self.head.weight.device) for each in inputs)).cpu()
-        ids = [torch.tensor(row.turn_ids, dtype=torch.int64) for row in rows]
-        turn_ids = pad_sequence(ids, batch_first=True, padding_value=-1)
-        before = last_token_before_turn(turn_ids)  # -1: the prompt's last token
-        found = []
-        for trajectory, row, positions, has_turn in zip(
-            trajectories, values, before, turn_mask(turn_ids), strict=True
-        ):
-            found.append(row[len(trajectory.prompt_ids) + positions[has_turn]].tolist())
-        return found
+        places: list[list[tuple[tuple[int, int], int]]] = []
+        texts: dict[tuple[int, int], Tensor] = {}  # what was read in a row's context before its last turn
+        for number, (trajectory, row) in enumerate(zip(trajectories, assemble(trajectories), strict=True)):
+            sampled = Sampled(trajectory.prompt_ids, row.completion_ids, row.turn_ids, row.context_ids)
+            places.append([])
+            for start, _ in sampled.turns:
+                read, context = sampled.read_before(start), (number, row.context_ids[start])
+                texts[context] = torch.tensor(read)
+                places[-1].append((context, len(read) - 1))
+        if not texts:
+            return [[] for _ in trajectories]
+        inputs = [*texts.values()], [torch.ones_like(text) for text in texts.values()]
+        rows = self(*(pad_sequence(each, batch_first=True).to(self.head.weight.device) for each in inputs)).cpu()
+        values = dict(zip(texts, rows, strict=True))
+        return [[values[context][position].item() for context, position in row] for row in places]
 
 
 def load_critic(path: str | Path, base_model: str | None = None, **kwargs: Any) -> ValueModel:

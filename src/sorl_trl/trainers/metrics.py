@@ -34,7 +34,14 @@ from sorl_trl.types import StopReason, Trajectory
 DETAILS = (
     *("turns/length", "turns/ratio_mean", "turns/ratio_min", "clip_fraction/", "clip_penalty_gate"),
     *("effective_sample_size", "effective_sample_size/"),
-    *("rollout/turns_", "rollout/neutralized_", "rollout/masked_", "rollout/tokens_per_turn", "rollout/truncated_"),
+    *(
+        "rollout/turns_",
+        "rollout/contexts_",
+        "rollout/neutralized_",
+        "rollout/masked_",
+        "rollout/tokens_per_turn",
+        "rollout/truncated_",
+    ),
     *("rollout/tokens_per_observation", "rollout/unique_", "rollout/passages_", "rollout/empty_", "rollout/seconds_"),
     *(f"rollout/stop_reason/{reason.value}" for reason in StopReason if reason is not StopReason.ANSWERED),
 )
@@ -299,5 +306,6 @@ def _asked(example: Mapping[str, Any], length: int, reward: float) -> dict[str, 
         "stop_reason": trajectory and trajectory.stop_reason.value,
         "actions": [turn.action.tool or turn.action.kind.value for turn in turns],
         "turn_rewards": [turn.reward for turn in turns],
-        "roles": [seen.role for seen in trajectory.observations] if trajectory else [],
+        "roles": [reply.role if reply else "" for reply in trajectory.replies] if trajectory else [],
+        "agents": [turn.role for turn in turns],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from sorl_trl.agents.agent_rollout import SearchRollout
 from sorl_trl.agents.policy_rollout import policy_engine, rollout_output
 from sorl_trl.rollout import EngineOptions
 from sorl_trl.search import NoSearch
+from sorl_trl.trainers.sampled import check_rollout, sampled_rows
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.agents import LIMITS, build_agent
+from tests.unit.evaluation.trajectories import TWO_AGENTS
 
 EOS = 1
+FIELDS = ("completion_ids", "env_mask", "turn_ids", "context_ids")
 
 
 def turn(*ids: int, with_logprobs: bool = True) -> Turn:
@@ -64,6 +68,22 @@ def test_one_turn_without_logprobs_leaves_all_without() -> None:
     output = rollout_output([trajectory(turn(5)), partly], EOS)
     assert output["logprobs"] is None
     assert output["completion_ids"] == [[5, EOS], [5, 7, 6, EOS]]
+
+
+def test_of_several_contexts_the_last_one_ends_and_each_has_a_window_of_its_own() -> None:
+    """Context 0 has 7 tokens with the prompt; until the searcher's last turn, context 1 has 6."""
+    searching = replace(TWO_AGENTS, segments=TWO_AGENTS.segments[:-2])
+    output = rollout_output([TWO_AGENTS, searching], EOS, window=8, contexts=True)
+    check_rollout(output, 2)
+    assert [ids[-2:] for ids in output["completion_ids"]] == [[13, EOS], [12, EOS]]
+    assert [contexts[-2:] for contexts in output["context_ids"]] == [[0, 0], [1, 1]]
+    (of_agents, _) = sampled_rows(*(output[key] for key in ("prompt_ids", *FIELDS)), window=8)
+    read = [of_agents.read_before(start) for start, _ in of_agents.turns]
+    assert read == [[2, 3], [4, 7, 8], [4], [4, 7, 8, 9, 14], [2, 3, 5, 6, 15, 16]]
+    for trajectory, size in ((TWO_AGENTS, 7), (searching, 6)):
+        ends = [rollout_output([trajectory], EOS, window)["completion_ids"][0][-1] for window in (size, size + 1)]
+        assert (ends[0] != EOS, ends[1] == EOS) == (True, True)
+    assert "context_ids" not in rollout_output([searched(StopReason.ANSWERED)], EOS)
 
 
 def test_a_rollout_that_fails_leaves_the_policy_as_it_was(tmp_path: Path) -> None:

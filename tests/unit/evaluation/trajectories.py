@@ -1,4 +1,4 @@
-"""Trajectories and generators written by hand."""
+"""Trajectories written by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,39 @@ from collections.abc import Mapping
 from sorl_trl.evaluation.run import measure
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, Outcome
-from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
+from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, ToolResult, Trajectory, Turn
+
+
+def _said(agent: str, context: int, *ids: int) -> Turn:
+    """Token 7 has the log-probability -0.7."""
+    text = " ".join(map(str, ids))
+    return Turn(ids, text, Action(ActionKind.MESSAGE, text), tuple(-i / 10 for i in ids), role=agent, context=context)
+
+
+def _read(role: str, context: int, *ids: int, repeats: bool = False) -> Observation:
+    results = (ToolResult("find", "14"),) if role == "tool" else ()
+    text = " ".join(map(str, ids))
+    return Observation(ids, text, role=role, results=results, context=context, repeats=repeats)
+
+
+TWO_AGENTS = Trajectory(
+    (2, 3),
+    (
+        _said("planner", 0, 5, 6),
+        _read("user", 1, 4, repeats=True),
+        _read("user", 1, 7, 8),
+        _said("searcher", 1, 9),
+        _read("user", 2, 4, repeats=True),
+        _said("searcher", 2, 10, 11),
+        _read("tool", 1, 14),
+        _said("searcher", 1, 12),
+        _read("user", 0, 15, 16),
+        _said("planner", 0, 13),
+    ),
+    StopReason.ENVIRONMENT_DONE,
+)
+"""A planner asks a searcher twice at a time. All that the second search reads was shown before; the first one calls a
+tool, which answers later. Both begin with token 4."""
 
 
 def question(gold: str, hops: int | None = None) -> Question:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -20,7 +21,7 @@ from sorl_trl.qa import (
     token_f1,
 )
 from sorl_trl.qa.scoring import named_letter, right_letter
-from sorl_trl.types import StopReason
+from sorl_trl.types import StopReason, Trajectory
 
 
 def squad_normalize(text):
@@ -192,6 +193,14 @@ def test_search_hits_are_per_turn(episode):
     assert score_search_hits(repeated, ["Paris"]) == [0.0, 1.0, 0.0, 0.0, 0.0]
     assert score_search_hits(trajectory, ["Lyon", "rome"]) == [1.0, 0.0, 0.0, 0.0]
     assert score_search_hits(episode().end(StopReason.TURN_LIMIT), ["Paris"]) == []
+
+
+def test_a_search_is_a_hit_where_its_passages_are_shown_in_another_context(episode):
+    search, seen, answer = episode().search("Paris").answer("Paris").segments
+    again = replace(seen, text="Lyon", context=1, repeats=True)
+    trajectory = Trajectory((0,), (search, again, replace(seen, context=1), answer), StopReason.ANSWERED)
+    assert score_search_hits(trajectory, ["Paris"]) == [1.0, 0.0]
+    assert score_search_hits(trajectory, ["Lyon"]) == [0.0, 0.0]
 
 
 def test_a_hit_is_one_and_the_same_golden_answer_in_the_passage_and_in_what_the_policy_reads(episode):

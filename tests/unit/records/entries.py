@@ -38,6 +38,8 @@ TRAINED = TrainedTrajectory(
     clipped=("inside", "outside", "clipped", "none", "inside", "inside", "inside"),
     actions=("search", "answer"),
     turn_rewards=(None, None),
+    roles=("tool", ""),
+    agents=("", ""),
 )
 
 

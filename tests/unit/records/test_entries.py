@@ -7,6 +7,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from safetensors.torch import save_file
 
@@ -16,7 +18,7 @@ from sorl_trl.records.evaluated import files_hash, to_table
 from sorl_trl.records.trained import write_trained
 from sorl_trl.records.view import EVALUATION, TRAINING, Source, open_run, training_entry
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
-from tests.unit.evaluation.trajectories import answered, evaluated, question
+from tests.unit.evaluation.trajectories import TWO_AGENTS, answered, evaluated, question
 from tests.unit.records.entries import TRAINED, shown, write_evaluation
 
 
@@ -43,7 +45,13 @@ class TestEvaluationEntry:
         assert entry.measures["exact_match"] == 0.0, "the verdict on a multiple choice is not its exact match"
         assert entry.prompt == "who ?"
         assert entry.segments == (
-            {"kind": "turn", "action": "search", "text": "<search> who </search>", "token_count": 2},
+            {
+                "kind": "turn",
+                "action": "search",
+                "text": "<search> who </search>",
+                "token_count": 2,
+                "context": 0,
+            },
             {
                 "kind": "observation",
                 "text": "Ada Lovelace",
@@ -52,9 +60,31 @@ class TestEvaluationEntry:
                 "truncated": True,
                 "neutralized": 2,
                 "role": "tool",
+                "context": 0,
+                "repeats": False,
             },
-            {"kind": "turn", "action": "answer", "text": "<answer> B </answer>", "token_count": 1},
+            {"kind": "turn", "action": "answer", "text": "<answer> B </answer>", "token_count": 1, "context": 0},
         )
+
+    def test_agents_and_contexts_are_told_apart(self) -> None:
+        entry = shown(evaluated(question("Ada"), TWO_AGENTS))
+        names = [segment.get("agent") for segment in entry.segments]
+        assert names == ["planner", None, None, "searcher", None, "searcher", None, "searcher", None, "planner"]
+        assert [segment["context"] for segment in entry.segments] == [0, 1, 1, 1, 2, 2, 1, 1, 0, 0]
+        assert [i for i, segment in enumerate(entry.segments) if segment.get("repeats")] == [1, 4]
+        assert entry.measures["observation_tokens"] == 5
+
+    def test_a_file_from_before_contexts_is_shown(self, tmp_path: Path) -> None:
+        row = evaluated(question("Ada"), answered("Ada", searches=1))
+        write_evaluation(tmp_path, row)
+        (shard,) = tmp_path.rglob("*.parquet")
+        rows = pq.read_table(shard).to_pylist()
+        for segment in rows[0]["segments"]:
+            del segment["context"], segment["repeats"]
+            segment["role"] = None if segment["kind"] == "turn" else "tool"
+        pq.write_table(pa.Table.from_pylist(rows), shard)
+        source = open_run(tmp_path)
+        assert list(source.read("nq")) == [shown(row)]
 
     def test_tasks_show_who_speaks_their_worlds_and_what_the_environment_measures(self) -> None:
         message = Turn((1,), "Done.", Action(ActionKind.MESSAGE, "Done."))
@@ -94,19 +124,19 @@ class TestTrainingEntry:
         entry = training_entry(recorded, "step-10/1")
         assert [turn.get("action") for turn in entry.segments] == ["calculate", None, "answer"]
         assert [turn.get("reward") for turn in entry.segments] == [0.5, None, None]
-        for roles in (("user",), ("tool",), ()):
+        for roles in (("user", ""), ("user",), ()):  # the second is how earlier versions wrote it
             spoken = training_entry(replace(TRAINED, roles=roles), "step-10/1")
-            assert [each.get("role") for each in spoken.segments] == [None, *(roles or [None]), None]
+            assert [each.get("role") for each in spoken.segments] == [None, *(roles[:1] or [None]), None]
         masked = replace(recorded, turn_ids=(-1,) * 7)
         assert [segment["kind"] for segment in training_entry(masked, "step-10/1").segments] == ["observation"]
 
     def test_where_a_context_begins_and_what_it_repeats_are_shown(self) -> None:
         several = replace(TRAINED, turn_ids=(0, 0, -1, -1, 1, 1, 2), context_ids=(0, 0, -1, 1, 1, 1, 0), actions=())
         (turn, again, seen, other, back) = training_entry(several, "k").segments
-        assert (turn["kind"], "context" in turn, turn["token_count"]) == ("turn", False, 2)
-        assert (again["context"], again["repeated"], again["text"]) == (1, True, " </search>")
-        assert ("context" in seen, "repeated" in seen, seen["text"]) == (False, False, " [Ada]")
-        assert (other["kind"], "context" in other, back["context"]) == ("turn", False, 0)
+        assert (turn["kind"], turn["context"], turn["token_count"]) == ("turn", 0, 2)
+        assert (again["context"], again["repeats"], again["text"]) == (1, True, " </search>")
+        assert (seen["context"], seen["repeats"], seen["text"]) == (1, False, " [Ada]")
+        assert (other["kind"], other["context"], back["context"]) == ("turn", 1, 0)
 
     def test_what_is_not_finite_is_a_word_that_javascript_reads(self) -> None:
         odd = replace(TRAINED, advantages=(math.nan, math.inf, -math.inf, 0.0, 1 / 3, 1.0, 1.0))

@@ -17,7 +17,7 @@ import pytest
 from sorl_trl.qa import Question
 from sorl_trl.records.view import EVALUATION, TRAINING, Entry, render_page, training_entry
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
-from tests.unit.evaluation.trajectories import answered, ended, evaluated, question
+from tests.unit.evaluation.trajectories import TWO_AGENTS, answered, ended, evaluated, question
 from tests.unit.records.entries import TRAINED, Parsed, shown
 
 EXECUTABLE = shutil.which("chromium") or shutil.which("google-chrome")
@@ -86,6 +86,17 @@ def test_what_is_shown_of_training(tmp_path: Path) -> None:
         assert part in text(document)
     # The scale ends near 1.25, of which 0.8 is the other end.
     assert re.findall('class="token ([^"]*)"', document) == ["below-4"] * 3 + ["above-4"] * 3
+
+
+def test_agents_are_named_and_contexts_begin_where_they_alternate(tmp_path: Path) -> None:
+    entry = shown(evaluated(question("Ada"), TWO_AGENTS))
+    document = text(in_browser(tmp_path, render_page("Mine", EVALUATION, [entry])))
+    headings = re.findall(r"Context \d|Turn \d[a-z]+(?=message)|Read again|User|Environment", document)
+    assert headings == [
+        *("Turn 1planner", "Context 1", "Read again", "User", "Turn 2searcher"),
+        *("Context 2", "Read again", "Turn 3searcher", "Context 1", "Environment", "Turn 4searcher"),
+        *("Context 0", "User", "Turn 5planner"),
+    ]
 
 
 def test_filters_order_and_keys(tmp_path: Path) -> None:

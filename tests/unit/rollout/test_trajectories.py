@@ -1,7 +1,10 @@
 from __future__ import annotations
 
-from sorl_trl.rollout import rollout_statistics
+from dataclasses import replace
+
+from sorl_trl.rollout import assemble, rollout_statistics
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
+from tests.unit.evaluation.trajectories import TWO_AGENTS
 
 from .fakes import PARIS
 
@@ -17,6 +20,18 @@ ANSWERED = Trajectory((1,), (FRANCE, FOUND, turn(ActionKind.ANSWER, 7)), StopRea
 DOWN = Trajectory((1,), (turn(ActionKind.INVALID, 3), FEEDBACK, FRANCE), StopReason.SEARCH_UNAVAILABLE)
 
 
+def test_contexts_are_laid_out_as_they_alternate() -> None:
+    """What an infrastructure failure ended keeps its contexts, too, but nothing is trained on."""
+    (row,) = assemble([TWO_AGENTS])
+    assert row.completion_ids == [5, 6, 4, 7, 8, 9, 4, 10, 11, 14, 12, 15, 16, 13]
+    assert row.context_ids == [0, 0, -1, 1, 1, 1, -2, 2, 2, 1, 1, 0, 0, 0]
+    assert row.turn_ids == [0, 0, -1, -1, -1, 1, -1, 2, 2, -1, 3, -1, -1, 4]
+    assert row.env_mask == [1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 1, 0, 0, 1]
+    assert row.logprobs == [-0.5, -0.6, 0.0, 0.0, 0.0, -0.9, 0.0, -1.0, -1.1, 0.0, -1.2, 0.0, 0.0, -1.3]
+    (down,) = assemble([replace(TWO_AGENTS, stop_reason=StopReason.ENVIRONMENT_UNAVAILABLE)])
+    assert down == replace(row, turn_ids=[-1] * 14, env_mask=[0] * 14)
+
+
 def test_statistics_of_a_batch() -> None:
     unanswered = Trajectory((1,), (FRANCE, Observation((4,), ""), FRANCE), StopReason.MAX_TURNS)
     statistics = rollout_statistics([ANSWERED, DOWN, unanswered, ANSWERED])
@@ -29,6 +44,7 @@ def test_statistics_of_a_batch() -> None:
     assert len(reasons) == len(StopReason) and sum(reasons.values()) == 1
     assert {key: statistics[key] for key in statistics.keys() - reasons.keys()} == {
         "turns_per_trajectory": 2.0,
+        "contexts_per_trajectory": 1.0,
         "searches_per_trajectory": 3 / 4,
         "tool_calls_per_trajectory": 0.0,
         "invalid_actions_per_trajectory": 1 / 4,
@@ -41,6 +57,18 @@ def test_statistics_of_a_batch() -> None:
         "passages_per_search": 4 / 3,
         "empty_search_share": 1 / 3,
     }
+
+
+def test_what_repeats_counts_in_no_statistic_and_answers_no_search() -> None:
+    again = Observation((1, 5), "", (PARIS,), context=1, repeats=True)
+    elsewhere = (FRANCE, again, replace(FOUND, context=1), replace(FRANCE, context=1), again)
+    statistics = rollout_statistics([Trajectory((1,), elsewhere, StopReason.MAX_TURNS), ANSWERED])
+    assert (statistics["searches_per_trajectory"], statistics["passages_per_search"]) == (1.0, 2.0)
+    assert statistics["tokens_per_observation"] == 3.0
+    assert statistics["contexts_per_trajectory"] == 1.5
+    of_agents = rollout_statistics([TWO_AGENTS])
+    assert (of_agents["contexts_per_trajectory"], of_agents["turns_per_trajectory"]) == (3.0, 5.0)
+    assert (of_agents["tokens_per_observation"], of_agents["tool_calls_per_trajectory"]) == (5 / 3, 1.0)
 
 
 def test_an_empty_batch_has_the_same_keys() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +23,11 @@ from sorl_trl.trainers.critic import (
     is_critic_name,
     known_adapter,
 )
-from sorl_trl.trainers.critic_checkpoint import CONFIG_FILE, find_critic, restore_critic, save_critic
+from sorl_trl.trainers.critic_checkpoint import CONFIG_FILE, ValueModel, find_critic, restore_critic, save_critic
+from sorl_trl.types import StopReason
 from tests.critics import ADAPTERS, critic_parameters, lora_config, policy_with, random_head, with_values
 from tests.policies import build_policy
+from tests.unit.evaluation.trajectories import TWO_AGENTS
 
 IDS = torch.randint(4, 32, (3, 9), generator=torch.Generator().manual_seed(5))
 
@@ -212,6 +216,24 @@ def test_every_shape_of_adapter_comes_back(tmp_path: Path, adapter: str) -> None
         inside = with_values(model, IDS)[1]
     values = load_critic(tmp_path, base_model=str(tmp_path / "base"))(IDS)
     torch.testing.assert_close(values[:, :-1], inside, rtol=0, atol=1e-5)
+
+
+def test_turn_values_are_of_what_was_read_in_each_context() -> None:
+    """The value of a text is the sum of its tokens. Nothing was read before a turn that is not trained on."""
+
+    def backbone(input_ids: Tensor, **_: Any) -> Any:
+        return SimpleNamespace(last_hidden_state=input_ids.cumsum(1).float())
+
+    critic = ValueModel(Part(backbone), Part(lambda hidden: hidden))
+    down = replace(TWO_AGENTS, stop_reason=StopReason.ENVIRONMENT_UNAVAILABLE)
+    assert critic.turn_values([down, TWO_AGENTS]) == [[], [5.0, 19.0, 4.0, 42.0, 47.0]]
+    assert critic.turn_values([down]) == [[]]
+
+
+class Part(torch.nn.Module):
+    def __init__(self, forward: Any) -> None:
+        super().__init__()
+        self.forward, self.weight = forward, torch.zeros(1)
 
 
 def test_a_head_of_an_earlier_version_is_refused(tmp_path: Path) -> None:

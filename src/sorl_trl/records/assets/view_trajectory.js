@@ -34,9 +34,10 @@ function trajectoryView(entry, data) {
   const view = make("article", "");
   view.append(heading(entry), verdictBox(entry, pattern), measures(entry.measures), promptFold(entry.prompt));
   const environment = environmentName(entry, data.kind);
-  let turn = 0;
+  let [turn, context] = [0, 0];
   for (const segment of entry.segments) {
-    if (segment.context !== undefined) view.append(make("p", "context", `Context ${segment.context}`));
+    if (segment.context !== context) view.append(make("p", "context", `Context ${segment.context}`));
+    context = segment.context;
     if (segment.kind === "turn") view.append(turnCard(segment, ++turn, pattern));
     else view.append(observationCard(segment, segment.role === "user" ? "User" : environment, pattern));
   }
@@ -114,10 +115,11 @@ function turnCard(segment, number, pattern) {
   const text = segment.text ?? segment.tokens.text.join("");
   const className = segment.tokens ? "body tokens" : "body";
   const body = block("div", className, segment.tokens ? tokenNodes(segment.tokens) : textNodes(text, pattern));
+  const agent = segment.agent ? make("bdi", "", segment.agent) : null;
   const action = segment.action ? make("span", `action ${segment.action}`, segment.action) : null;
   const size = make("span", "", plural(segment.token_count, "token"));
   const reward = segment.reward === undefined ? null : make("span", "", `reward ${format(segment.reward)}`);
-  const header = make("header", "", make("h3", "", `Turn ${number}`), action, size, reward);
+  const header = make("header", "", make("h3", "", `Turn ${number}`), agent, action, size, reward);
   return make("section", "turn", header, body);
 }
 
@@ -157,7 +159,7 @@ function observationCard(segment, name, pattern) {
   const size = make("span", "", plural(segment.token_count, "token"));
   const header = make("header", "", make("h3", "", name), size, badges);
   const read = block("div", "body", marked(segment.text.trim(), pattern)); // a protocol puts blank lines around
-  if (segment.repeated) return make("section", "observation", fold("read", ["Read again, ", size], read));
+  if (segment.repeats) return make("section", "observation", fold("read", ["Read again, ", size], read));
   if (!segment.passages.length) return make("section", "observation", header, read);
   const passages = segment.passages.map((passage, i) => passageFold(passage, i + 1, pattern));
   return make("section", "observation", header, passages, fold("read", ["As the policy read it"], read));
