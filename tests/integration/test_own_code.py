@@ -180,7 +180,11 @@ def test_an_environment(folder: Path) -> None:
 def test_an_agent(folder: Path) -> None:
     tokenizer = acting_tokenizer(("guess",))
     tokenizer.chat_template = CHAT
-    row = {"question": "<guess>", "number": 3}
+    row = {
+        "question": "<guess>",
+        "prompt": "1 " * 3000,
+        "number": 3,
+    }  # more than the window: it is the agent's to read
     words = write_recipe(acting_policy(tokenizer), tokenizer, row, agent="own_code:agent", max_observation_tokens=None)
     assert run_command(train, [*words, "--dry_run"]) == 0
     assert run_command(train, words) == 0

@@ -43,13 +43,13 @@ def test_a_run_is_served_with_its_recipe_until_it_is_interrupted(tmp_path: Path)
         assert server.stdout is not None
         exports = islice((line for line in server.stdout if line.startswith("export ")), 2)
         printed = dict(line.removeprefix("export ").strip().split("=") for line in exports)
-        replies = [reply(printed["OPENAI_BASE_URL"], printed["OPENAI_API_KEY"]) for _ in range(2)]
+        replies = [reply(printed["OPENAI_BASE_URL"], printed["OPENAI_API_KEY"]) for _ in range(8)]
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0
     assert printed["OPENAI_API_KEY"] == "secret"
-    assert [each["usage"]["completion_tokens"] for each in replies] == [3, 3], "as the recipe says"
-    first, second = (each["choices"][0]["message"]["content"] for each in replies)
-    assert first == second, "greedy"
+    assert [each["usage"]["completion_tokens"] for each in replies] == [3] * 8, "as the recipe says"
+    said = [each["choices"][0]["message"]["content"] for each in replies]
+    assert len({*said}) == 1, "greedy"
 
 
 @pytest.mark.parametrize(

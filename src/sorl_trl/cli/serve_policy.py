@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,9 @@ OF_TURNS = ("max_turn_tokens",)
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `sorl serve-policy` until it is told to stop, which is no error."""
+    """Run `sorl serve-policy` until Ctrl-C."""
     options = _parser().parse_args(words)
-    policy = find_policy(options.run)
-    with suppress(KeyboardInterrupt):
-        serve(options, policy, read_recipe(Path(options.run), ()))
+    serve(options, find_policy(options.run), read_recipe(Path(options.run), ()))
 
 
 def serve(options: Namespace, policy: str, recipe: Mapping[str, Any]) -> None:

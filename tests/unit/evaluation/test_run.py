@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.agents.agent_rollout import SearchRollout
 from sorl_trl.agents.chat import RolloutSetup
-from sorl_trl.evaluation.policy import EvaluatedPolicy
+from sorl_trl.evaluation.policy import EvaluatedPolicy, make_rollout
 from sorl_trl.evaluation.run import (
     Batch,
     RunFolder,
@@ -25,6 +26,7 @@ from sorl_trl.evaluation.run import (
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import MEASURES, read_settings, write_evaluated
 from sorl_trl.rollout import (
+    EngineOptions,
     Frame,
     Generation,
     LockStepEngine,
@@ -79,6 +81,14 @@ class Searcher(Guesser):
 class Down:
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         raise SearchUnavailable("down")
+
+
+def test_an_agents_turn_is_never_longer_than_its_trajectory() -> None:
+    arguments, engine = RolloutArguments(agent_command="agent", reward_on_error=-1.0), EngineOptions()
+    made: Any = make_rollout(arguments, engine, arguments.limits(24), None)
+    assert (made.max_turn_tokens, made.reward_on_error, made.engine) == (24, -1.0, engine)
+    made = make_rollout(arguments, engine, arguments.limits(2500), None)
+    assert made.max_turn_tokens == 500
 
 
 class TestBatches:
