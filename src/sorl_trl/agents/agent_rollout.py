@@ -155,8 +155,9 @@ class AgentRollout(PolicyRollout):
         options = trainer.chat_template_kwargs
         return RolloutSetup(trainer.processing_class, shown_by, options, trainer.eos_token_ids, limits)
 
-    def check_setup(self, setup: RolloutSetup, conversational: bool) -> None:
-        self.collector(setup, conversational)
+    def check_tokenizer(self, trainer: GRPOTrainer) -> None:
+        if self.shows_tools:
+            self.protocol_for(self.setup(trainer))
 
     def protocol_for(self, setup: RolloutSetup, conversational: bool = True) -> TagProtocol:
         """The protocol for a trainer. In a conversation, feedback after the policy's message is a chat message.

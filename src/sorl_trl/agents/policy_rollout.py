@@ -86,8 +86,9 @@ class PolicyRollout(ABC):
     def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
         """What the rollout reads of a trainer."""
 
-    def check_setup(self, setup: RolloutSetup, conversational: bool) -> None:
-        """Raise ValueError if the tokenizer does not fit what is rolled out, or prompts that are messages or text."""
+    def check_tokenizer(self, trainer: GRPOTrainer) -> None:
+        """Raise ValueError if the rollout cannot use the trainer's tokenizer and chat template."""
+        self.setup(trainer)
 
     @property
     def shows_tools(self) -> bool:

@@ -13,7 +13,6 @@ from trl import get_peft_config, get_quantization_config
 from trl.data_utils import is_conversational
 
 from sorl_trl import qa
-from sorl_trl.agents.policy_rollout import PolicyRollout
 from sorl_trl.checks import import_named
 from sorl_trl.cli.arguments import AGENT_REWARD, Arguments, reward_function
 from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
@@ -134,8 +133,8 @@ def build_trainer(arguments: Arguments, rollout: Any = None) -> TurnLevelTrainer
         rollout_func=rollout,
         **({} if method is None else {"method": method_from(method)}),  # its options are already in the config
     )
-    if isinstance(rollout, PolicyRollout):
-        rollout.check_setup(rollout.setup(trainer), is_conversational(train_dataset[0]))
+    if arguments.rollout.environment:  # whose protocol may not fit the prompts
+        rollout.collector(rollout.setup(trainer), is_conversational(train_dataset[0]))
     if task.collapse_guard != "off":
         trainer.add_callback(CollapseGuard(task.collapse_guard))
     if not config.disable_tqdm:

@@ -54,24 +54,19 @@ class Context:
     is_busy: bool = False
 
     def follows(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[Message] | None:
-        """The messages as the context has them, followed by those that are new; None if they say something else.
+        """The messages with the policy's own as it wrote them; None if others differ from those that it has read.
 
-        Thoughts that the client has dropped are put back. So is a message that it has changed only in spacing.
+        Thoughts that the client has dropped are put back. An own message that says something else stays as it is.
         """
         if len(messages) < len(self.messages) or tools != self.tools:
             return None
         restored = [*messages]
         for place, (known, message) in enumerate(zip(self.messages, messages, strict=False)):
             answer = self.answers.get(place)
-            if answer is None:
-                if not same_message(known, message):
-                    return None
-            elif message["role"] != "assistant":
+            if message["role"] != known["role"] or (answer is None and not same_message(known, message)):
                 return None
-            elif _is_same_but_for_thoughts(message, answer.message):
-                restored[place] = _with_ids(answer.message, message)
-            elif not same_turn(message, answer.full_message):
-                return None
+            if answer is not None:
+                restored[place] = _restored(message, [answer])
         return restored
 
     @property
@@ -262,9 +257,10 @@ class Conversation:
         own = [message for message in messages if message["role"] == "assistant"]
         if not own or not known:
             return None
-        if any(not each.is_busy and each.follows(messages, tools) is not None for each in self._contexts):
-            return "template"
-        return "history" if all(_restored(each, known) is not each for each in own) else "client"
+        if any(_restored(each, known) is each for each in own):
+            return "client"
+        reads_the_same = any(not each.is_busy and each.follows(messages, tools) for each in self._contexts)
+        return "template" if reads_the_same else "history"
 
     def _shown_before(
         self, text: str, token_ids: Sequence[int], messages: Sequence[Message], tools: Sequence[Message]

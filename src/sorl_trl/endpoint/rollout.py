@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -107,8 +108,7 @@ class EndpointRollout(PolicyRollout):
         Number().check("reward_on_error", reward_on_error)
         self.agent, self.max_turn_tokens, self.host = agent, max_turn_tokens, host
         self.time_limit_s, self.reward_on_error = time_limit_s, reward_on_error
-        self._endpoints: list[Endpoint] = []
-        """The endpoint of this process, once a rollout has needed it. Forks share it."""
+        self._server = _Server(host)
         self._rewards: list[Mapping[str, float] | None] = []
         self._has_warned: set[str] = set()
 
@@ -194,9 +194,7 @@ class EndpointRollout(PolicyRollout):
         any_active: Callable[[bool], bool],
     ) -> tuple[list[Run], list[Outcome]]:
         """Run all agents to their end. Their requests, meanwhile, are turns of the engine."""
-        if not self._endpoints:
-            self._endpoints.append(Endpoint(self.host))
-        (endpoint,) = self._endpoints
+        endpoint = self._server.endpoint()
         chat, size = ChatFormat.of(setup), len(examples)
         most = setup.limits.max_trajectory_tokens
         limits = CallLimits(setup.limits.max_turn_tokens, most, engine.window)
@@ -279,6 +277,19 @@ class EndpointRollout(PolicyRollout):
                 "%d of %d API calls that continue a conversation begin a new context, and so take time and memory: %s",
                 *(afresh, afresh + continued, _CAUSES[cause]),
             )
+
+
+class _Server:
+    """The endpoint of this process, once a rollout needs it. Rollouts that go on at the same time share it."""
+
+    def __init__(self, host: str) -> None:
+        self._host, self._lock = host, threading.Lock()
+        self._endpoint: Endpoint | None = None
+
+    def endpoint(self) -> Endpoint:
+        with self._lock:
+            self._endpoint = self._endpoint or Endpoint(self._host)
+            return self._endpoint
 
 
 def _stop_reason(run: Run, outcome: Outcome) -> StopReason:

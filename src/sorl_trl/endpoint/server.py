@@ -31,6 +31,11 @@ _GRACE_S = 5.0
 _REMEMBERED = 256
 """How many requests of a trajectory are remembered for this."""
 _KEY = "sorl-"
+_LIMITED_BY = {
+    StopReason.TURN_LIMIT: "`max_turn_tokens` leaves no room",
+    StopReason.TRAJECTORY_LIMIT: "the trainer's `max_completion_length` limits all that follows the first prompt",
+    StopReason.CONTEXT_LIMIT: "this is the window of the engine: the model's positions, or memory for keys and values",
+}
 
 
 class Refusal(Exception):
@@ -305,7 +310,7 @@ def _room(run: Run, call: Call) -> int:
         run.limit_reached = reason
         raise BadRequest(
             f"This model's maximum context length is {read + least} tokens. However, your messages resulted in {read} "
-            f"tokens ({reason.value}). Please reduce the length of the messages.",
+            f"tokens. Please reduce the length of the messages. ({_LIMITED_BY[reason]})",
             "messages",
             "context_length_exceeded",
         )

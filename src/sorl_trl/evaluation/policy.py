@@ -63,6 +63,8 @@ def load_evaluated(
 
     Without `search`, the environment or the agent of the arguments answers.
     """
+    from sorl_trl.agents.agent_rollout import AgentRollout
+
     evaluation, options = arguments.evaluation, arguments.engine
     tokenizer = tokenizer_of(arguments)
     rows = partial(prompt_rows, rollout=arguments.rollout, tokenizer=tokenizer)
@@ -73,7 +75,8 @@ def load_evaluated(
     model = load_model(arguments.model, device)
     with mistakes():
         setup = make_setup(model, tokenizer, limits, evaluation.template_kwargs)
-        rollout.check_setup(setup, in_chat)
+        if isinstance(rollout, AgentRollout):
+            rollout.collector(setup, in_chat)  # its protocol may not fit tokenizer or prompts
         if in_chat or arguments.rollout.has_agent:
             warn_of_endless_messages(setup)
         sampling = generation_config(evaluation.temperature, evaluation.top_p)

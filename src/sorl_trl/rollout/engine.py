@@ -74,7 +74,7 @@ class TurnEnd:
 
     def tail_with(self, stops: Sequence[str]) -> int:
         """The `tail` of a row with further stop strings."""
-        return max((self.tail, *(len(stop) + _TAIL_MARGIN for stop in stops)))
+        return max(self.tail, max(map(len, stops)) + _TAIL_MARGIN) if stops else self.tail
 
     def reached(self, sampled: Sequence[Sequence[int]], stops: Sequence[Sequence[str]] | None = None) -> list[bool]:
         """Whether each row's last token ended its turn.

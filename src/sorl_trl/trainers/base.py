@@ -22,7 +22,6 @@ from trl.extras.profiling import profiling_decorator
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
-from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.agents.chat import ensure_response_template
 from sorl_trl.agents.native_tools import ToolSanitizer, tools_as_rollout
 from sorl_trl.agents.policy_rollout import PolicyRollout
@@ -102,8 +101,8 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.disable_dropout:
             disable_noise(self.model)
         check_optimizers(self)
-        if isinstance(rollout, AgentRollout) and rollout.shows_tools:
-            rollout.protocol_for(rollout.setup(self))
+        if isinstance(rollout, PolicyRollout):
+            rollout.check_tokenizer(self)
         if args.async_staleness:
             check_ahead(self)
             by_completion = args.async_order == "completed"

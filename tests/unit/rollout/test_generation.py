@@ -64,7 +64,7 @@ def test_a_turn_also_ends_at_stops_of_its_own_and_a_released_row_has_none() -> N
         ("I capital of of Paris", ("No",), "I capital of of", False),
         ("I </search> Paris Paris", ("Paris",), "I </search>", True),
     ]
-    rows = [5, 0, 2, 7]
+    rows = [0, 5, 2, 7]
     model = replaying([words(text) for _, (text, *_) in sorted(zip(rows, turns, strict=True))])
     engine = LockStepEngine(generator(model))
     engine.open(3)

@@ -1,0 +1,107 @@
+"""An agent over the OpenAI SDK is trained: by both trainers, with each engine, ahead, with LoRA, resumed exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+from sorl_trl import EndpointRollout, SOGRPOTrainer, SOPPOTrainer, agent_reward
+from sorl_trl.records.trained import read_trained
+from tests.agents import steps_after
+from tests.endpoints import agent, build, rows
+from tests.policies import build_policy
+from tests.tools import qwen_tokenizer
+from tests.training import settings
+
+pytestmark = pytest.mark.trains
+
+
+class Recording(SOGRPOTrainer):
+    batch: Any = None
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        self.batch = super()._generate_and_score_completions(inputs)
+        return self.batch
+
+
+def test_what_was_recorded_is_what_the_policy_computes(tmp_path: Path) -> None:
+    """In several contexts, and in float32: sampled token by token, and then read at once."""
+    trainer = build(tmp_path, Recording, async_staleness=1, async_old_policy="proximal", max_steps=1)
+    trainer.train()
+    batch = trainer.batch
+    difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"])[batch["turn_ids"] >= 0]
+    assert difference.numel() > 300
+    assert difference.abs().max() < 1e-4
+    assert batch["context_ids"].min() < 0 < batch["context_ids"].max()
+
+
+@pytest.mark.parametrize(("trainer_class", "engine"), [(SOGRPOTrainer, "slots"), (SOPPOTrainer, "lockstep")])
+def test_a_resumed_run_continues_exactly(tmp_path: Path, trainer_class: Any, engine: str) -> None:
+    saved = {"save_strategy": "steps", "save_steps": 1, "max_steps": 5}
+    whole = build(tmp_path / "whole", trainer_class, engine, **saved)
+    whole.train()
+    resumed = build(tmp_path / "resumed", trainer_class, engine, max_steps=5)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
+    ours, theirs = (steps_after(1, trainer.state.log_history) for trainer in (resumed, whole))
+    assert ours == theirs
+    for name, weight in resumed.model.state_dict().items():
+        assert torch.equal(weight, whole.model.state_dict()[name]), name
+
+
+def test_lora_evaluation_and_records(tmp_path: Path) -> None:
+    trainer = build(
+        tmp_path,
+        eval_dataset=rows(4),
+        eval_strategy="steps",
+        eval_steps=2,
+        max_steps=2,
+        per_device_eval_batch_size=4,
+        save_trajectories_steps=1,
+        peft_config=LoraConfig(r=2, target_modules="all-linear"),
+    )
+    before = {name: weight.clone() for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    trainer.train()
+    assert any(
+        not torch.equal(weight, before[name]) for name, weight in trainer.model.named_parameters() if name in before
+    )
+    first, *_ = trainer.state.log_history
+    assert first["endpoint/extended"] + first["endpoint/spliced"] == 2, "of three calls of the planner"
+    assert first["endpoint/new_context"] == 1, "the checker's"
+    assert (first["endpoint/turns/planner"], first["endpoint/turns/checker"]) == (3, 1)
+    assert first["reward"] == pytest.approx(first["agent/long"] + first["agent/even"], abs=1e-4)
+    assert any("eval_reward" in entry for entry in trainer.state.log_history)
+    trained = next(iter(read_trained(tmp_path)))
+    assert trained.agents == ("planner", "planner", "planner", "checker")
+    assert max(trained.context_ids) == 1
+
+
+def test_mistakes_are_named_before_the_first_call(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_turn_tokens"):
+        build(tmp_path, rollout_func=EndpointRollout(agent, max_turn_tokens=500))
+    without = qwen_tokenizer()
+    without.chat_template = None
+    model = build_policy(vocab_size=len(without))
+    arguments = SOGRPOTrainer.config_class(**settings(tmp_path))
+    rollout = EndpointRollout(agent)
+    with pytest.raises(ValueError, match="chat template"):
+        SOGRPOTrainer(model, agent_reward, arguments, rows(), processing_class=without, rollout_func=rollout)
+
+
+def test_trls_own_trainer_is_refused(tmp_path: Path) -> None:
+    """It would read all contexts as one text."""
+    arguments = settings(tmp_path)
+    trainer = GRPOTrainer(
+        build_policy(vocab_size=300),
+        lambda completions, **_: [0.0] * len(completions),
+        GRPOConfig(**arguments),
+        rows(),
+        processing_class=qwen_tokenizer(),
+        rollout_func=EndpointRollout(agent),
+    )
+    with pytest.raises(TypeError, match="SOGRPOTrainer"):
+        trainer.train()
