@@ -28,7 +28,7 @@ class Run:
     It is its rollout as well.
     """
 
-    protocol = SimpleNamespace(stop_strings=())
+    stop_strings = ()
     engine = None
 
     def __init__(
