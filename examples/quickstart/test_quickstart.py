@@ -41,11 +41,13 @@ from examples.quickstart import (
     warm_start,
 )
 from examples.quickstart.world import Relation, build_world
+from sorl_trl.agents.agent_rollout import SearchRollout
+from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.command_line import run_command
-from sorl_trl.evaluation.agents import Agent
+from sorl_trl.evaluation.policy import EvaluatedPolicy
 from sorl_trl.evaluation.run import plan_batches, run_batches
 from sorl_trl.records.evaluated import EvaluatedTrajectory
-from sorl_trl.rollout import Collector, RolloutArguments
+from sorl_trl.rollout import LockStepEngine, RolloutArguments
 from sorl_trl.rollout.tasks import prompt_rows
 from sorl_trl.search import BM25Index
 
@@ -139,10 +141,11 @@ def run_expert(
     index = BM25Index.build(world.write(folder) / CORPUS_FILE, folder / "index", show_progress=False)
     asked = RolloutArguments(prompt_template=config.prompt_template, chat=config.chat)
     rows = partial(prompt_rows, rollout=asked, tokenizer=tokenizer)
-    collector = Collector(tokenizer, index, PROTOCOL, config.limits)
-    agent = Agent(collector, config.make_expert(tokenizer, world), rows)
+    setup = RolloutSetup(tokenizer, None, {}, [int(tokenizer.eos_token_id)], config.limits)
+    expert = LockStepEngine(config.make_expert(tokenizer, world))
+    policy = EvaluatedPolicy(SearchRollout(index, PROTOCOL, config.limits), setup, expert, rows)
     batches = plan_batches({world.name: world.train}, num_samples=1, batch_size=4000)
-    return [row for _, done in run_batches(batches, agent, seed=0) for row in done]
+    return [row for _, done in run_batches(batches, policy, seed=0) for row in done]
 
 
 def mean(rows: Sequence[EvaluatedTrajectory], measure: str, hops: int) -> float:

@@ -105,9 +105,17 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def is_dotted(value: Any) -> bool:
-    """Whether a value is text of several names with dots between them, which none of our own names has."""
-    names = value.split(".") if isinstance(value, str) else []
+    """Whether a value is text of several names with dots between them, which none of our own names has.
+
+    The last dot may be a colon, as in `my_module:my_name`.
+    """
+    names = _with_dots(value).split(".") if isinstance(value, str) else []
     return len(names) > 1 and all(map(str.isidentifier, names))
+
+
+def _with_dots(path: str) -> str:
+    module, _, name = path.rpartition(":")
+    return f"{module}.{name}" if module and "." not in name else path
 
 
 def import_named(argument: str, path: str) -> Any:
@@ -120,7 +128,7 @@ def import_named(argument: str, path: str) -> Any:
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)  # where Python looks first for what a script in that folder imports
-    module_name, _, name = path.rpartition(".")
+    module_name, _, name = _with_dots(path).rpartition(".")
     try:
         module = import_module(module_name)
     except ImportError as error:

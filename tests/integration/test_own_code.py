@@ -1,8 +1,9 @@
-"""A user's own reward, method, search engine, environment and agent, named in a recipe by their dotted paths."""
+"""A user's own reward, method, search engine, environment, agent and rollout, named in a recipe by their paths."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,12 @@ from sorl_trl.records.evaluated import read_evaluated
 from tests.policies import acting_policy, acting_tokenizer
 
 OWN = """
+import json
+import os
+import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
+from urllib.request import Request, urlopen
 
 from sorl_trl.methods import Method, PPOMin
 from sorl_trl.rollout import Reply, TagProtocol
@@ -64,7 +70,18 @@ class Game:
         return {"hits": self.hits}
 
 
-def agent(prompts, trainer):
+def agent(example, endpoint):
+    said = [{"role": "user", "content": example["question"]}]
+    for _ in range(2):
+        body = json.dumps({"model": "policy", "messages": said}).encode()
+        headers = {"Authorization": f"Bearer {endpoint.api_key}", "Content-Type": "application/json"}
+        with urlopen(Request(f"{endpoint.base_url}/chat/completions", body, headers)) as response:
+            message = json.load(response)["choices"][0]["message"]
+        said += [message, {"role": "user", "content": "2"}]
+    return {"number": example["number"], "threes": sum(each["content"].count("3") for each in said[1:])}
+
+
+def rollout(prompts, trainer):
     count = len(prompts)
     return {
         "prompt_ids": [[3]] * count,
@@ -72,7 +89,13 @@ def agent(prompts, trainer):
         "turn_ids": [[0, 0]] * count,
         "logprobs": None,
     }
+
+
+if __name__ == "__main__":
+    endpoint = SimpleNamespace(base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
+    print(json.dumps(agent(json.load(sys.stdin), endpoint)))
 """
+CHAT = "{% for m in messages %}{{ m.content }}{{ ' <eos> ' }}{% endfor %}"
 
 
 @pytest.fixture
@@ -154,9 +177,44 @@ def test_an_environment(folder: Path) -> None:
     assert results["datasets"]["rows"]["environment"]["hits"]["mean"] > 0
 
 
-def test_an_agent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_agent(folder: Path) -> None:
     tokenizer = acting_tokenizer(("guess",))
-    own = {"agent": "own_code.agent", "rewards": ["own_code.number_of_row"]}
+    tokenizer.chat_template = CHAT
+    row = {
+        "question": "<guess>",
+        "prompt": "1 " * 3000,
+        "number": 3,
+    }  # more than the window: it is the agent's to read
+    words = write_recipe(acting_policy(tokenizer), tokenizer, row, agent="own_code:agent", max_observation_tokens=None)
+    assert run_command(train, [*words, "--dry_run"]) == 0
+    assert run_command(train, words) == 0
+    assert (log()["turns/per_trajectory"], log()["agent/number"]) == (2, 3)
+    assert log()["reward"] == log()["rewards/agent_reward/mean"] > 3
+
+    rows = evaluated("--num_samples", "4", "--temperature", "1")
+    assert {row["prompt"] for row in rows} == {"<guess> <eos>"}, "that of the first call"
+    threes = [sum(segment["text"].count("3") for segment in row["segments"]) for row in rows]
+    expected = [{"number": 3, "threes": each, "reward": 3 + each} for each in threes]
+    assert [json.loads(row["environment"]) for row in rows] == expected and any(threes)
+    assert {(row["correct"], row["exact_match"], row["searches"], row["turns"]) for row in rows} == {
+        (None, None, None, 2)
+    }
+
+
+def test_a_command_that_acts(folder: Path) -> None:
+    tokenizer = acting_tokenizer(("guess",))
+    tokenizer.chat_template = CHAT
+    write_recipe(acting_policy(tokenizer), tokenizer, {"question": "<guess>", "number": 3})
+    command = f"{shlex.quote(sys.executable)} own_code.py"
+    words = ["--agent_command", command, "--max_turn_tokens", "4", "--limit", "2"]
+    evaluate.main(["policy", "--questions", "rows.jsonl", "--output", "out", *words])
+    rows = list(read_evaluated("out", "rows"))
+    assert [(row["turns"], json.loads(row["environment"])["number"]) for row in rows] == [(2, 3), (2, 3)]
+
+
+def test_a_rollout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = acting_tokenizer(("guess",))
+    own = {"rollout_func": "own_code.rollout", "rewards": ["own_code.number_of_row"]}
     own |= {"max_turn_tokens": None, "max_observation_tokens": None}
     row = {"prompt": "<guess>", "number": 3}
     words = write_recipe(acting_policy(tokenizer), tokenizer, row, **own)
@@ -164,7 +222,7 @@ def test_an_agent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(train, words) == 0
     assert (log()["reward"], log()["turns/per_trajectory"]) == (3, 1)
     assert run_command(evaluate.main, ["out", "--questions", "rows.jsonl"]) == 2
-    assert "`agent` is 'own_code.agent'" in capsys.readouterr().err
+    assert "`rollout_func` is 'own_code.rollout'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -177,7 +235,7 @@ def test_an_agent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"method": {"credit": {"own_code.Signed": {"volume": 1}}}}, "`method.credit."),
         ({"environment": "own_code.Search"}, "`environment`"),
         ({"environment": None, "search_backend": "own_code.Game"}, "`search_backend`"),
-        ({"agent": "own_code.agent"}, "`agent`"),
+        ({"rollout_func": "own_code.rollout"}, "`rollout_func`"),
         ({"no_search": True}, "`no_search`"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,6 +20,8 @@ from sorl_trl.checks import (
     Number,
     OneOf,
     check_fields,
+    import_named,
+    is_dotted,
 )
 
 NAMED = (COUNT, POSITIVE_COUNT, NOT_NEGATIVE, SHARE, SECONDS)
@@ -34,6 +37,11 @@ def test_bounds_belong_to_a_range_or_do_not() -> None:
 def test_what_is_no_number_never_is_and_infinity_is_for_ever(number: Number) -> None:
     assert not any(number.allows(value) for value in (math.nan, -math.inf, True, False, "1", None, [1], 1j))
     assert number.allows(math.inf) == (number is SECONDS)
+
+
+def test_the_last_dot_of_a_path_may_be_a_colon() -> None:
+    assert import_named("agent", "os.path:join") is import_named("agent", "os.path.join") is os.path.join
+    assert not any(map(is_dotted, ("os:path.join", "os::path", ":join", "os.path:", "join", None)))
 
 
 @pytest.mark.parametrize("value", ["false", "", "True", 0, 1, None, np.False_])

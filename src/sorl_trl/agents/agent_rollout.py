@@ -61,6 +61,8 @@ class AgentRollout(PolicyRollout):
     Raises TypeError if `responder` or `engine` has another type, and ValueError for a `protocol` beside a `ToolBox`.
     """
 
+    answers = True
+
     def __init__(
         self,
         responder: Responder,

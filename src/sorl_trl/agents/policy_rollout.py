@@ -40,6 +40,8 @@ class PolicyRollout(ABC):
 
     stop_strings: Sequence[str] = ()
     """The strings at which every turn ends, beside the end of a message."""
+    answers: bool = False
+    """Whether trajectories may end with an answer in tags, which is compared with golden answers."""
 
     def __init__(self, engine: EngineOptions | None = None) -> None:
         if engine is not None and not isinstance(engine, EngineOptions):

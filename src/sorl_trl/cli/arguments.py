@@ -32,7 +32,9 @@ TRAINERS: dict[str, type[TurnLevelTrainer]] = {
     "seeupo": SeeUPOTrainer,
     "group_refill": GroupRefillTrainer,
 }
-REWARDS = (*qa.REWARDS,)
+AGENT_REWARD = "agent"
+"""The name of the reward that an agent returns."""
+REWARDS = (*qa.REWARDS, AGENT_REWARD)
 TRACKERS = ("comet_ml", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 """Values of `report_to` that are also the names of their libraries."""
 
@@ -44,6 +46,10 @@ def reward_function(name: str) -> Any:
     """
     if name in qa.REWARDS:
         return qa.REWARDS[name]
+    if name == AGENT_REWARD:
+        from sorl_trl.endpoint import agent_reward
+
+        return agent_reward
     function = import_named("rewards", name)
     function = function() if isclass(function) else function
     if not callable(function):
@@ -94,7 +100,7 @@ class TaskArguments:
         metadata={
             "help": "JSONL file of questions (`id`, `question`, `golden_answers`, optionally `options`, `metadata`), "
             f"or the name of a public set, whose training split is taken: {', '.join(qa.BENCHMARKS)}. With an "
-            "`environment` or an `agent`, rows may have a `prompt` and any columns."
+            "`environment` or an agent, rows may have a `prompt` and any columns."
         }
     )
     eval_questions: str | None = field(
@@ -114,7 +120,7 @@ class TaskArguments:
         default_factory=lambda: ["exact_match"],
         metadata={
             "help": f"Reward functions, summed with `reward_weights`: {', '.join(REWARDS)}, or dotted paths of yours, "
-            "such as my_module.my_reward."
+            "such as my_module.my_reward. Default: exact_match; with an agent, what it returns."
         },
     )
     collapse_guard: Annotated[str, OneOf(("off", *ACTIONS))] = field(
@@ -159,6 +165,8 @@ class Arguments:
 
     def __post_init__(self) -> None:
         check_libraries(self.config)
+        if self.rollout.has_agent and "rewards" not in self.given:
+            self.task.rewards = [AGENT_REWARD]
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
         if self.config.logging_strategy == "no" and self.task.collapse_guard != "off":
             raise ValueError("`logging_strategy` is 'no', but `collapse_guard` reads log entries: set it to 'off'.")

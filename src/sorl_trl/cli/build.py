@@ -14,15 +14,14 @@ from trl.data_utils import is_conversational
 
 from sorl_trl import qa
 from sorl_trl.checks import import_named
-from sorl_trl.cli.arguments import Arguments, reward_function
-from sorl_trl.command_line import UserMistake, check_checkpoint
+from sorl_trl.cli.arguments import AGENT_REWARD, Arguments, reward_function
+from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
 from sorl_trl.diagnostics.callbacks import CollapseGuard, TurnProgressCallback
-from sorl_trl.evaluation.agents import load_tokenizer
+from sorl_trl.evaluation.policy import load_tokenizer, make_rollout
 from sorl_trl.methods import method_from
 from sorl_trl.rollout import Collector
-from sorl_trl.rollout.tasks import check_read, load_rows, own_environment, prompt_rows
+from sorl_trl.rollout.tasks import check_read, load_rows, prompt_rows
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers import AgentRollout, SearchRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
 
 
@@ -51,10 +50,18 @@ def _spread(questions: Sequence[qa.Question], limit: int | None) -> list[qa.Ques
 
 
 def check_rewards(arguments: Arguments, questions: Sequence[qa.Question]) -> None:
-    """Raise ValueError for rewards of an environment that there is not, or of answers or options that rows lack."""
+    """Raise ValueError for rewards that what acts does not give, or of answers or options that rows lack."""
+    rollout = arguments.rollout
     for name in arguments.task.rewards:
-        if arguments.rollout.searches and name in qa.TASK_REWARDS:
+        if rollout.searches and name in qa.TASK_REWARDS:
             raise ValueError(f"`rewards` has {name!r}, which is an environment's: name the `environment`.")
+        if name == AGENT_REWARD and not rollout.has_agent:
+            raise ValueError(f"`rewards` has {name!r}, which is what an agent returns: name the `agent`.")
+        if rollout.has_agent and name in qa.REWARDS:
+            raise ValueError(
+                f"`rewards` has {name!r}, which reads actions in tags, but an agent's turns are messages: take "
+                f"{AGENT_REWARD!r}, which is what your agent returns, or a function of your own."
+            )
         parameters = signature(reward_function(name)).parameters.values()
         required = {each.name for each in parameters if each.default is Parameter.empty}
         for column in ("golden_answers", "options"):
@@ -67,21 +74,19 @@ def check_rewards(arguments: Arguments, questions: Sequence[qa.Question]) -> Non
 
 
 def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """What the trainer takes as `rollout_func`: the user's `agent`, or a rollout in an environment or a search engine.
+    """What the trainer takes as `rollout_func`: the user's own, or ours with an agent, an environment or a search.
 
     Protocol and limits are checked against the tokenizer before the search engine is opened, which may index a corpus.
     """
     config, rollout = arguments.config, arguments.rollout
-    if rollout.agent:
-        return import_named("agent", rollout.agent)
-    limits = rollout.limits(config.max_completion_length)
-    if rollout.environment:
-        return AgentRollout(own_environment(rollout.environment), limits=limits, engine=arguments.engine)
-    protocol = rollout.tag_protocol(tokenizer, config.chat_template_kwargs)
-    Collector(tokenizer, NoSearch(), protocol, limits)
-    with config.main_process_first(desc="opening the search engine"):
-        search = arguments.search.build_search().backend
-    return SearchRollout(search, protocol, limits, engine=arguments.engine)
+    if rollout.rollout_func:
+        return import_named("rollout_func", rollout.rollout_func)
+    limits, search = rollout.limits(config.max_completion_length), None
+    if rollout.searches:
+        Collector(tokenizer, NoSearch(), rollout.tag_protocol(tokenizer, config.chat_template_kwargs), limits)
+        with config.main_process_first(desc="opening the search engine"):
+            search = arguments.search.build_search().backend
+    return make_rollout(rollout, arguments.engine, limits, search)
 
 
 def tokenizer_of(arguments: Arguments) -> PreTrainedTokenizerBase:
@@ -91,7 +96,9 @@ def tokenizer_of(arguments: Arguments) -> PreTrainedTokenizerBase:
         raise UserMistake("`model_name_or_path` is missing: name a checkpoint's folder or a Hub id")
     check_checkpoint(model.model_name_or_path)
     revision, trust = model.model_revision, arguments.config.trust_remote_code
-    tokenizer: PreTrainedTokenizerBase = load_tokenizer(model.model_name_or_path, revision, trust, arguments.rollout)
+    tokenizer: PreTrainedTokenizerBase = load_tokenizer(model.model_name_or_path, revision, trust)
+    with mistakes():
+        arguments.rollout.check_template(tokenizer)
     return tokenizer
 
 

@@ -103,12 +103,16 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: Any) -> Itera
         ValueError: A prompt leaves no room for a single token, or a device has too little memory.
     """
     prompt, positions = longest_prompt(trainer), positions_of(trainer.model) or inf
-    if prompt >= positions:
+    has_agent = arguments.rollout.has_agent  # which makes prompts of its own
+    if prompt >= positions and not has_agent:
         raise ValueError(f"the longest prompt has {prompt} tokens, but the model has {positions} positions")
     most = int(arguments.config.max_completion_length)
     yield from _updates(trainer)
-    yield "lengths", f"longest prompt {prompt} + max_completion_length {most} of {positions} positions"
-    if not arguments.rollout.agent:
+    longest = f"longest {'task' if has_agent else 'prompt'} {prompt}"
+    yield "lengths", f"{longest} + max_completion_length {most} of {positions} positions"
+    if has_agent:
+        yield "", f"the agent's calls return up to {arguments.rollout.max_turn_tokens} tokens each"
+    if arguments.rollout.searches or arguments.rollout.environment:
         limits = arguments.rollout.limits(most)
         both = limits.max_turn_tokens + limits.max_observation_tokens
         yield "", f"{limits.max_turns} turns take up to {limits.max_turns * both + limits.max_turn_tokens} tokens"

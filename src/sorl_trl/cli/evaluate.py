@@ -63,7 +63,9 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     name = given.model_name_or_path or run
     if name is None:
         return words, {}  # the parser of all arguments says what is missing
-    policy, output = evaluated_policy(name, given.output), given.output or str(evaluation_of(name))
+    if given.output is None and not Path(name).exists():
+        raise UserMistake(f"{name} does not exist: name the folder of a run, or a model on the Hub and `--output`")
+    policy, output = find_policy(name), given.output or str(evaluation_of(name))
     if policy_in(output):
         raise UserMistake(f"`output` is {output!r}, which holds a policy: name a folder where nothing else is")
     recipe = read_recipe(Path(run or policy), words)
@@ -75,19 +77,17 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     return [*words, "--model_name_or_path", policy, "--output", output], recipe
 
 
-def evaluated_policy(name: str, output: str | None) -> str:
+def find_policy(name: str) -> str:
     """The folder of the policy in the folder `name`, or `name` itself if it is a Hub id."""
     folder = Path(name)
     if not folder.exists():
-        if output is None:
-            raise UserMistake(f"{name} does not exist: name the folder of a run, or a model on the Hub and `--output`")
         check_checkpoint(name)
         return name
     policy = policy_in(folder)
     if policy is None:
         raise UserMistake(f"{name} holds no policy: name the folder of a run that has saved one, or of a checkpoint")
     if policy != folder and is_first_process():
-        print(f"{folder} has no final policy yet: evaluating {policy}")
+        print(f"{folder} has no final policy yet: taking {policy}")
     return str(policy)
 
 

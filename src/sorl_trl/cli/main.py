@@ -14,6 +14,10 @@ COMMANDS = {
     "configs": ("sorl_trl.cli.main:configs", "list the configs for accelerate, or print one"),
     "train": ("sorl_trl.cli.train:launch", "train an agent, through `accelerate launch`, or try it with --dry_run"),
     "evaluate": ("sorl_trl.cli.evaluate:main", "ask a checkpoint questions, and score it"),
+    "serve-policy": (
+        "sorl_trl.cli.serve_policy:main",
+        "serve a checkpoint to agents, at an OpenAI-compatible address",
+    ),
     "compare": ("sorl_trl.cli.evaluate:compare", "compare two evaluations, question by question"),
     "view": ("sorl_trl.records.view:main", "a page to read trajectories in"),
     "index": ("sorl_trl.search.commands:index", "build a search index of a corpus"),

@@ -158,9 +158,9 @@ def recipe_of(arguments: Arguments) -> dict[str, Any]:
     """
     config = arguments.config
     agent = {name: value for name, value in asdict(arguments.rollout).items() if value is not None}
-    if not arguments.rollout.searches:
-        for name in {*unread(arguments.rollout), *FOR_QUESTIONS} & {*agent}:
-            del agent[name]
+    without = () if arguments.rollout.searches else FOR_QUESTIONS
+    for name in {*unread(arguments.rollout), *without} & {*agent}:
+        del agent[name]
     values = {**agent, **arguments.given, "trainer": arguments.trainer.trainer}
     values |= {name: getattr(config, name) for name in ("max_completion_length", *RESTORED) if hasattr(config, name)}
     kept = [name for name in values if not name.endswith(SECRET) and name not in START_OPTIONS]

@@ -84,7 +84,7 @@ class EvaluationArguments:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self.template_kwargs = _mapping(self.chat_template_kwargs)
+        self.template_kwargs = read_template_kwargs(self.chat_template_kwargs)
         for name in self.benchmarks:
             check_choice("benchmarks", name, BENCHMARKS)
         names = [*self.benchmarks, *(Path(path).stem for path in self.questions)]
@@ -100,8 +100,11 @@ class EvaluationArguments:
             )
 
 
-def _mapping(given: dict[str, Any] | str | None) -> dict[str, Any]:
-    """Read a mapping, which a recipe gives as such and a command line as JSON."""
+def read_template_kwargs(given: dict[str, Any] | str | None) -> dict[str, Any]:
+    """Read `chat_template_kwargs`, which a recipe gives as a mapping and a command line as JSON.
+
+    Raises ValueError if they are neither.
+    """
     try:
         read = json.loads(given) if isinstance(given, str) else {} if given is None else given
     except ValueError:
@@ -133,10 +136,10 @@ class Arguments:
     """The values that recipe and command line set, by name. All others have their defaults."""
 
     def __post_init__(self) -> None:
-        if agent := self.rollout.agent:
+        if rollout_func := self.rollout.rollout_func:
             raise UserMistake(
-                f"`agent` is {agent!r}, which makes trajectories for a trainer alone: only a policy that acts in a "
-                "search engine or an `environment` can be evaluated"
+                f"`rollout_func` is {rollout_func!r}, which makes trajectories for a trainer alone: only a policy "
+                "with a search engine, an `environment` or an agent can be evaluated"
             )
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import PartialState
@@ -22,9 +22,9 @@ from tqdm.auto import tqdm
 
 from sorl_trl import qa
 from sorl_trl.command_line import mistakes
-from sorl_trl.evaluation.agents import Agent, load_agent, tokenizer_of
 from sorl_trl.evaluation.arguments import Arguments, EvaluationArguments
 from sorl_trl.evaluation.figures import format_results, summarize
+from sorl_trl.evaluation.policy import EvaluatedPolicy, load_evaluated, tokenizer_of
 from sorl_trl.files import missing, write_whole
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import (
@@ -51,6 +51,9 @@ from sorl_trl.rollout.trajectories import decode
 from sorl_trl.search import MalformedResponse, SearchUnavailable
 from sorl_trl.types import Trajectory
 
+if TYPE_CHECKING:  # it takes seconds
+    from sorl_trl.agents.policy_rollout import PolicyRollout
+
 SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
 LONGEST_WAIT = timedelta(days=7)
 """How long a finished process waits for the others. By default, process groups give up after minutes."""
@@ -75,7 +78,7 @@ def run_evaluation(arguments: Arguments) -> None:
         complete(
             run,
             batches[state.process_index :: state.num_processes],
-            lambda: load_agent(arguments, questions, search, state.device),
+            lambda: load_evaluated(arguments, questions, search, state.device),
             arguments.evaluation.seed,
             show_progress=state.is_main_process,
         )
@@ -92,8 +95,9 @@ def run_evaluation(arguments: Arguments) -> None:
     state.destroy_process_group()
     if masked:
         raise SystemExit(
-            f"{masked} trajectories were lost because the search engine or the environment was down, and none that "
-            "did not ask it, so that the means above are biased: the same command makes what was lost anew."
+            f"{masked} trajectories were lost because the search engine, the environment or what the agent calls was "
+            "down, and none that did not ask it, so that the means above are biased: the same command makes what was "
+            "lost anew."
         )
 
 
@@ -229,7 +233,11 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def complete(
-    run: RunFolder, batches: Sequence[Batch], make_agent: Callable[[], Agent], seed: int, show_progress: bool = True
+    run: RunFolder,
+    batches: Sequence[Batch],
+    load: Callable[[], EvaluatedPolicy],
+    seed: int,
+    show_progress: bool = True,
 ) -> None:
     """Run the batches that `run` does not have yet, with a progress bar, and save each as soon as it is finished.
 
@@ -245,69 +253,74 @@ def complete(
     total, left = (sum(len(batch.samples) for batch in part) for part in (batches, todo))
     with tqdm(total=total, initial=total - left, desc="Evaluating", disable=not show_progress) as bar:
         lost = 0
-        for batch, rows in run_batches(todo, make_agent(), seed):
+        for batch, rows in run_batches(todo, load(), seed):
             write_evaluated(run.shard(batch), rows)
             bar.update(len(rows))
             lost = lost + 1 if all(row.trajectory.stop_reason.is_infrastructure_failure for row in rows) else 0
             if lost == LOST_BATCHES:
                 raise SearchUnavailable(
-                    f"the search engine or the environment was down in {lost} batches in a row: start it, and the "
-                    "same command continues"
+                    f"the search engine, the environment or what the agent calls was down in {lost} batches in a row: "
+                    "start it, and the same command continues"
                 )
 
 
 def run_batches(
-    batches: Iterable[Batch], agent: Agent, seed: int
+    batches: Iterable[Batch], policy: EvaluatedPolicy, seed: int
 ) -> Iterator[tuple[Batch, list[EvaluatedTrajectory]]]:
     """Yield each batch with its trajectories, as soon as they are finished.
 
     Torch is seeded for each batch, so what a batch samples does not depend on the batches before it.
     """
     for batch in batches:
-        rows = agent.rows([question for question, _ in batch.samples])
-        prompts = agent.encoded(rows)
+        rows = policy.rows([question for question, _ in batch.samples])
         torch.manual_seed(batch.seed(seed))
-        trajectories = agent.collector.collect(prompts, agent.generator, examples=rows)
-        yield batch, [_evaluated(batch, agent, row, trajectory) for row, trajectory in enumerate(trajectories)]
+        output, _ = policy.rollout.collect(policy.setup, [row["prompt"] for row in rows], rows, policy.engine)
+        trajectories = output["trajectory"]
+        yield batch, [_evaluated(batch, policy, row, trajectory) for row, trajectory in enumerate(trajectories)]
 
 
-def _evaluated(batch: Batch, agent: Agent, row: int, trajectory: Trajectory) -> EvaluatedTrajectory:
+def _evaluated(batch: Batch, policy: EvaluatedPolicy, row: int, trajectory: Trajectory) -> EvaluatedTrajectory:
     question, sample = batch.samples[row]
     is_lost = trajectory.stop_reason.is_infrastructure_failure
-    environment = None if is_lost else _measured(agent, row, trajectory)
+    measured = None if is_lost else _measured(policy.rollout, row, trajectory)
     return EvaluatedTrajectory(
         dataset=batch.dataset,
         question=question,
         sample=sample,
-        prompt=decode(agent.collector.tokenizer, trajectory.prompt_ids),
+        prompt=decode(policy.setup.tokenizer, trajectory.prompt_ids),
         trajectory=trajectory,
-        measures=measure(question, trajectory, environment),
-        environment=environment,
+        measures=measure(question, trajectory, measured, policy.rollout.answers),
+        environment=measured,
     )
 
 
-def _measured(agent: Agent, row: int, trajectory: Trajectory) -> dict[str, float]:
-    """What the environment measures, and the sum of its rewards if it gives any."""
+def _measured(rollout: PolicyRollout, row: int, trajectory: Trajectory) -> dict[str, float]:
+    """What the environment or the agent measures, with the sum of the rewards for turns if there are any."""
     rewards = [turn.reward for turn in trajectory.turns if turn.reward is not None]
-    measures = {**agent.collector.responder.measures(row), **({"reward": sum(rewards)} if rewards else {})}
+    measures = {**rollout.measures(row), **({"reward": sum(rewards)} if rewards else {})}
     return {name: float(value) for name, value in measures.items() if value is not None}
 
 
 def measure(
-    question: Question, trajectory: Trajectory, environment: Mapping[str, float] | None = None
+    question: Question,
+    trajectory: Trajectory,
+    measured: Mapping[str, float] | None = None,
+    answers: bool = True,
 ) -> dict[str, float | None]:
     """Compute every measure of `MEASURES`, with `None` for those that do not apply.
 
-    These are choice accuracy for an open question, scores of answers without a golden answer, answers and searches if
-    an `environment` has measured whether its task is `solved`, and everything after an infrastructure failure, which
-    says nothing about the policy.
+    These are choice accuracy for an open question, scores of answers without a golden answer, and everything after an
+    infrastructure failure, which says nothing about the policy. Scores and searches do not apply either if the
+    environment or the agent has `measured` whether its task is `solved`, which then is `correct`, or if the rollout
+    has no `answers` in tags.
     """
     if trajectory.stop_reason.is_infrastructure_failure:
         return dict.fromkeys(MEASURES)
     statistics = rollout_statistics([trajectory])
     outcome = _scores(question, trajectory) | {"searches": statistics["searches_per_trajectory"]}
-    if environment and "solved" in environment:
-        outcome = dict.fromkeys(outcome) | {"correct": environment["solved"]}
+    solved = (measured or {}).get("solved")
+    if solved is not None or not answers:
+        outcome = dict.fromkeys(outcome) | {"correct": solved}
     return {
         **outcome,
         "turns": statistics["turns_per_trajectory"],

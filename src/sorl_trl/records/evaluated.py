@@ -104,7 +104,7 @@ class EvaluatedTrajectory:
     measures: Mapping[str, float | None]
     """See `sorl_trl.evaluation.run.measure`."""
     environment: Mapping[str, float] | None = None
-    """What its environment measured: see `Responder.measures`."""
+    """What its environment or agent measured: see `PolicyRollout.measures`."""
 
 
 def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:

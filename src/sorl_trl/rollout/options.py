@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Annotated, Any
 
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +24,8 @@ from sorl_trl.rollout.protocol import Frame, TagProtocol
 
 POSITIVE = Number(above=0)
 ENGINES = ("auto", "slots", "lockstep")
+ACTORS = ("environment", "agent", "agent_command", "rollout_func")
+"""Arguments that name what acts in place of a search engine."""
 
 PROTOCOLS: Mapping[str, TagProtocol] = {
     "search_r1": TagProtocol(),
@@ -113,9 +116,10 @@ class EngineOptions:
 class RolloutArguments:
     """What acts, the prompt, the protocol, and all limits of a trajectory except its total number of tokens.
 
-    By default the policy acts in a search engine, and otherwise in the `environment`, or as the `agent` has it act.
+    By default the policy acts in a search engine. Otherwise it acts in the `environment`, or answers the API calls of
+    the `agent` or the `agent_command`, or does what the `rollout_func` has it do.
 
-    Raises ValueError if a value is not allowed, or both are given.
+    Raises ValueError if a value is not allowed, or several of these are given.
     """
 
     environment: str | None = field(
@@ -128,9 +132,31 @@ class RolloutArguments:
     agent: str | None = field(
         default=None,
         metadata={
+            "help": "Path of your own agent, such as my_module:agent: a function `agent(example, endpoint)`, plain or "
+            "async, that makes API calls to the policy, and may return its reward."
+        },
+    )
+    agent_command: str | None = field(
+        default=None,
+        metadata={
+            "help": "A command that makes the API calls of one trajectory, such as 'python my_agent.py'. It finds the "
+            "policy in OPENAI_BASE_URL and OPENAI_API_KEY, reads the example as JSON from standard input, and writes "
+            "its reward as the last line of standard output."
+        },
+    )
+    rollout_func: str | None = field(
+        default=None,
+        metadata={
             "help": "Dotted path of your own `rollout_func`, as TRL's trainers take it, which makes whole "
             "trajectories. It is for training alone."
         },
+    )
+    agent_time_limit_s: Annotated[float, POSITIVE] = field(
+        default=600.0,
+        metadata={"help": "Seconds that the agent may take for one trajectory, which is masked if it takes longer."},
+    )
+    reward_on_error: Annotated[float, Number()] = field(
+        default=0.0, metadata={"help": "Reward of a trajectory in which the agent raised an error."}
     )
 
     prompt_template: str = field(
@@ -146,7 +172,9 @@ class RolloutArguments:
     max_turns: Annotated[int, COUNT] = field(
         default=2, metadata={"help": "Turns that search, call a tool or are invalid, before the last generation."}
     )
-    max_turn_tokens: Annotated[int, POSITIVE_COUNT] = field(default=500, metadata={"help": "Tokens of one turn."})
+    max_turn_tokens: Annotated[int, POSITIVE_COUNT] = field(
+        default=500, metadata={"help": "Tokens of one turn; with an agent, of the reply to one API call."}
+    )
     max_observation_tokens: Annotated[int, POSITIVE_COUNT] = field(
         default=500, metadata={"help": "Tokens of one observation, including tags."}
     )
@@ -154,19 +182,34 @@ class RolloutArguments:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        given = [f"`{name}` is {value!r}" for name in ACTORS if (value := getattr(self, name))]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: name one.")
         if self.environment:
-            if self.agent:
-                raise ValueError(f"`environment` is {self.environment!r} and `agent` {self.agent!r}: name one.")
             factory_named("environment", self.environment, "step")
-        if self.agent and not callable(import_named("agent", self.agent)):
-            raise ValueError(f"`agent` is {self.agent!r}, but must name a function that TRL takes as `rollout_func`.")
+        if self.agent:
+            _check_agent(self.agent)
+        if self.rollout_func and not callable(import_named("rollout_func", self.rollout_func)):
+            raise ValueError(
+                f"`rollout_func` is {self.rollout_func!r}, but must name a function that TRL's trainers take."
+            )
         if "{question}" not in self.prompt_template:
             raise ValueError(f"`prompt_template` is {self.prompt_template!r}, but must hold '{{question}}'.")
 
     @property
     def searches(self) -> bool:
         """Whether a search engine answers the policy, because nothing of the user's own does."""
-        return not (self.environment or self.agent)
+        return self.actor is None
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether an agent of the user's own makes API calls to the policy."""
+        return bool(self.agent or self.agent_command)
+
+    @property
+    def actor(self) -> str | None:
+        """What of the user's own acts in place of a search engine."""
+        return next((value for name in ACTORS if (value := getattr(self, name))), None)
 
     def limits(self, max_trajectory_tokens: int) -> RolloutLimits:
         """The limits, with `max_trajectory_tokens` after the prompt. Raises ValueError if that is below 1."""
@@ -191,7 +234,25 @@ class RolloutArguments:
         return protocol.in_chat(tokenizer, template_kwargs) if self.chat else protocol
 
     def check_template(self, tokenizer: PreTrainedTokenizerBase, conversational: bool = False) -> None:
-        """Raise ValueError if prompts are messages, by `chat` or as they stand, and there is no chat template."""
-        if tokenizer.chat_template is None and (self.chat or conversational):
+        """Raise ValueError if prompts are messages, by `chat` or as they stand, and there is no chat template.
+
+        API calls of an agent are messages, too.
+        """
+        if tokenizer.chat_template is None and (self.chat or conversational or self.has_agent):
             reason = "`chat` is True" if self.chat else "prompts are messages"
+            if self.has_agent:
+                reason = "the agent's API calls are messages"
             raise ValueError(f"{reason}, but the policy's tokenizer has no chat template: name a chat model.")
+
+
+def _check_agent(path: str) -> None:
+    """Raise ValueError unless a path names what can be called with an example and an endpoint."""
+    agent = import_named("agent", path)
+    try:
+        parameters = signature(agent).bind({}, None).signature.parameters
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"`agent` is {path!r}, but must name a function that takes an example and an endpoint."
+        ) from None
+    if "trainer" in parameters:
+        raise ValueError(f"`agent` is {path!r}, which takes a trainer: name it as `rollout_func`.")

@@ -1,4 +1,4 @@
-"""Tasks: rows of a user's own columns, for the environment or the agent of a recipe."""
+"""Tasks: rows of a user's own columns, for what acts in a recipe in place of a search engine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from sorl_trl.search import SearchArguments
 from sorl_trl.text import identifier, json_object
 
 FOR_SEARCH = ("protocol", "search_top_k", *(each.name for each in fields(SearchArguments)))
-"""Arguments that have no meaning with an `environment`."""
+"""Arguments that have a meaning only if the policy searches."""
 FOR_QUESTIONS = ("prompt_template", "chat")
-"""Arguments that have no meaning for tasks with prompts of their own."""
-FOR_ROLLOUT = (
-    *("max_turns", "max_turn_tokens", "max_observation_tokens"),
-    *(each.name for each in fields(EngineOptions)),
-)
-"""Arguments that an `agent` does not read either."""
+"""Arguments that have no meaning for tasks with prompts of their own, nor for an agent, which words its own."""
+FOR_COLLECTOR = ("max_turns", "max_observation_tokens")
+"""Arguments that have a meaning only where replies to the policy are ours to encode."""
+FOR_ENGINE = ("max_turn_tokens", *(each.name for each in fields(EngineOptions)))
+"""Arguments that have no meaning with a `rollout_func`, which generates by itself."""
+FOR_AGENT = ("agent_time_limit_s", "reward_on_error")
+"""Arguments that have a meaning only with an `agent` or an `agent_command`."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,14 @@ def prompt_rows(
 ) -> list[dict[str, Any]]:
     """Make the rows of a dataset. Control tokens that messages and questions spell out are neutralized.
 
-    Without a search, rows have all columns that any of them has; None where a row lacks one.
+    Without a search, rows have all columns that any of them has; None where a row lacks one. The prompt of a question
+    for an agent is the question.
 
     Raises ValueError if some prompts are text and others are messages, or messages lack a chat template.
     """
     clean = Sanitizer(tokenizer).clean
-    rows = build_prompt_rows(questions, rollout.prompt_template, rollout.chat, clean)
+    template = "{question}" if rollout.has_agent else rollout.prompt_template
+    rows = build_prompt_rows(questions, template, rollout.chat, clean)
     if not rollout.searches:
         names = dict.fromkeys(name for question in questions for name in question.metadata)
         for row, question in zip(rows, questions, strict=True):
@@ -133,16 +136,21 @@ def own_environment(path: str) -> EnvironmentResponder:
 
 
 def unread(rollout: RolloutArguments) -> tuple[str, ...]:
-    """Arguments that have no meaning with the `environment` or the `agent` of a run, whatever its tasks are."""
+    """Arguments that have no meaning with what acts in a run, whatever its tasks are."""
     if rollout.searches:
-        return ()
-    return FOR_SEARCH if rollout.environment else FOR_SEARCH + FOR_ROLLOUT
+        return FOR_AGENT
+    if rollout.environment:
+        return FOR_SEARCH + FOR_AGENT
+    if rollout.has_agent:
+        return FOR_SEARCH + FOR_COLLECTOR + FOR_QUESTIONS
+    return FOR_SEARCH + FOR_COLLECTOR + FOR_ENGINE + FOR_AGENT
 
 
 def check_read(rollout: RolloutArguments, questions: Sequence[Question], given: Mapping[str, Any]) -> None:
     """Raise ValueError for an argument that was given but has no meaning for what the policy is asked."""
     asks_itself = all(isinstance(each, Task) and each.prompt is not None for each in questions)
-    for name in (*unread(rollout), *(FOR_QUESTIONS if asks_itself else ())):
+    without = dict.fromkeys(FOR_QUESTIONS if asks_itself else (), "the prompts of the rows")
+    without |= dict.fromkeys(unread(rollout), rollout.actor or "a search engine")
+    for name, reader in without.items():
         if given.get(name):
-            reader = "prompts of the rows" if name in FOR_QUESTIONS else rollout.environment or rollout.agent
-            raise ValueError(f"`{name}` is {given[name]!r}, but has no meaning with the {reader}: leave it out.")
+            raise ValueError(f"`{name}` is {given[name]!r}, but has no meaning with {reader}: leave it out.")

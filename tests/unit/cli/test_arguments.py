@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.cli.arguments import Arguments, parse_arguments
+from sorl_trl.cli.build import check_rewards
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import METHODS, SETTINGS
 
@@ -30,6 +31,25 @@ def test_a_source_on_the_command_line_takes_the_place_of_the_recipes(folder: Pat
     assert (search.corpus, search.search_url) == (None, "http://127.0.0.1:9/retrieve")
     with pytest.raises(UserMistake, match="got corpus, no_search"):
         parse("", "--no_search", "--corpus", "data.jsonl")
+
+
+def test_an_agents_own_reward_is_the_default(folder: Path) -> None:
+    assert parse("agent_command: agent\n").task.rewards == ["agent"]
+    assert parse("agent_command: agent\nrewards: [os.path.join]\n").task.rewards == ["os.path.join"]
+    assert parse().task.rewards == ["exact_match"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "named"),
+    [
+        ("rewards: [agent]\n", "'agent', which is what an agent returns"),
+        ("agent_command: agent\nrewards: [agent, f1]\n", "'f1', which reads actions in tags"),
+        ("rewards: [solved]\n", "'solved', which is an environment's"),
+    ],
+)
+def test_a_reward_that_what_acts_does_not_give_is_refused(folder: Path, recipe: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        check_rewards(parse(recipe), [])
 
 
 class TestMethod:

@@ -66,7 +66,7 @@ def test_a_recipe_has_what_was_set_and_what_shapes_the_agent(written: Any) -> No
     given = {"trainer": "so_ppo", "method": "starpo_s", "kl_in_reward": True, "beta": 0.1, "learning_rate": 3e-4}
     agent = {"protocol": "terse", "max_turns": 3, "chat": False, "max_completion_length": 200, "search_top_k": 1}
     assert {name: found[name] for name in given | agent} == given | agent
-    assert not {"dry_run", "gamma", "lora_r", "epsilon_high"} & found.keys()
+    assert not {"dry_run", "gamma", "lora_r", "epsilon_high", "reward_on_error"} & found.keys()
 
 
 def test_a_recipe_gives_the_same_arguments_from_anywhere(

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation.agents import Agent
+from sorl_trl.agents.agent_rollout import SearchRollout
+from sorl_trl.agents.chat import RolloutSetup
+from sorl_trl.evaluation.policy import EvaluatedPolicy, make_rollout
 from sorl_trl.evaluation.run import (
     Batch,
     RunFolder,
@@ -22,7 +25,16 @@ from sorl_trl.evaluation.run import (
 )
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import MEASURES, read_settings, write_evaluated
-from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, RolloutArguments, SearchResponder, TagProtocol
+from sorl_trl.rollout import (
+    EngineOptions,
+    Frame,
+    Generation,
+    LockStepEngine,
+    RetryPolicy,
+    RolloutArguments,
+    RolloutLimits,
+    TagProtocol,
+)
 from sorl_trl.rollout.tasks import prompt_rows
 from sorl_trl.search import NoSearch, SearchUnavailable
 from sorl_trl.types import Passage, StopReason
@@ -52,9 +64,10 @@ class Guesser:
         return [Generation((opening, int(name), closing), None, stopped=True) for name in names]
 
 
-def agent(tokenizer: PreTrainedTokenizerFast, guesser: Guesser) -> Agent:
+def policy(tokenizer: PreTrainedTokenizerFast, guesser: Guesser) -> EvaluatedPolicy:
     rows = partial(prompt_rows, rollout=RolloutArguments(prompt_template="{question}"), tokenizer=tokenizer)
-    return Agent(Collector(tokenizer, NoSearch(), PROTOCOL), guesser, rows)
+    setup = RolloutSetup(tokenizer, None, {}, [WORDS.index("<eos>")], RolloutLimits())
+    return EvaluatedPolicy(SearchRollout(NoSearch(), PROTOCOL), setup, LockStepEngine(guesser), rows)
 
 
 class Searcher(Guesser):
@@ -70,25 +83,30 @@ class Down:
         raise SearchUnavailable("down")
 
 
-def failing(tokenizer: PreTrainedTokenizerFast) -> Collector:
-    return Collector(tokenizer, SearchResponder(Down(), PROTOCOL, retry=RetryPolicy(attempts=1)), PROTOCOL)
+def test_an_agents_turn_is_never_longer_than_its_trajectory() -> None:
+    arguments, engine = RolloutArguments(agent_command="agent", reward_on_error=-1.0), EngineOptions()
+    made: Any = make_rollout(arguments, engine, arguments.limits(24), None)
+    assert (made.max_turn_tokens, made.reward_on_error, made.engine) == (24, -1.0, engine)
+    made = make_rollout(arguments, engine, arguments.limits(2500), None)
+    assert made.max_turn_tokens == 500
 
 
 class TestBatches:
     def test_questions_are_asked_without_control_tokens(self, tokenizer) -> None:
         asked = [Question("ann", "who ann <answer> bob </answer>", ("ann",))]
-        ((_, rows),) = run_batches(plan_batches({"own": asked}, 1, 4), agent(tokenizer, Guesser()), seed=0)
+        ((_, rows),) = run_batches(plan_batches({"own": asked}, 1, 4), policy(tokenizer, Guesser()), seed=0)
         assert not {*TAGS} & {*rows[0].prompt.split()}
 
     def test_a_batch_samples_the_same_whatever_came_before_it(self, tokenizer) -> None:
         batches = plan_batches({"own": QUESTIONS}, num_samples=8, batch_size=8)
-        everything = [rows for _, rows in run_batches(batches, agent(tokenizer, Guesser()), seed=0)]
+        everything = [rows for _, rows in run_batches(batches, policy(tokenizer, Guesser()), seed=0)]
         torch.rand(7)
-        assert [rows for _, rows in run_batches(batches[2:], agent(tokenizer, Guesser()), seed=0)] == everything[2:]
-        assert [rows for _, rows in run_batches(batches, agent(tokenizer, Guesser()), seed=1)] != everything
+        assert [rows for _, rows in run_batches(batches[2:], policy(tokenizer, Guesser()), seed=0)] == everything[2:]
+        assert [rows for _, rows in run_batches(batches, policy(tokenizer, Guesser()), seed=1)] != everything
 
     def test_a_run_whose_engine_is_down_stops(self, tokenizer, tmp_path: Path) -> None:
-        searcher = replace(agent(tokenizer, Searcher()), collector=failing(tokenizer))
+        failing = SearchRollout(Down(), PROTOCOL, retry=RetryPolicy(attempts=1))
+        searcher = replace(policy(tokenizer, Searcher()), rollout=failing)
         run = RunFolder(tmp_path)
         run.claim({"datasets": {"own": {}}})
         batches = plan_batches({"own": QUESTIONS}, num_samples=4, batch_size=1)
@@ -151,6 +169,15 @@ class TestMeasure:
         scores = measure(question("Ann"), answered("Ann"), {"solved": 0.5})
         assert (scores["correct"], scores["exact_match"], scores["searches"], scores["turns"]) == (
             0.5,
+            None,
+            None,
+            1.0,
+        )
+
+    def test_an_agents_messages_hold_no_answer_to_compare(self) -> None:
+        scores = measure(question("Ann"), answered("Ann"), {"reward": 0.5}, answers=False)
+        assert (scores["correct"], scores["exact_match"], scores["searches"], scores["turns"]) == (
+            None,
             None,
             None,
             1.0,

@@ -16,7 +16,7 @@ from sorl_trl.rollout import (
     TagProtocol,
     environment_statistics,
 )
-from sorl_trl.rollout.tasks import load_tasks, own_environment, prompt_rows
+from sorl_trl.rollout.tasks import Task, check_read, load_tasks, own_environment, prompt_rows
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.unit.rollout.fakes import bpe_tokenizer
 
@@ -68,6 +68,68 @@ def test_text_is_a_prompt_as_it_stands_and_a_question_is_put_into_the_template(t
     rows = prompt_rows(load_tasks(written(tmp_path / "tasks.jsonl", text, question)), IN_WORLD, bpe_tokenizer())
     assert [row["prompt"] for row in rows] == ["<|im_start|>Go", "Now where"]
     assert [row["golden_answers"] for row in rows] == [[], ["oslo"]]
+
+
+def agent(example: dict[str, Any], endpoint: Any) -> None:
+    """The agent of these tests."""
+
+
+def rollout_func(prompts: Any, trainer: Any) -> None:
+    """The rollout of these tests."""
+
+
+def test_an_agent_gets_the_question_and_needs_a_chat_template(tmp_path: Path) -> None:
+    tasks = load_tasks(written(tmp_path / "tasks.jsonl", {"question": "where", "golden_answers": ["oslo"], "room": 2}))
+    with_agent, tokenizer = RolloutArguments(agent=f"{__name__}:agent"), bpe_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="the agent's API calls are messages"):
+        prompt_rows(tasks, with_agent, tokenizer)
+    tokenizer.chat_template = CHATML
+    (row,) = prompt_rows(tasks, with_agent, tokenizer)
+    assert (row["prompt"], row["golden_answers"], row["room"]) == ("where", ["oslo"], 2)
+
+
+@pytest.mark.parametrize(
+    ("acts", "read", "unread"),
+    [
+        ({}, ["max_turns", "protocol", "chat", "rejoin_after"], ["reward_on_error", "agent_time_limit_s"]),
+        ({"environment": f"{__name__}.World"}, ["max_turns", "chat", "rejoin_after"], ["corpus", "reward_on_error"]),
+        (
+            {"agent_command": "agent"},
+            ["max_turn_tokens", "rejoin_after", "reward_on_error", "agent_time_limit_s"],
+            ["max_turns", "max_observation_tokens", "chat", "prompt_template", "protocol", "corpus"],
+        ),
+        (
+            {"rollout_func": f"{__name__}.rollout_func"},
+            ["chat"],
+            ["max_turns", "max_turn_tokens", "rejoin_after", "reward_on_error", "corpus"],
+        ),
+    ],
+    ids=["search", "environment", "agent", "rollout"],
+)
+def test_what_has_no_meaning_for_what_acts_is_refused(
+    acts: dict[str, str], read: list[str], unread: list[str]
+) -> None:
+    rollout, asked = RolloutArguments(**acts), [Task("1", "where", ())]
+    check_read(rollout, asked, dict.fromkeys(read, 1))
+    for name in unread:
+        with pytest.raises(ValueError, match=f"`{name}` is 1, but has no meaning with {rollout.actor or 'a search'}"):
+            check_read(rollout, asked, {name: 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"agent": f"{__name__}:agent", "agent_command": "agent"}, "`agent` is .* and `agent_command` is 'agent'"),
+        ({"environment": f"{__name__}.World", "rollout_func": f"{__name__}.rollout_func"}, "name one"),
+        ({"agent": f"{__name__}:CHATML"}, "`agent` .* takes an example and an endpoint"),
+        ({"agent": f"{__name__}:rollout_func"}, "name it as `rollout_func`"),
+        ({"agent": f"{__name__}:nobody"}, "`agent` .* has no 'nobody'"),
+    ],
+)
+def test_what_cannot_act_is_named(given: dict[str, str], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        RolloutArguments(**given)
 
 
 @pytest.mark.parametrize(
