@@ -68,9 +68,12 @@ def search(tmp_path: Path) -> Case:
 def test_an_agent_behind_the_endpoint(tmp_path: Path, config: str) -> None:
     """Ranks make unequal numbers of calls, in several contexts. Sharded parameters are polled together."""
     taught_policy(tmp_path / "policy", template=TEMPLATE)
-    options = {"ds3_gather_for_generation": False} if config == "zero3_cpu" else {}
-    case = Case(str(tmp_path), rollout="endpoint", turn_rewards=True, no_baseline=True, options=options)
-    assert_as_alone(case, launch(config, case))
+    case = Case(str(tmp_path), rollout="endpoint", turn_rewards=True, no_baseline=True)
+    if config == "zero3_cpu":
+        case = replace(case, lora=True, options={"ds3_gather_for_generation": False})
+    result = launch(config, case)
+    assert result["turns"] == [[1, 1], [3, 3]]
+    assert_as_alone(case, result)
 
 
 @pytest.mark.distributed
