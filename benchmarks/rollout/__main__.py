@@ -8,6 +8,7 @@
 - `lockstep`: our collector with any `Generator`, here `HFGenerator`. Rows generate likewise, and search in one batch.
 - `slots_event`: our collector with `SlotEngine`. Only what is new goes through the model. No row waits for another:
   each searches when it has ended its turn.
+- `endpoint`: the same engine, and agents that make an API call for each turn, over `http.client`.
 
 `benchmarks.rollout.script` says how turns, observations and searches are drawn: the same ones for all engines. Each
 cell runs in a process of its own on one thread. Of the rollout alone it measures

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from http.client import HTTPConnection
 from importlib.resources import files
 from typing import Any
 
@@ -17,6 +19,7 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks.common import QUIET
 from benchmarks.rollout.script import (
     PROTOCOL,
+    REPLY,
     Cell,
     Interval,
     Script,
@@ -26,9 +29,21 @@ from benchmarks.rollout.script import (
     row_and_turn,
     tool_call,
 )
-from sorl_trl.rollout import Collector, Engine, Generation, HFGenerator, LockStepEngine, SlotEngine, TurnEnd
+from sorl_trl.agents.chat import RolloutSetup
+from sorl_trl.endpoint import Access, EndpointRollout
+from sorl_trl.rollout import (
+    Collector,
+    Engine,
+    EngineOptions,
+    Generation,
+    HFGenerator,
+    LockStepEngine,
+    SlotEngine,
+    TurnEnd,
+)
 from sorl_trl.types import Trajectory
 
+TEMPLATE = "{% for m in messages %}{{ m['content'] + ('' if m['role'] == 'assistant' else reply) }}{% endfor %}"
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
@@ -94,6 +109,43 @@ def lockstep(model: Any, script: Script, config: GenerationConfig) -> Scripted:
 
 def slots_event(model: Any, script: Script, config: GenerationConfig) -> Scripted:
     return ScriptedSlots(model, TurnEnd(script.tokenizer, (), [script.tokenizer.eos_token_id]), config)
+
+
+def endpoint(script: Script, search: ScriptedSearch) -> Rollout:
+    """By an agent that makes API calls, over `http.client`, to the same engine."""
+    script.tokenizer.chat_template = f"{{% set reply = {REPLY!r} %}}{TEMPLATE}"
+    options, config = EngineOptions("slots", script.cell.rejoin_after), GenerationConfig(**SAMPLED)  # type: ignore[no-untyped-call]
+    rollout = EndpointRollout(partial(scripted_agent, script, search), engine=options)
+    engine = slots_event(build_model(script.cell, script.tokenizer), script, config)
+    engine.follow(script)
+    setup = RolloutSetup(script.tokenizer, None, {}, [script.tokenizer.eos_token_id], script.limits)
+    examples = [{"row": row} for row in range(script.cell.rows)]
+
+    def roll_out() -> tuple[int, list[Interval]]:
+        with torch.no_grad():
+            output, metrics = rollout.collect(setup, [""] * len(examples), examples, engine)
+        check_script(script, output["trajectory"])
+        if metrics["endpoint/new_context"]:
+            raise RuntimeError(f"{metrics['endpoint/new_context']} contexts of each trajectory began anew")
+        return engine.prefilled_tokens, engine.intervals
+
+    return roll_out
+
+
+def scripted_agent(script: Script, search: ScriptedSearch, example: dict[str, int], access: Access) -> float:
+    row, decode = example["row"], script.tokenizer.decode
+    host = access.base_url.removeprefix("http://").removesuffix("/v1")
+    connection, headers = HTTPConnection(host), {"Authorization": f"Bearer {access.api_key}"}
+    messages = [{"role": "user", "content": decode(script.prompts[row][:-1])}]
+    for turn in range(len(script.turns[row])):
+        body = json.dumps({"model": "policy", "messages": messages})
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        message = json.load(connection.getresponse())["choices"][0]["message"]
+        if turn < len(script.observations[row]):
+            search.wait_for([query(row, turn)])
+            found = decode(script.observations[row][turn][:-1])
+            messages += [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": found}]
+    return 0.0
 
 
 def check_script(script: Script, trajectories: Sequence[Trajectory]) -> None:
@@ -215,6 +267,7 @@ def build_trainer(folder: str, script: Script, model: ScriptedLlama, search: Cal
 ENGINES: dict[str, Callable[[Script, ScriptedSearch], Rollout]] = {
     "trl_loop": trl_loop,
     **{build.__name__: partial(collect, build=build) for build in (lockstep, slots_event)},
+    "endpoint": endpoint,
 }
 
 
