@@ -17,14 +17,13 @@ from functools import cache
 from numbers import Real
 from typing import Any, TypeAlias
 
+from sorl_trl.search.backend import is_down
 from sorl_trl.text import one_line
 from sorl_trl.threads import start
 
 _EXCERPT = 300
 _PROCESSES: set[int] = set()
 """The agents that run in processes of their own."""
-_LOST = frozenset({"APIConnectionError", "ClientConnectionError", "ConnectionError", "TransportError"})
-"""Names of classes with which HTTP clients report that a connection was lost."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Outcome:
     @property
     def is_lost(self) -> bool:
         """Whether this says nothing about the policy: the time was up, or a connection was lost."""
-        return self.is_late or (self.error is not None and is_lost_connection(self.error))
+        return self.is_late or is_down(self.error)
 
 
 def run_agent(
@@ -127,17 +126,6 @@ def _rewards(returned: Any) -> dict[str, float] | None:
 
 class WrongReward(TypeError):
     """An agent returned something that is no reward."""
-
-
-def is_lost_connection(error: BaseException) -> bool:
-    """Whether an error, or what caused it, is that of a connection."""
-    seen: BaseException | None = error
-    while seen is not None:
-        names = {each.__name__ for each in type(seen).__mro__}
-        if isinstance(seen, ConnectionError | TimeoutError) or names & _LOST:
-            return True
-        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
-    return False
 
 
 class CommandError(RuntimeError):
