@@ -60,7 +60,9 @@ def set_stage(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Go to a folder with a tiny policy, a corpus and questions, and make what the pages configure small."""
     monkeypatch.chdir(folder)
     agent_policy().save_pretrained("policy")
-    agent_tokenizer().save_pretrained("policy")
+    tokenizer: Any = agent_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] + ' <eos> ' }}{% endfor %}"
+    tokenizer.save_pretrained("policy")
     write_questions()
     for name in ("SOGRPOConfig", "SOPPOConfig"):
         monkeypatch.setattr(sorl_trl.trainers, name, small(getattr(sorl_trl, name)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.agents import policy_rollout
@@ -91,6 +92,15 @@ def test_own_rollout() -> None:
     trainer = run_blocks(HOW_TO / "own_rollout.md")["trainer"]
     assert logged(trainer, "turns/per_trajectory") == 2
     assert trainer._buffered_inputs[0]["context_ids"].min() == -1
+
+
+def test_your_agent() -> None:
+    rows = [
+        {"prompt": "", "question": f"where {name}", "answer": name} for name in ("oslo", "bern", "lima", "rome") * 2
+    ]
+    trainer = run_blocks(HOW_TO / "your_agent.md", model="policy", dataset=Dataset.from_list(rows))["trainer"]
+    trainer.train()
+    assert logged(trainer, "turns/per_trajectory") == 1
 
 
 def test_tool_box(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
