@@ -1,6 +1,6 @@
 """The policy behind an OpenAI-compatible address, to train the agent that the user already has. A call is a turn."""
 
-from sorl_trl.endpoint.agents import Access, command_agent
+from sorl_trl.endpoint.agents import Access, AgentMistake, command_agent
 from sorl_trl.endpoint.rollout import EndpointRollout, agent_reward
 
-__all__ = ["Access", "EndpointRollout", "agent_reward", "command_agent"]
+__all__ = ["Access", "AgentMistake", "EndpointRollout", "agent_reward", "command_agent"]

@@ -17,13 +17,19 @@ from functools import cache
 from numbers import Real
 from typing import Any, TypeAlias
 
+from sorl_trl.command_line import UserMistake
+from sorl_trl.rollout.responder import contained
 from sorl_trl.search.backend import is_down
 from sorl_trl.text import one_line
-from sorl_trl.threads import start
+from sorl_trl.threads import DaemonThreads, start
 
 _EXCERPT = 300
 _PROCESSES: set[int] = set()
 """The agents that run in processes of their own."""
+
+
+class AgentMistake(UserMistake, ValueError):
+    """What an agent asks for or returns cannot be used: its code has to change. Commands show it in one line."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +67,18 @@ def run_agent(
     """Start an agent, and call `on_end` when it has ended or its time is up, before the outcome is known."""
 
     async def run() -> Outcome:
-        task = asyncio.ensure_future(_called(agent, dict(example), access))
+        task = asyncio.ensure_future(contained(_called(agent, dict(example), access)))
         try:
             await asyncio.wait({task}, timeout=time_limit_s)
-            if not task.done():
-                task.cancel()  # and it is not waited for, because it may not obey
-                return Outcome(is_late=True)
-            if error := task.exception():
-                return Outcome(error=error)
-            return Outcome(_rewards(task.result()))
-        except BaseException as error:  # a wrong reward, or an agent that cancels itself
+            return Outcome(_rewards(task.result())) if task.done() else Outcome(is_late=True)
+        except Exception as error:
+            return Outcome(error=error)
+        except asyncio.CancelledError as error:
+            if not task.done():  # nobody waits for the outcome
+                raise
             return Outcome(error=error)
         finally:
+            task.cancel()  # if it has not ended; it is not waited for, because it may not obey
             on_end()
 
     return asyncio.run_coroutine_threadsafe(run(), _loop())
@@ -89,43 +95,29 @@ def _loop() -> asyncio.AbstractEventLoop:
 async def _called(agent: Agent, example: dict[str, Any], access: Access) -> Any:
     if inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(getattr(agent, "__call__", None)):  # noqa: B004
         return await agent(example, access)
-    loop, returned = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
-    def call() -> None:
+    def call() -> Any:
         try:
-            result, error = agent(example, access), None
-        except BaseException as raised:
-            result, error = None, raised
-        loop.call_soon_threadsafe(_settle, returned, result, error)
+            return agent(example, access)
+        except (StopIteration, KeyboardInterrupt, SystemExit) as error:  # which no future holds
+            raise RuntimeError(f"an agent raised {error!r}") from error
 
-    start(call, "sorl-agent")  # a thread of its own, because one that never ends must not keep others from running
-    result = await returned
-    return await result if isinstance(result, Awaitable) else result
-
-
-def _settle(returned: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if returned.done():
-        return
-    if isinstance(error, StopIteration | KeyboardInterrupt | SystemExit):  # a future cannot hold these
-        error = RuntimeError(f"an agent raised {error!r}")
-    returned.set_result(result) if error is None else returned.set_exception(error)
+    # A thread of its own, because one that never ends must not keep others from running.
+    returned = await asyncio.shield(asyncio.wrap_future(DaemonThreads(1, "sorl-agent").submit(call)))
+    return await returned if isinstance(returned, Awaitable) else returned
 
 
 def _rewards(returned: Any) -> dict[str, float] | None:
-    """What an agent returned as rewards by name. Raises WrongReward for anything else."""
+    """What an agent returned as rewards by name. Raises AgentMistake for anything else."""
     if returned is None:
         return None
     named = returned if isinstance(returned, Mapping) else {"reward": returned}
     if not named or not all(isinstance(name, str) and isinstance(each, Real) for name, each in named.items()):
-        raise WrongReward(
+        raise AgentMistake(
             f"the agent returned {returned!r:.200}, but must return a number, numbers by name, or None, which leaves "
             "the reward to `reward_funcs`"
         )
     return {name: float(value) for name, value in named.items()}
-
-
-class WrongReward(TypeError):
-    """An agent returned something that is no reward."""
 
 
 class CommandError(RuntimeError):
@@ -193,7 +185,7 @@ def _last_line(program: str, output: str) -> Any:
     try:
         return json.loads(lines[-1])
     except ValueError as error:
-        raise WrongReward(
+        raise AgentMistake(
             f"the last line of {program} is {one_line(lines[-1])[:_EXCERPT]!r}, but must be a number, an object with "
             "numbers by name, or null"
         ) from error

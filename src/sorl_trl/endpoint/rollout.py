@@ -18,7 +18,7 @@ from trl.data_utils import is_conversational
 from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.agents.policy_rollout import MESSAGES, PolicyRollout, rollout_output
 from sorl_trl.checks import POSITIVE_COUNT, Number
-from sorl_trl.endpoint.agents import Access, Agent, Outcome, WrongReward, run_agent
+from sorl_trl.endpoint.agents import Access, Agent, AgentMistake, Outcome, run_agent
 from sorl_trl.endpoint.conversation import EXTENDED, NEW_CONTEXT, SPLICED, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.server import CallLimits, Endpoint, Run
@@ -160,8 +160,8 @@ class EndpointRollout(PolicyRollout):
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """See `PolicyRollout.collect`.
 
-        Raises ValueError if the endpoint does not serve what an agent asks for, RuntimeError if an agent raises before
-        its first call, and WrongReward, a TypeError, if one returns no reward.
+        Raises AgentMistake, a ValueError, if the endpoint does not serve what an agent asks for, or an agent returns no
+        reward, and RuntimeError if one raises before its first call.
         """
         began = time.perf_counter()
         queue = TurnQueue(len(examples), self.engine.rejoin_after)
@@ -218,12 +218,12 @@ class EndpointRollout(PolicyRollout):
         """Raise what is a mistake in the agent's code, and say once what the policy's mistakes have caused."""
         for run in runs:
             if run.refusal is not None:
-                raise ValueError(f"The endpoint refused a request of the agent: {run.refusal}.") from run.refusal
+                raise AgentMistake(f"The endpoint refused a request of the agent: {run.refusal}.") from run.refusal
         failures = [
             (run, each.error) for run, each in zip(runs, outcomes, strict=True) if each.error and not each.is_lost
         ]
         for run, error in failures:
-            if isinstance(error, WrongReward):
+            if isinstance(error, AgentMistake):
                 raise error
             if not run.conversation.answers and run.limit_reached is None:
                 raise RuntimeError(f"The agent raised before its first call: {error!r}") from error

@@ -157,7 +157,7 @@ class TurnQueue:
         began = time.perf_counter()
         while late := [run for run in self._due if self._is_due(run) and run not in self._held]:
             waited = time.perf_counter() - began
-            if waited > (_PATIENCE_S if self._is_patient else _CHECK_S) and (self._held or not engine.idle):
+            if waited > (_PATIENCE_S if self._is_patient else 0.0) and (self._held or not engine.idle):
                 self._warn_impatient(len(late), waited)
                 break
             self._wait()

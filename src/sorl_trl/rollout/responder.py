@@ -114,10 +114,10 @@ class Calls:
 
 def start_awaiting(awaitable: Any, loop: asyncio.AbstractEventLoop) -> Future[Any]:
     """Await something in a loop of another thread."""
-    return asyncio.run_coroutine_threadsafe(_contained(awaitable), loop)
+    return asyncio.run_coroutine_threadsafe(contained(awaitable), loop)
 
 
-async def _contained(awaitable: Any) -> Any:
+async def contained(awaitable: Any) -> Any:
     """Await something. What would end the loop, which all rows share, becomes a RuntimeError."""
     try:
         return await awaitable
