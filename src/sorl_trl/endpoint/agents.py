@@ -28,7 +28,7 @@ _PROCESSES: set[int] = set()
 """The agents that run in processes of their own."""
 
 
-class AgentMistake(UserMistake, ValueError):
+class AgentMistake(UserMistake):
     """What an agent asks for or returns cannot be used: its code has to change. Commands show it in one line."""
 
 

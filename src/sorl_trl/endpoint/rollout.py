@@ -160,8 +160,8 @@ class EndpointRollout(PolicyRollout):
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """See `PolicyRollout.collect`.
 
-        Raises AgentMistake, a ValueError, if the endpoint does not serve what an agent asks for, or an agent returns no
-        reward, and RuntimeError if one raises before its first call.
+        Raises AgentMistake, a ValueError, if the endpoint does not serve what an agent asks for, or an agent returns
+        what is no reward, and RuntimeError if one raises before its first call.
         """
         began = time.perf_counter()
         queue = TurnQueue(len(examples), self.engine.rejoin_after)
