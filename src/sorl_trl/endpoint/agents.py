@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import shlex
+import shutil
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
@@ -132,14 +133,14 @@ def command_agent(command: str) -> Agent:
     output is the reward: a number, or an object with rewards by name. Without a line, or with `null`, `reward_funcs`
     decide. If it ends with another exit code than 0, it has raised an error.
 
-    Raises ValueError for a command that cannot be read as words.
+    Raises ValueError for a command that cannot be read as words, or a program that is not found.
     """
     try:
         words = shlex.split(command)
     except ValueError as error:
         raise ValueError(f"`agent_command` is {command!r}: {error}") from error
-    if not words:
-        raise ValueError(f"`agent_command` is {command!r}, but must name a program.")
+    if not words or shutil.which(words[0]) is None:
+        raise ValueError(f"`agent_command` is {command!r}, but must begin with a program that exists.")
 
     async def agent(example: dict[str, Any], access: Access) -> Any:
         process = await asyncio.create_subprocess_exec(

@@ -18,7 +18,7 @@ from trl.data_utils import is_conversational
 from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.agents.policy_rollout import MESSAGES, PolicyRollout, rollout_output
 from sorl_trl.checks import POSITIVE_COUNT, Number
-from sorl_trl.endpoint.agents import Access, Agent, AgentMistake, Outcome, run_agent
+from sorl_trl.endpoint.agents import Access, Agent, AgentMistake, CommandError, Outcome, run_agent
 from sorl_trl.endpoint.conversation import EXTENDED, NEW_CONTEXT, SPLICED, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.server import CallLimits, Endpoint, Run
@@ -226,6 +226,8 @@ class EndpointRollout(PolicyRollout):
             if isinstance(error, AgentMistake):
                 raise error
             if not run.conversation.answers and run.limit_reached is None:
+                if isinstance(error, CommandError):
+                    raise AgentMistake(f"Before its first call, {error}") from error
                 raise RuntimeError(f"The agent raised before its first call: {error!r}") from error
         if failures:
             logger.warning(
