@@ -62,7 +62,7 @@ class EndpointRollout(PolicyRollout):
     ```python
     async def agent(example, endpoint):
         client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-        …
+        ...  # as it stands in production
         return reward
 
     trainer = SOGRPOTrainer(model, agent_reward, args, dataset, rollout_func=EndpointRollout(agent))
