@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import inspect
 import json
+import math
 import os
 import shlex
 import signal
@@ -66,7 +67,6 @@ def run_agent(
         try:
             await asyncio.wait({task}, timeout=time_limit_s)
             if not task.done():
-                task.cancel()  # and it is not waited for, because it may not obey
                 return Outcome(is_late=True)
             if error := task.exception():
                 return Outcome(error=error)
@@ -74,6 +74,7 @@ def run_agent(
         except BaseException as error:  # a wrong reward, or an agent that cancels itself
             return Outcome(error=error)
         finally:
+            task.cancel()  # and it is not waited for, because it may not obey
             on_end()
 
     return asyncio.run_coroutine_threadsafe(run(), _loop())
@@ -89,7 +90,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 async def _called(agent: Agent, example: dict[str, Any], access: Access) -> Any:
     if inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(getattr(agent, "__call__", None)):  # noqa: B004
-        return await agent(example, access)
+        return await _unless_it_exits(agent(example, access))
     loop, returned = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def call() -> None:
@@ -101,7 +102,14 @@ async def _called(agent: Agent, example: dict[str, Any], access: Access) -> Any:
 
     start(call, "sorl-agent")  # a thread of its own, because one that never ends must not keep others from running
     result = await returned
-    return await result if isinstance(result, Awaitable) else result
+    return await _unless_it_exits(result) if isinstance(result, Awaitable) else result
+
+
+async def _unless_it_exits(agent: Awaitable[Any]) -> Any:
+    try:
+        return await agent
+    except (KeyboardInterrupt, SystemExit) as error:  # these would end the loop of all agents
+        raise RuntimeError(f"an agent raised {error!r}") from error
 
 
 def _settle(returned: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
@@ -117,12 +125,16 @@ def _rewards(returned: Any) -> dict[str, float] | None:
     if returned is None:
         return None
     named = returned if isinstance(returned, Mapping) else {"reward": returned}
-    if not named or not all(isinstance(name, str) and isinstance(each, Real) for name, each in named.items()):
+    if not named or not all(isinstance(name, str) and _is_finite(each) for name, each in named.items()):
         raise WrongReward(
-            f"the agent returned {returned!r:.200}, but must return a number, numbers by name, or None, which leaves "
-            "the reward to `reward_funcs`"
+            f"the agent returned {returned!r:.200}, but must return a finite number, such numbers by name, or None, "
+            "which leaves the reward to `reward_funcs`"
         )
     return {name: float(value) for name, value in named.items()}
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 class WrongReward(TypeError):

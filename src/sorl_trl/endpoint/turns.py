@@ -159,7 +159,8 @@ class TurnQueue:
             waited = time.perf_counter() - began
             if waited > (_PATIENCE_S if self._is_patient else _CHECK_S) and (self._held or not engine.idle):
                 self._warn_impatient(len(late), waited)
-                break
+                for run in late:  # whose call is submitted when it comes
+                    del self._due[run]
             self._wait()
             if not engine.polls_together:
                 any_active(True)  # raises if the run has been ended
@@ -216,8 +217,9 @@ class TurnQueue:
         self._refuse(unfinished)
 
     def _answer(self, row: int, generation: Generation) -> None:
-        request = self._generating.pop(row)
+        request = self._generating[row]
         check_generation(row, generation, request.limit)
+        del self._generating[row]
         if request.run in self._live and not any(each.run == request.run for each in self._generating.values()):
             self._due[request.run] = self._polls + self._rejoin_after
         request.settle(generation)
