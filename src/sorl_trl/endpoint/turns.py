@@ -188,9 +188,9 @@ class TurnQueue:
 
     def _drain(self, engine: Engine) -> None:
         with self._news:
-            asked, self._asked = self._asked, []
-            withdrawn, self._withdrawn = self._withdrawn, []
-            ended, self._ended = self._ended, []
+            asked, withdrawn, ended = [*self._asked], [*self._withdrawn], [*self._ended]
+            for taken in (self._asked, self._withdrawn, self._ended):  # not replaced: a thread may have hold of one
+                taken.clear()
         for request in asked:
             self._held.setdefault(request.run, []).append(request)
         for request in withdrawn:
