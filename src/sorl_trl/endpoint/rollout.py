@@ -227,7 +227,8 @@ class EndpointRollout(PolicyRollout):
             if isinstance(error, WrongReward):
                 raise error
             if not run.conversation.answers and run.limit_reached is None:
-                raise RuntimeError(f"The agent raised before its first call: {error!r}") from error
+                raised = f"{type(error).__name__}: {one_line(error)}"
+                raise RuntimeError(f"The agent raised before its first call: {raised}") from error
         if failures:
             logger.warning(
                 "%d of %d agents raised an error and get `reward_on_error` (%g). The first: %s",
