@@ -43,7 +43,10 @@ nitpick_ignore_regex = [
         r"(Path|(bm25s|collections|concurrent|contextlib|datasets|numpy|os|pathlib|peft|tantivy|tenacity|torch|transformers|trl|typing)\..*)",
     ),
     # What signatures name, and is imported for type checkers alone.
-    ("py:.*", r"BitsAndBytesConfig|GRPOTrainer|GenerationConfig|PeftConfig|PeftModel|PolicyRollout|PreTrainedModel|PreTrainedTokenizerBase|(sorl_trl\.agents\.chat\.)?RolloutSetup"),
+    (
+        "py:.*",
+        r"BitsAndBytesConfig|GRPOTrainer|GenerationConfig|PeftConfig|PeftModel|PolicyRollout|PreTrainedModel|PreTrainedTokenizerBase|(sorl_trl\.agents\.chat\.)?RolloutSetup",
+    ),
     # Nobody outside of the package makes one.
     (
         "py:.*",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
@@ -61,12 +62,14 @@ class Atlas:
         return lookup(city)
 
 
-def qwen_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, with Qwen2.5's control tokens and chat template."""
+def qwen_tokenizer(merged: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One token per byte and for pieces of `merged` texts, with Qwen2.5's control tokens and chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
+    if merged:
+        words.train_from_iterator(merged, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=words,
         eos_token="<|im_end|>",

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import inspect
 import json
+import math
 import os
 import shlex
 import shutil
@@ -113,12 +114,16 @@ def _rewards(returned: Any) -> dict[str, float] | None:
     if returned is None:
         return None
     named = returned if isinstance(returned, Mapping) else {"reward": returned}
-    if not named or not all(isinstance(name, str) and isinstance(each, Real) for name, each in named.items()):
+    if not named or not all(isinstance(name, str) and _is_finite(each) for name, each in named.items()):
         raise AgentMistake(
-            f"the agent returned {returned!r:.200}, but must return a number, numbers by name, or None, which leaves "
-            "the reward to `reward_funcs`"
+            f"the agent returned {returned!r:.200}, but must return a finite number, such numbers by name, or None, "
+            "which leaves the reward to `reward_funcs`"
         )
     return {name: float(value) for name, value in named.items()}
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 class CommandError(RuntimeError):

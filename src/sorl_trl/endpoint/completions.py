@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "function_call": (None,),
     "previous_response_id": (None,),
     "conversation": (None,),
+    "prompt": (None,),
     "background": (None, False),
 }
 """Fields that are not served, and the values with which they ask for nothing."""
@@ -76,27 +77,30 @@ def read_limit(body: Body) -> int | None:
 def read(body: Body) -> Request:
     """Raises BadRequest, which names the field, for what is not served or not of the API's form."""
     check_fields(body)
-    stops = body.get("stop") or ()
-    stops = (stops,) if isinstance(stops, str) else tuple(stops)
-    if not all(isinstance(each, str) and each for each in stops):
+    form, stops = body.get("response_format") or {}, body.get("stop") or ()
+    stops = [stops] if isinstance(stops, str) else stops
+    if not isinstance(stops, Sequence) or not all(isinstance(each, str) and each for each in stops):
         raise BadRequest(f"`stop` is {body['stop']!r:.200}, but must be texts", "stop")
     return Request(
         model=model_of(body),
         messages=read_messages(body.get("messages")),
         tools=read_tools(body.get("tools"), lambda tool: tool.get("function") or {}),
         limit=read_limit(body),
-        stops=stops,
-        schema=_schema(body.get("response_format")),
+        stops=tuple(stops),
+        schema=read_schema(form, (form.get("json_schema") or {}).get("schema"), "response_format"),
         may_call=body.get("tool_choice") != "none",
     )
 
 
-def _schema(given: Any) -> Mapping[str, Any] | None:
-    kind = given.get("type") if isinstance(given, dict) else None
-    if kind == "json_schema":
-        schema: Mapping[str, Any] | None = (given.get("json_schema") or {}).get("schema")
-        return schema
-    return {"type": "object"} if kind == "json_object" else None
+def read_schema(form: Mapping[str, Any], given: Any, field: str) -> Mapping[str, Any] | None:
+    """The JSON schema of an answer in some form, which for "json_schema" is the `given` one."""
+    if form.get("type") == "json_object":
+        return {"type": "object"}
+    if form.get("type") != "json_schema":
+        return None
+    if not isinstance(given, dict):
+        raise BadRequest(f"`{field}` has the schema {given!r:.200}, but must have an object", field)
+    return given
 
 
 def whole(served: Served) -> dict[str, Any]:

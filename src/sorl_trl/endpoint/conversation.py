@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
+from operator import ne
 from typing import Any
 
 from sorl_trl.endpoint.messages import ChatFormat, Message, Request, same_message, same_turn
@@ -69,9 +70,13 @@ class Context:
                 restored[place] = _restored(message, [answer])
         return restored
 
+    def has_said(self, messages: Sequence[Message], tools: Sequence[Message]) -> bool:
+        """Whether it has read or said all that messages begin with."""
+        restored = self.follows(messages, tools)
+        return restored is not None and all(restored[place] is not messages[place] for place in self.answers)
+
     @property
     def text(self) -> str:
-        """All that it holds."""
         return "".join(part.turn.text if isinstance(part, Answer) else part.text for part in self.parts)
 
     def end_in(self, text: str, chat: ChatFormat) -> int | None:
@@ -115,6 +120,10 @@ class Call:
     messages: list[Message]
     """All messages of the context, as the policy reads them."""
     observations: list[Observation]
+    cause: str | None = None
+    """Why the context began anew."""
+    neutralized: int = 0
+    """How many of its new messages spelled out special tokens."""
     answer: Answer | None = None
 
     @property
@@ -127,17 +136,9 @@ class Conversation:
     """All API calls of one trajectory. Only one thread uses it.
 
     Context number k is generated in row `row + k * stride` of the engine.
-
-    Attributes:
-        counts: How many requests continued the trajectory in which way.
-        causes: Why contexts began anew: "template" (it shows earlier messages in another way), "client" (it rewrites
-            the policy's messages) or "history" (it changes other messages, or tools). None for one without a message
-            of the policy, such as a sub-agent's first.
-        neutralized: How many messages of users and tools spelled out special tokens.
     """
 
     def __init__(self, chat: ChatFormat, row: int = 0, stride: int = 1, most_contexts: int | None = None) -> None:
-        self.counts, self.causes, self.neutralized = Counter[str](), Counter[str](), 0
         self._chat = chat
         self._row, self._stride, self._most_contexts = row, stride, most_contexts
         self._contexts: list[Context] = []
@@ -149,14 +150,15 @@ class Conversation:
 
     def begin(self, request: Request) -> Call:
         """The call of a request, whose context has read it. Raises BadRequest if the template cannot show it."""
+        self._chat.check_tools(request.tools)
         messages = [self._harmless(message) for message in request.messages]
         call = self._continued(request, messages) or self._begun(request, messages)
-        for each in call.observations:
-            call.context.parts.append(each)
-            call.context.token_ids.extend(each.token_ids)
+        new = _after_last_turn(messages)
+        call.neutralized = sum(map(ne, messages[new:], request.messages[new:]))
+        call.context.parts += call.observations
+        call.context.token_ids += chain.from_iterable(each.token_ids for each in call.observations)
         call.context.is_busy = True
         self._calls.append(call)
-        self.counts[call.kind] += 1
         return call
 
     def cancel(self, call: Call) -> None:
@@ -166,7 +168,6 @@ class Conversation:
         del context.token_ids[len(context.token_ids) - sum(len(each.token_ids) for each in call.observations) :]
         context.is_busy = False
         self._calls.remove(call)
-        self.counts[call.kind] -= 1
         if not context.parts:
             self._contexts.remove(context)
 
@@ -210,9 +211,7 @@ class Conversation:
     def _harmless(self, message: Message) -> Message:
         if message["role"] not in ("user", "tool"):
             return message
-        content = self._chat.harmless(message["content"])
-        self.neutralized += content != message["content"]
-        return {**message, "content": content}
+        return {**message, "content": self._chat.harmless(message["content"])}
 
     # ---------------------------------------------------------------------------------------------------------------
     # Its context
@@ -236,8 +235,7 @@ class Conversation:
     def _begun(self, request: Request, messages: Sequence[Message]) -> Call:
         """The call in a context of its own, in which thoughts that the client has dropped are put back."""
         known = [*reversed(self.answers)]
-        if self._contexts and (cause := self._cause(messages, request.tools, known)):
-            self.causes[cause] += 1
+        cause = self._cause(messages, request.tools, known) if self._contexts else None
         restored = [_restored(message, known) for message in messages]
         text = self._chat.render(restored, request.tools)
         token_ids = self._chat.encode(text)
@@ -250,7 +248,7 @@ class Conversation:
         kind = NEW_CONTEXT if self._contexts else FIRST
         context = Context(self._free_row(), request.tools)
         self._contexts.append(context)
-        return Call(request, context, kind, restored, new)
+        return Call(request, context, kind, restored, new, cause)
 
     def _cause(self, messages: Sequence[Message], tools: Sequence[Message], known: Sequence[Answer]) -> str | None:
         """Why a request with messages of the policy continues no context."""
@@ -259,27 +257,26 @@ class Conversation:
             return None
         if any(_restored(each, known) is each for each in own):
             return "client"
-        reads_the_same = any(not each.is_busy and each.follows(messages, tools) for each in self._contexts)
-        return "template" if reads_the_same else "history"
+        is_known = any(each.has_said(messages, tools) for each in self._contexts if not each.is_busy)
+        return "template" if is_known else "history"
 
     def _shown_before(
         self, text: str, token_ids: Sequence[int], messages: Sequence[Message], tools: Sequence[Message]
     ) -> tuple[int, int]:
         """How many tokens and characters of a new context the trajectory has shown before.
 
-        It is all up to the policy's last message, or else what some other context begins with.
+        It is all up to the policy's last message, or else what some other context begins with. Where a token goes
+        across the border, or encoding changes the text, the two differ a little, which only a reader can notice.
         """
         if not self._contexts:
             return 0, 0
         if last := _after_last_turn(messages):
-            earlier = self._chat.render(messages[:last], tools, generation_prompt=False)
-            size = len(self._chat.encode(text[: _common(text, earlier)]))
+            shown = _common(text, self._chat.render(messages[:last], tools, generation_prompt=False))
+            size = len(self._chat.encode(text[:shown]))
         else:
             size = max(_common(token_ids, each.token_ids) for each in self._contexts)
-        # A token may end within a character, and some tokenizers drop a space at the beginning of a text.
-        while size and not text.startswith(decode(self._chat.tokenizer, token_ids[:size])):
-            size -= 1
-        return size, len(decode(self._chat.tokenizer, token_ids[:size])) if size else 0
+            shown = len(decode(self._chat.tokenizer, token_ids[:size])) if size else 0
+        return (size, shown) if size < len(token_ids) else (len(token_ids), len(text))
 
     def _observation(
         self, text: str, token_ids: Sequence[int], messages: Sequence[Message], repeats: bool = False
@@ -311,6 +308,25 @@ class Conversation:
     # ---------------------------------------------------------------------------------------------------------------
     # What came of it
     # ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many requests continued the trajectory in which way."""
+        return Counter(call.kind for call in self._calls)
+
+    @property
+    def causes(self) -> Counter[str]:
+        """Why contexts began anew.
+
+        The "template" shows earlier messages in another way, the "client" rewrites the policy's messages, or the
+        "history" or its tools change. One without a message of the policy, as a sub-agent's first, has no cause.
+        """
+        return Counter(call.cause for call in self._calls if call.cause)
+
+    @property
+    def neutralized(self) -> int:
+        """How many messages of users and tools spelled out special tokens."""
+        return sum(call.neutralized for call in self._calls)
 
     @property
     def rows(self) -> list[int]:
@@ -370,19 +386,15 @@ def _restored(message: Message, known: Sequence[Answer]) -> Message:
     """The policy's own message, with the thoughts that the client has dropped; others as they are."""
     if message["role"] != "assistant":
         return message
-    own = (each.message for each in known if _is_same_but_for_thoughts(message, each.message))
-    found = next(own, None)
+    own = (said for each in known for said in (each.message, each.full_message))
+    shows_thoughts = bool(message.get("reasoning_content"))
+    found = next((said for said in own if same_turn(message, said, shows_thoughts)), None)
     return message if found is None else _with_ids(found, message)
-
-
-def _is_same_but_for_thoughts(message: Message, own: Message) -> bool:
-    """Whether a client's message is the policy's, perhaps without its thoughts or with other spaces at its ends."""
-    return same_turn(message, own, thoughts=bool(message.get("reasoning_content")))
 
 
 def _with_ids(own: Message, message: Message) -> Message:
     """The policy's message with the ids that the client gives its calls."""
     restored = copy.deepcopy(own)
     for call, theirs in zip(restored.get("tool_calls") or (), message.get("tool_calls") or (), strict=False):
-        call["id"] = theirs.get("id") or call["id"]
+        call["id"] = theirs.get("id") or call.get("id")
     return restored

@@ -91,6 +91,16 @@ class ChatFormat:
         tokens = sorted({*self.tokenizer.all_special_tokens, *self.ends}, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, tokens)) or "(?!)")
 
+    def check_tools(self, tools: Sequence[Any]) -> None:
+        """Raise BadRequest for tools whose calls nothing can read in the policy's turns."""
+        if tools and not self.parses_calls:
+            raise BadRequest(
+                "`tools` are given, but TRL knows no parser of calls for the chat template: set "
+                "`tokenizer.response_template`, as `trl.chat_template_utils.add_response_schema` does",
+                "tools",
+                "unsupported",
+            )
+
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
@@ -130,12 +140,13 @@ class ChatFormat:
             return {"role": "assistant", "content": text}
         try:
             read = parse_response(self.tokenizer, [*token_ids], prefix=[*before[-_PREFIX:]], tools=[*tools] or None)
+            calls = _in_utf8([call.get("function", call) for call in read.get("tool_calls") or ()])
         except (RecursionError, AttributeError):  # brackets nest too deeply, or JSON is no object
             return {"role": "assistant", "content": text}
         message: Message = {"role": "assistant", "content": read.get("content") or ""}
-        if thoughts := read.get("reasoning_content"):
+        thoughts = read.get("reasoning_content")
+        if thoughts:
             message["reasoning_content"] = thoughts
-        calls = [call.get("function", call) for call in read.get("tool_calls") or ()]
         if calls:
             message["tool_calls"] = [
                 {
@@ -144,9 +155,14 @@ class ChatFormat:
                 }
                 for call in calls
             ]
-        elif not thoughts:
+        elif not thoughts and message["content"].strip() == text.strip():
             message["content"] = text  # as sampled: clients append to it, or send it back
         return message
+
+
+def _in_utf8(value: Any) -> Any:
+    """JSON data without halves of characters, which JSON can spell and clients cannot send back."""
+    return json.loads(encodable(json.dumps(value, ensure_ascii=False), "?"))
 
 
 def same_turn(one: Message, other: Message, thoughts: bool = True) -> bool:
@@ -161,7 +177,7 @@ def same_message(one: Message, other: Message) -> bool:
 
 def _essence(message: Message, thoughts: bool) -> tuple[Any, ...]:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
-    calls = [(each["name"], json.dumps(each["arguments"], sort_keys=True)) for each in functions]
+    calls = [(each["name"], json.dumps(_read_arguments(each["arguments"]), sort_keys=True)) for each in functions]
     return message["content"].strip(), thoughts and (message.get("reasoning_content") or "").strip(), calls
 
 
@@ -176,10 +192,11 @@ def read_messages(given: Any) -> list[Message]:
     """The messages of a Chat Completions request. Raises BadRequest if they are not of its form, or hold no text."""
     if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
         raise BadRequest("`messages` must be a list with at least one message", "messages")
-    return [_message(each, f"messages[{number}]") for number, each in enumerate(given)]
+    return [read_message(each, f"messages[{number}]") for number, each in enumerate(given)]
 
 
-def _message(given: Mapping[str, Any], field: str) -> Message:
+def read_message(given: Mapping[str, Any], field: str) -> Message:
+    """A message of a request, which is its `field`."""
     role = _ROLES.get(str(given.get("role")))
     if role is None:
         raise BadRequest(f"`{field}.role` is {given.get('role')!r}, but must be one of {[*_ROLES]}", f"{field}.role")
@@ -202,11 +219,16 @@ def _call(given: Any, field: str) -> Message:
 
 
 def tool_call(call_id: Any, name: str, arguments: Any) -> Message:
-    """A call as templates read it: with an object of arguments, or with text if that is no JSON."""
-    if isinstance(arguments, str):
+    """A call as templates read it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _read_arguments(arguments)}}
+
+
+def _read_arguments(given: Any) -> Any:
+    """The arguments of a call as an object, or as text if that is no JSON. Policies write JSON as text, too."""
+    if isinstance(given, str):
         with suppress(ValueError):
-            arguments = json.loads(arguments) if arguments.strip() else {}
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments or {}}}
+            given = json.loads(given) if given.strip() else {}
+    return given or {}
 
 
 def read_text(content: Any, field: str) -> str:

@@ -6,21 +6,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from sorl_trl.endpoint.completions import Body, Served, arguments_of, check_fields, event, model_of, read_limit
-from sorl_trl.endpoint.messages import BadRequest, Message, Request, read_messages, read_text, read_tools, tool_call
+from sorl_trl.endpoint.completions import (
+    Body,
+    Served,
+    arguments_of,
+    check_fields,
+    event,
+    model_of,
+    read_limit,
+    read_schema,
+)
+from sorl_trl.endpoint.messages import BadRequest, Message, Request, read_message, read_text, read_tools, tool_call
 
 
 def read(body: Body) -> Request:
     """Raises BadRequest, which names the field, for what is not served or not of the API's form."""
     check_fields(body)
     form = (body.get("text") or {}).get("format") or {}
-    schemas: dict[Any, Any] = {"json_schema": form.get("schema"), "json_object": {"type": "object"}}
     return Request(
         model=model_of(body),
         messages=_messages(body),
         tools=read_tools(body.get("tools"), lambda tool: tool),
         limit=read_limit(body),
-        schema=schemas.get(form.get("type")),
+        schema=read_schema(form, form.get("schema"), "text.format"),
         may_call=body.get("tool_choice") != "none",
     )
 
@@ -46,7 +54,7 @@ def _messages(body: Body) -> list[Message]:
             _own_message(messages, thoughts).setdefault("tool_calls", []).append(call)
             thoughts = ""
         elif kind == "message":
-            (message,) = read_messages([item])
+            message = read_message(item, field)
             if message["role"] == "assistant":
                 messages.append({**message, **({"reasoning_content": thoughts} if thoughts else {})})
                 thoughts = ""

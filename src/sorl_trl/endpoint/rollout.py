@@ -31,8 +31,9 @@ logger = logging.getLogger(__name__)
 
 _CAUSES = {
     "template": "the chat template shows earlier messages in another way than before, for example without thoughts. "
-    "The policy will meet the same in production. If it should read its thoughts again, set `tokenizer.chat_template` "
-    "to that of `trl.chat_template_utils.get_training_chat_template(tokenizer)`",
+    "The policy will meet the same in production. If it should read its thoughts again, call "
+    "`add_response_schema(tokenizer)` and then set `tokenizer.chat_template` to "
+    "`get_training_chat_template(tokenizer)`, both of `trl.chat_template_utils`",
     "client": "the agent's client sends the policy's messages back in other words, such as calls of tools as text. "
     "Choose a kind of agent that sends back `tool_calls`",
     "history": "earlier messages or the tools change from call to call, for example by the time of day in them. Keep "
@@ -228,7 +229,8 @@ class EndpointRollout(PolicyRollout):
             if not run.conversation.answers and run.limit_reached is None:
                 if isinstance(error, CommandError):
                     raise AgentMistake(f"Before its first call, {error}") from error
-                raise RuntimeError(f"The agent raised before its first call: {error!r}") from error
+                raised = f"{type(error).__name__}: {one_line(error)}"
+                raise RuntimeError(f"The agent raised before its first call: {raised}") from error
         if failures:
             logger.warning(
                 "%d of %d agents raised an error and get `reward_on_error` (%g). The first: %s",
@@ -260,8 +262,8 @@ class EndpointRollout(PolicyRollout):
         if len(turns) > 1:
             metrics |= {f"endpoint/turns/{role}": number / size for role, number in turns.items()}
         named: dict[str, list[float]] = {}
-        for rewards in self._rewards:
-            for name, value in (rewards or {}).items():
+        for outcome in outcomes:
+            for name, value in (outcome.rewards or {}).items():
                 named.setdefault(name, []).append(value)
         if set(named) - {"reward"}:
             metrics |= {f"agent/{name}": sum(values) / len(values) for name, values in named.items()}

@@ -75,7 +75,7 @@ class Run:
     refusal: BadRequest | None = None
     """Why the first request was refused that is not served, if one was."""
     limit_reached: StopReason | None = None
-    """Which limit left no room for a turn."""
+    """Which limit left no room for the last turn."""
     turns_of: dict[bytes, list[_SharedTurn]] = field(default_factory=dict)
     """The turns of each request, because a client may send one again."""
 
@@ -174,7 +174,7 @@ class Endpoint:
             leaving.cancel()
 
     async def _answer(self, scope: Any, body: bytes) -> tuple[int, Any, _SharedTurn | None]:
-        """HTTP status, content (JSON, or an iterator of events), and the turn that it shows."""
+        """HTTP status, content (JSON, or a list of events), and the turn that it shows."""
         try:
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
             run, path = self._run_of(headers), scope["path"].rstrip("/")
@@ -188,7 +188,7 @@ class Endpoint:
             shared = self._shared_turn(run, path, body, asked, headers)
             answer, read = await shared.result()
             served = Served(asked, answer, read, shared.response_id, shared.created)
-            return 200, api.stream(served) if asked.get("stream") else api.whole(served), shared
+            return 200, [*api.stream(served)] if asked.get("stream") else api.whole(served), shared
         except Refusal as refusal:
             return refusal.status, refusal.body, None
         except BadRequest as error:
@@ -229,7 +229,8 @@ class Endpoint:
         shared = _SharedTurn(self._turn(run, _APIS[path], asked))
         turns.append(shared)
         if len(run.turns_of) > _REMEMBERED:
-            del run.turns_of[next(iter(run.turns_of))]
+            ended = (key for key, turns in run.turns_of.items() if all(each.task.done() for each in turns))
+            run.turns_of.pop(next(ended, b""), None)
         return shared
 
     async def _turn(self, run: Run, api: ModuleType, asked: Mapping[str, Any]) -> tuple[Answer, int]:
@@ -253,7 +254,9 @@ class Endpoint:
                 run.turns.withdraw(turn)
             run.conversation.cancel(call)
             raise
-        return run.conversation.finish(call, generation), len(token_ids)
+        answer = run.conversation.finish(call, generation)
+        run.limit_reached = None  # the agent has made room
+        return answer, len(token_ids)
 
     def _warn_of_ignored(self, run: Run, request: Request, asked: Mapping[str, Any]) -> None:
         """Say once of each field that it has no effect."""
@@ -286,7 +289,9 @@ class _SharedTurn:
     async def result(self) -> tuple[Answer, int]:
         self.waiting += 1
         try:
-            return await asyncio.shield(self.task)
+            result = await asyncio.shield(self.task)
+            self.is_received = True  # or another request would take it up before it is sent
+            return result
         finally:
             self.waiting -= 1
             if not self.task.done():
@@ -329,7 +334,7 @@ async def _body(receive: Any) -> bytes | None:
 
 async def _send(send: Any, status: int, content: Any) -> None:
     is_whole = isinstance(content, dict)
-    chunks = [json.dumps(content).encode()] if is_whole else [*content]
+    chunks = [json.dumps(content).encode()] if is_whole else content
     headers = [(b"content-type", b"application/json" if is_whole else b"text/event-stream; charset=utf-8")]
     if is_whole:
         headers.append((b"content-length", str(len(chunks[0])).encode()))

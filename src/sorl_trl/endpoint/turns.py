@@ -159,7 +159,8 @@ class TurnQueue:
             waited = time.perf_counter() - began
             if waited > (_PATIENCE_S if self._is_patient else 0.0) and (self._held or not engine.idle):
                 self._warn_impatient(len(late), waited)
-                break
+                for run in late:  # whose call is submitted when it comes
+                    del self._due[run]
             self._wait()
             if not engine.polls_together:
                 any_active(True)  # raises if the run has been ended
@@ -187,9 +188,9 @@ class TurnQueue:
 
     def _drain(self, engine: Engine) -> None:
         with self._news:
-            asked, self._asked = self._asked, []
-            withdrawn, self._withdrawn = self._withdrawn, []
-            ended, self._ended = self._ended, []
+            asked, withdrawn, ended = [*self._asked], [*self._withdrawn], [*self._ended]
+            for taken in (self._asked, self._withdrawn, self._ended):  # not replaced: a thread may have hold of one
+                taken.clear()
         for request in asked:
             self._held.setdefault(request.run, []).append(request)
         for request in withdrawn:
@@ -216,8 +217,9 @@ class TurnQueue:
         self._refuse(unfinished)
 
     def _answer(self, row: int, generation: Generation) -> None:
-        request = self._generating.pop(row)
+        request = self._generating[row]
         check_generation(row, generation, request.limit)
+        del self._generating[row]
         if request.run in self._live and not any(each.run == request.run for each in self._generating.values()):
             self._due[request.run] = self._polls + self._rejoin_after
         request.settle(generation)

@@ -1,0 +1,129 @@
+"""An agent's side and a policy's side for the endpoint: chat formats without a model, and an engine with a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import trl.chat_template_utils as templates
+
+from sorl_trl import EndpointRollout
+from sorl_trl.agents.chat import RolloutSetup
+from sorl_trl.endpoint.conversation import Answer, Call, Conversation
+from sorl_trl.endpoint.messages import ChatFormat
+from sorl_trl.rollout import Engine, Generation, RolloutLimits, TurnEnd
+from tests.tools import gemma_tokenizer, qwen_tokenizer
+
+END = "<|im_end|>"
+HI = [{"role": "user", "content": "hi"}]
+SEARCH = {
+    "type": "function",
+    "function": {"name": "search", "parameters": {"type": "object", "properties": {"query": {"type": "string"}}}},
+}
+
+
+def tokenizer_of(family: str) -> Any:
+    """A byte-level tokenizer with a family's chat template. "merges" has tokens of several characters, too."""
+    if family == "gemma":
+        return gemma_tokenizer()
+    if family == "merges":
+        corpus = ['<tool_call>\n{"name": "search", "arguments": {"query": "Where is Tromsø?"}}\n</tool_call>\n\n'] * 3
+        return qwen_tokenizer(corpus)
+    tokenizer: Any = qwen_tokenizer()
+    if family.startswith("qwen3"):
+        tokenizer.chat_template = templates.qwen3_chat_template
+        templates.add_response_schema(tokenizer)
+    if family == "qwen3_training":  # which shows thoughts before the last question, too
+        tokenizer.chat_template = templates.get_training_chat_template(tokenizer)
+    return tokenizer
+
+
+def setup_of(tokenizer: Any, turn: int = 512, trajectory: int = 10**9) -> RolloutSetup:
+    end = "<end_of_turn>" if "<end_of_turn>" in tokenizer.get_vocab() else tokenizer.eos_token
+    ends = [*dict.fromkeys([tokenizer.convert_tokens_to_ids(end), tokenizer.eos_token_id])]
+    return RolloutSetup(tokenizer, None, {}, ends, RolloutLimits(10**9, turn, 10**9, trajectory))
+
+
+@cache
+def chat_of(family: str = "qwen2_5") -> ChatFormat:
+    return ChatFormat.of(setup_of(tokenizer_of(family)))
+
+
+def generation(chat: ChatFormat, text: str) -> Generation:
+    ids = chat.encode(text)
+    return Generation(tuple(ids), (-1.0,) * len(ids), True)
+
+
+def say(conversation: Conversation, call: Call, text: str) -> Answer:
+    """Have the policy answer a call of a conversation."""
+    return conversation.finish(call, generation(conversation._chat, text))
+
+
+class ScriptedEngine(Engine):
+    """Says what `script(row, context_ids)` returns: a text, or None as long as it still samples."""
+
+    def __init__(
+        self, script: Callable[[int, list[int]], str | None], tokenizer: Any, window: int | None = None
+    ) -> None:
+        self.script, self.tokenizer, self.window = script, tokenizer, window
+        self.end = TurnEnd(tokenizer, (), setup_of(tokenizer).eos_token_ids)
+        self.asked: list[tuple[int, list[int]]] = []
+        self.schemas: list[Mapping[str, Any] | None] = []
+        self.released: list[int] = []
+        self.polled: list[tuple[int, ...]] = []
+        """The rows of each poll."""
+        self.submitted: dict[int, tuple[list[int], int, Sequence[str]]] = {}
+
+    def open(self, rows: int) -> None:
+        self.submitted = {}
+
+    def submit(
+        self, row: int, context_ids: Sequence[int], limit: int, stops: Sequence[str] = (), schema: Any = None
+    ) -> None:
+        assert row not in self.submitted, "a row has one turn at a time"
+        self.submitted[row] = ([*context_ids], limit, stops)
+        self.asked.append((row, [*context_ids]))
+        self.schemas.append(schema)
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        self.polled.append(tuple(sorted(self.submitted)))
+        ended = []
+        for row, (ids, limit, stops) in sorted(self.submitted.items()):
+            text = self.script(row, ids)
+            if text is not None:
+                ended.append((row, self._cut(self.tokenizer.encode(text, add_special_tokens=False), limit, stops)))
+        for row, _ in ended:
+            del self.submitted[row]
+        return ended
+
+    def _cut(self, ids: list[int], limit: int, stops: Sequence[str]) -> Generation:
+        sizes = range(1, min(len(ids), limit) + 1)
+        size = next((size for size in sizes if self.end.reached([ids[:size]], [stops])[0]), None)
+        cut = tuple(ids[: size or limit])
+        return Generation(cut, (-1.0,) * len(cut), size is not None)
+
+    def release(self, row: int) -> None:
+        self.released.append(row)
+        self.submitted.pop(row, None)
+
+    @property
+    def idle(self) -> bool:
+        return not self.submitted
+
+
+def collect(
+    agent: Any, examples: int | Sequence[Mapping[str, Any]] = 1, script: Any = "Hello.", **options: Any
+) -> tuple[dict[str, Any], dict[str, float], ScriptedEngine]:
+    """One rollout of an agent, or with an `EndpointRollout`: its output, its metrics, and the engine."""
+    rows = [{"prompt": f"w{i}", "i": i} for i in range(examples)] if isinstance(examples, int) else examples
+    tokenizer = options.pop("tokenizer", None) or qwen_tokenizer()
+    limits = {name: options.pop(name) for name in ("turn", "trajectory") if name in options}
+    engine = options.pop("engine", None)
+    if engine is None:
+        saying = (lambda row, ids: script + END) if isinstance(script, str) else script
+        engine = ScriptedEngine(saying, tokenizer, options.pop("window", None))
+    rollout = agent if isinstance(agent, EndpointRollout) else EndpointRollout(agent, **options)
+    prompts = [row.get("prompt", "w") for row in rows]
+    output, metrics = rollout.collect(setup_of(tokenizer, **limits), prompts, rows, engine)
+    return output, metrics, engine

@@ -1,0 +1,104 @@
+"""Agents in processes of their own, and what the arguments of a rollout may be."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+from typing import Any
+
+import httpx
+import pytest
+
+from sorl_trl.endpoint import EndpointRollout, command_agent
+from sorl_trl.endpoint.agents import AgentMistake, is_lost_connection
+from sorl_trl.types import StopReason
+from tests.endpoint import collect
+
+CALL = """
+import json, os, sys, urllib.request
+example = json.load(sys.stdin)
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+body = json.dumps({"messages": [{"role": "user", "content": example["prompt"]}]}).encode()
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""
+
+
+def python(code: str) -> Any:
+    return command_agent(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}")
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize(
+    ("line", "rewards", "reason"),
+    [
+        ("print('a log'); print(len(answer))", {"reward": 6.0}, StopReason.ENVIRONMENT_DONE),
+        ('print(json.dumps({"right": 1, "short": 0.5}))', {"right": 1.0, "short": 0.5}, StopReason.ENVIRONMENT_DONE),
+        ("print('null')", None, StopReason.ENVIRONMENT_DONE),
+        ("", None, StopReason.ENVIRONMENT_DONE),
+        ("print(1); sys.exit('no luck')", {"reward": 0.0}, StopReason.AGENT_ERROR),
+    ],
+)
+def test_a_command_says_its_reward_in_its_last_line(
+    line: str, rewards: Any, reason: StopReason, caplog: pytest.LogCaptureFixture
+) -> None:
+    output, *_ = collect(python(CALL + line))
+    assert output["agent_rewards"] == [rewards]
+    assert (output["trajectory"][0].stop_reason, len(output["trajectory"][0].turns)) == (reason, 1)
+    assert ("exit code 1: no luck" in caplog.text) == (reason is StopReason.AGENT_ERROR)
+
+
+@pytest.mark.trains
+def test_mistakes_of_a_command_are_raised() -> None:
+    with pytest.raises(AgentMistake, match="'done'"):
+        collect(python("print('done')"))
+    with pytest.raises(RuntimeError, match=r"before its first call: CommandError: .* ended with exit code 1"):
+        collect(python("import nowhere"))
+    with pytest.raises(RuntimeError, match="no-such-program"):
+        collect(command_agent("no-such-program"))
+    for command in ("", "'"):
+        with pytest.raises(ValueError, match="`agent_command`"):
+            command_agent(command)
+
+
+@pytest.mark.trains
+def test_the_time_limit_ends_a_command_and_what_it_has_started() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connect = f"import socket, time; s = socket.create_connection({listening.getsockname()}); time.sleep(600)"
+        start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {connect!r}])"
+        output, *_ = collect(python(f"{start}; {connect}"), time_limit_s=3.0)
+        assert output["trajectory"][0].stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
+        for _ in range(2):
+            process, _ = listening.accept()
+            process.settimeout(30.0)
+            assert process.recv(1) == b"", "it has ended"
+
+
+def test_connections_that_were_lost_are_told_from_other_errors() -> None:
+    def raised(cause: BaseException, shown: bool, direct: bool = True) -> BaseException:
+        error = ValueError()
+        error.__cause__, error.__context__ = cause if direct else None, cause
+        error.__suppress_context__ = not shown
+        return error
+
+    lost = httpx.ConnectError("")
+    assert all(is_lost_connection(each) for each in (lost, ConnectionResetError(), TimeoutError()))
+    assert is_lost_connection(raised(lost, True)) and is_lost_connection(raised(lost, True, direct=False))
+    assert not is_lost_connection(raised(lost, False, direct=False))
+    assert not is_lost_connection(raised(KeyError(), True))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("agent", "agent.py", TypeError),
+        ("max_turn_tokens", 0, ValueError),
+        ("time_limit_s", 0, ValueError),
+        ("reward_on_error", float("nan"), ValueError),
+        ("engine", "slots", TypeError),
+    ],
+)
+def test_arguments(name: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=name):
+        EndpointRollout(**{"agent": print, name: value})

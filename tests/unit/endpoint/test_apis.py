@@ -1,0 +1,239 @@
+"""Both APIs, whole and streamed, as the OpenAI SDK reads them, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDeniedError
+from pydantic import BaseModel
+
+from sorl_trl.endpoint import Access, EndpointRollout
+from tests.endpoint import END, HI, SEARCH, ScriptedEngine, collect, tokenizer_of
+from tests.tools import qwen_tokenizer
+
+FUNCTION = {**SEARCH["function"], "strict": True}  # type: ignore[dict-item]
+TOOLS = {"chat": [{"type": "function", "function": FUNCTION}], "responses": [{"type": "function", **FUNCTION}]}
+THINKS, CALL = (
+    "<think>\nI see.\n</think>\n\n",
+    '<tool_call>\n{"name": "search", "arguments": {"query": "ø"}}\n</tool_call>',
+)
+BODIES: dict[str, dict[str, Any]] = {
+    "chat": {"model": "m", "messages": HI},
+    "responses": {"model": "m", "input": "hi", "instructions": "Be kind."},
+}
+API = pytest.mark.parametrize("api", BODIES)
+STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+
+
+def talk(agent: Callable[[OpenAI], Any], script: Any, **options: Any) -> Any:
+    """What an agent finds out when it talks with a policy."""
+    found: list[Any] = []
+
+    def run(example: Any, endpoint: Access) -> None:
+        with OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            found.append(agent(client))
+
+    collect(run, script=script, tokenizer=tokenizer_of("qwen3"), **options)
+    return found[0]
+
+
+def create(client: OpenAI, api: str, streamed: bool, **more: Any) -> Any:
+    place: Any = client.chat.completions if api == "chat" else client.responses
+    body = {**BODIES[api], **more}
+    if not streamed:
+        return place.create(**body)
+    with place.stream(**body) as events:
+        return events.get_final_completion() if api == "chat" else events.get_final_response()
+
+
+def shown(response: Any) -> tuple[str, str, list[tuple[str, Any]], str]:
+    """Text, thoughts, calls, and how the turn ended."""
+    if hasattr(response, "choices"):
+        message = response.choices[0].message
+        calls = [(each.function.name, json.loads(each.function.arguments)) for each in message.tool_calls or ()]
+        thoughts = getattr(message, "reasoning_content", None) or ""
+        return message.content or "", thoughts, calls, response.choices[0].finish_reason
+    calls = [(each.name, json.loads(each.arguments)) for each in response.output if each.type == "function_call"]
+    thoughts = "".join(part.text for each in response.output if each.type == "reasoning" for part in each.summary)
+    reason = response.incomplete_details.reason if response.incomplete_details else None
+    return response.output_text, thoughts, calls, f"{response.status} {reason or ''}".strip()
+
+
+@API
+@STREAMED
+@pytest.mark.parametrize(
+    ("written", "text", "thoughts", "calls", "reason"),
+    [
+        (f"Yes. \n{END}", "Yes. \n", "", 0, "stop"),
+        (f"{THINKS}Yes.{END}", "Yes.", "I see.", 0, "stop"),
+        (f"{THINKS}I look.\n{CALL}\n{CALL}{END}", "I look.", "I see.", 2, "tool_calls"),
+        (CALL + END, "", "", 1, "tool_calls"),
+        (END, "", "", 0, "stop"),
+    ],
+)
+def test_what_a_turn_says(
+    api: str, streamed: bool, written: str, text: str, thoughts: str, calls: int, reason: str
+) -> None:
+    options = {"stream_options": {"include_usage": True}} if streamed and api == "chat" else {}
+    response = talk(lambda client: create(client, api, streamed, tools=TOOLS[api], **options), lambda *_: written)
+    reason = reason if api == "chat" else "completed"
+    assert shown(response) == (text, thoughts, [("search", {"query": "ø"})] * calls, reason)
+    sizes = [each for name, each in response.usage if name in ("completion_tokens", "output_tokens")]
+    assert sizes == [len(tokenizer_of("qwen3").encode(written))]
+    read = response.usage.prompt_tokens if api == "chat" else response.usage.input_tokens
+    assert response.usage.total_tokens == read + sizes[0] and read > 20
+    assert response.model == "m"
+
+
+def test_a_turn_that_was_cut_says_so() -> None:
+    def agent(client: OpenAI) -> Any:
+        chunks = [*client.chat.completions.create(model="m", messages=HI, stream=True)]  # type: ignore[call-overload]
+        events = [*client.responses.create(model="m", input="hi", stream=True)]
+        return chunks[-1].choices[0].finish_reason, events[-1].type, shown(create(client, "responses", False))
+
+    whole = "ha" * 256
+    expected = ("length", "response.incomplete", (whole, "", [], "incomplete max_output_tokens"))
+    assert talk(agent, lambda *_: whole + "ha") == expected
+
+
+@API
+def test_a_conversation_goes_on_with_what_the_api_returned(api: str) -> None:
+    def agent(client: OpenAI) -> None:
+        history: list[Any] = [*HI]
+        for _ in range(3):
+            more: dict[str, Any] = {"messages" if api == "chat" else "input": history, "tools": TOOLS[api]}
+            response = create(client, api, False, **more)
+            if api == "chat":
+                message = response.choices[0].message
+                results = [{"role": "tool", "tool_call_id": each.id, "content": "x"} for each in message.tool_calls]
+                history += [message, *results]
+            else:
+                calls = [each for each in response.output if each.type == "function_call"]
+                results = [{"type": "function_call_output", "call_id": c.call_id, "output": "x"} for c in calls]
+                history += [*response.output, *results]
+
+    asked: list[list[int]] = []
+    talk(agent, lambda row, ids: asked.append(ids) or f"{THINKS}I look.\n{CALL}\n{CALL}{END}")  # type: ignore[func-returns-value]
+    assert len(asked) == 3
+    assert all(later[: len(before)] == before for before, later in pairwise(asked))
+
+
+class City(BaseModel):
+    name: str
+
+
+@pytest.mark.parametrize("constrains", [False, True])
+def test_structured_output(constrains: bool, caplog: pytest.LogCaptureFixture) -> None:
+    engine = ScriptedEngine(lambda row, ids: '{"name": "Oslo"}' + END, qwen_tokenizer())
+    engine.constrains = constrains
+
+    def agent(client: OpenAI) -> Any:
+        chat = client.chat.completions.parse(model="m", messages=HI, response_format=City)  # type: ignore[arg-type]
+        response = client.responses.parse(model="m", input="hi", text_format=City)
+        create(client, "chat", False, response_format={"type": "json_object"})
+        create(client, "responses", False, text={"format": {"type": "text"}})
+        return chat.choices[0].message.parsed, response.output_parsed
+
+    assert talk(agent, None, engine=engine) == (City(name="Oslo"), City(name="Oslo"))
+    properties = [each and [*each.get("properties", {})] for each in engine.schemas]
+    assert properties == ([["name"], ["name"], [], None] if constrains else [None] * 4)
+    assert ("response_format" in caplog.text) != constrains
+
+
+def test_what_has_no_effect_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    options: Any = {"temperature": 0, "seed": 1, "tool_choice": "required", "parallel_tool_calls": False}
+
+    def agent(client: OpenAI) -> Any:
+        return [create(client, "chat", False, tools=TOOLS["chat"], **options) for _ in range(2)]
+
+    assert len(talk(agent, f"Yes.{END}")) == 2
+    assert all(caplog.text.count(f"`{name}`") == 1 for name in options)
+
+
+def test_limits_and_stop_strings_of_a_request() -> None:
+    def agent(client: OpenAI) -> Any:
+        cut = create(client, "chat", False, max_tokens=9, max_completion_tokens=3)
+        stopped = create(client, "chat", False, stop=["ll", "H!"])
+        assert [each.id for each in client.models.list()] == ["policy"]
+        return shown(cut)[::3], shown(create(client, "responses", False, max_output_tokens=2))[0], shown(stopped)[::3]
+
+    assert talk(agent, "Hello.") == (("Hel", "length"), "He", ("He", "stop"))
+
+
+CHAT, RESPONSES = "chat/completions", "responses"
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *((CHAT, {"n": number}, "n") for number in (2, 0)),
+    (CHAT, {"logprobs": True}, "logprobs"),
+    (CHAT, {"logit_bias": {"1": 1}}, "logit_bias"),
+    (CHAT, {"functions": [{}]}, "functions"),
+    *((CHAT, {"max_tokens": limit}, "max_tokens") for limit in (0, -1, "9", 1.5)),
+    *((CHAT, {"stop": stop}, "stop") for stop in ("a", [""], [1], 5, {"a": 1})[1:]),
+    (CHAT, {"tools": [{"type": "web_search"}]}, "tools"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "hi"}, "messages"),
+    (CHAT, {"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+    (CHAT, {"messages": [*HI, {"role": "user", "content": [IMAGE]}]}, "messages[1].content"),
+    (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [{"type": "custom"}]}]}, "messages[1].tool_calls"),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": []}}}, "response_format"),
+    (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
+    (RESPONSES, {"prompt": {"id": "pmpt_1"}}, "prompt"),
+    (RESPONSES, {"background": True}, "background"),
+    (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
+    (RESPONSES, {"tools": [{"type": "file_search"}]}, "tools"),
+    (RESPONSES, {"input": [], "instructions": None}, "input"),
+    (RESPONSES, {"input": [*HI, {"role": "robot", "content": "x"}]}, "input[1].role"),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": "x"}}}, "text.format"),
+]
+
+
+def test_what_is_not_served_is_refused_by_name_and_raised_in_the_trainer() -> None:
+    answers: list[httpx.Response] = []
+
+    def agent(example: Any, endpoint: Access) -> None:
+        key = {"Authorization": f"Bearer {endpoint.api_key}"}
+        with httpx.Client(base_url=endpoint.base_url, headers=key) as client:
+            for path, body, _ in REFUSED:
+                known = BODIES["chat" if path == CHAT else "responses"]
+                answers.append(client.post(path, json={**known, **body}))
+            answers.append(client.post(CHAT, content=b"{"))
+            answers.append(client.post(CHAT, json=[]))
+            answers.append(client.post("embeddings", json={}))
+            answers.append(client.get(CHAT))
+
+    with pytest.raises(ValueError, match="`n` is 2"):
+        collect(agent)
+    assert [each.status_code for each in answers] == [400] * (len(REFUSED) + 2) + [404] * 2
+    errors = [each.json()["error"] for each in answers]
+    assert [error["param"] for error in errors[:-4]] == [field for *_, field in REFUSED]
+    assert {each.headers["x-should-retry"] for each in answers} == {"false"}
+    assert all(field in error["message"] for error, (*_, field) in zip(errors, REFUSED, strict=False))
+
+
+def test_the_sdk_sends_a_refused_request_once() -> None:
+    requests: list[Any] = []
+
+    def agent(example: Any, endpoint: Access) -> None:
+        http = httpx.Client(event_hooks={"request": [requests.append]})
+        client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http)
+        with pytest.raises(BadRequestError, match="`n`"):
+            create(client, "chat", False, n=2)
+
+    with pytest.raises(ValueError, match="`n`"):
+        collect(agent)
+    assert len(requests) == 1
+
+
+def test_a_key_is_for_one_trajectory_as_long_as_its_agent_runs() -> None:
+    keys: list[Access] = []
+    collect(EndpointRollout(lambda example, endpoint: keys.append(endpoint)), 2)
+    assert len({each.api_key for each in keys}) == 2
+    for key, error in ((keys[0].api_key, PermissionDeniedError), ("sk-1", AuthenticationError)):
+        with OpenAI(base_url=keys[0].base_url, api_key=key) as client, pytest.raises(error):
+            create(client, "chat", False)

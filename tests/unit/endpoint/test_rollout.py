@@ -1,0 +1,387 @@
+"""Agents in threads, loops and processes of their own, and what becomes of those that fail, hang or leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+from urllib.request import Request, urlopen
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from sorl_trl import agent_reward
+from sorl_trl.endpoint import Access, EndpointRollout, server, turns
+from sorl_trl.endpoint.agents import AgentMistake
+from sorl_trl.rollout import EngineOptions
+from sorl_trl.trainers.sampled import check_rollout, sampled_rows
+from sorl_trl.types import StopReason
+from tests.endpoint import END, ScriptedEngine, collect, setup_of
+from tests.tools import qwen_tokenizer
+
+TOKENIZER = qwen_tokenizer()
+HTTP = httpx.AsyncClient(timeout=60)
+"""Shared, because each client of the SDK would take a tenth of a second to begin."""
+
+
+async def ask(endpoint: Access, *texts: str, **body: Any) -> str:
+    """A call whose messages are of the user and of the policy in turn."""
+    messages = [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    url = f"{endpoint.base_url}/chat/completions"
+    response = await HTTP.post(url, json={"model": "m", "messages": messages, **body}, headers=headers)
+    if response.status_code != 200:
+        raise RuntimeError(f"{response.status_code} {response.text}")
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def ask_sdk(endpoint: Access, text: str, **options: Any) -> Any:
+    with OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, **options) as client:
+        return client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+
+
+def reasons(output: dict[str, Any]) -> list[StopReason]:
+    return [each.stop_reason for each in output["trajectory"]]
+
+
+def echo(row: int, ids: list[int]) -> str:
+    return f"I heard {re.findall(r'mark[0-9]+x', TOKENIZER.decode(ids))[-1]}.{END}"
+
+
+async def marked(example: dict[str, Any], endpoint: Access) -> float:
+    texts = [f"mark{example['i']}x"]
+    for _ in range(3):
+        texts += [await ask(endpoint, *texts, model=f"role{len(texts) % 4}"), f"again mark{example['i']}x"]
+    return float(all(f"mark{example['i']}x" in text for text in texts))
+
+
+def marked_in_a_thread(example: dict[str, Any], endpoint: Access) -> float:
+    body = json.dumps({"messages": [{"role": "user", "content": f"mark{example['i']}x"}]}).encode()
+    url, headers = f"{endpoint.base_url}/chat/completions", {"Authorization": f"Bearer {endpoint.api_key}"}
+    return float(f"mark{example['i']}x" in urlopen(Request(url, body, headers), timeout=60).read().decode())
+
+
+@pytest.mark.parametrize(("agent", "size"), [(marked, 64), (marked_in_a_thread, 200)])
+def test_agents_never_mix(agent: Any, size: int) -> None:
+    output, metrics, engine = collect(agent, size, echo)
+    assert output["agent_rewards"] == [{"reward": 1.0}] * size
+    check_rollout(output, size)
+    keys = ("prompt_ids", "completion_ids", "env_mask", "turn_ids", "context_ids")
+    for number, row in enumerate(sampled_rows(*(output[key] for key in keys))):
+        text = TOKENIZER.decode([*row.prompt_ids, *row.completion_ids])
+        assert {*re.findall(r"mark[0-9]+x", text)} == {f"mark{number}x"}
+        assert [row.read_before(start) for start, _ in row.turns] == [ids for at, ids in engine.asked if at == number]
+    assert len(engine.asked) == size * (3 if agent is marked else 1)
+    roles = {name: value for name, value in metrics.items() if name.startswith("endpoint/turns/")}
+    assert roles == ({"endpoint/turns/role1": 2.0, "endpoint/turns/role3": 1.0} if agent is marked else {})
+
+
+def sampling_for(polls: int) -> Any:
+    """A script whose turns take some polls each, more in some rows than in others."""
+    seen: dict[tuple[int, int], int] = {}
+
+    def script(row: int, ids: list[int]) -> str | None:
+        seen[row, len(ids)] = seen.get((row, len(ids)), 0) + 1
+        return f"Hello.{END}" if seen[row, len(ids)] > polls + row % 3 else None
+
+    return script
+
+
+def test_what_is_sampled_does_not_depend_on_how_long_tools_take() -> None:
+    def trace(seed: int) -> list[tuple[int, ...]]:
+        rng = random.Random(seed)
+
+        async def agent(example: dict[str, Any], endpoint: Access) -> None:
+            texts = ["hi"]
+            for _ in range(3):
+                await asyncio.sleep(rng.random() / 30)
+                texts += [await ask(endpoint, *texts), "more"]
+
+        rollout = EndpointRollout(agent, engine=EngineOptions(rejoin_after=2))
+        engine = collect(rollout, 5, sampling_for(2))[2]
+        return [each for each in engine.polled if each]
+
+    assert trace(1) == trace(2) == trace(3)
+
+
+def test_agents_may_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(turns, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(turns, "_CHECK_S", 0.02)
+    one_at_a_time, waits = asyncio.Semaphore(1), []
+
+    async def agent(example: dict[str, Any], endpoint: Access) -> float:
+        async with one_at_a_time:
+            await ask(endpoint, "hi", await ask(endpoint, "hi"), "more")
+        return 1.0
+
+    def any_active(active: bool) -> bool:
+        waits.append(active)
+        return active
+
+    engine = ScriptedEngine(sampling_for(40), TOKENIZER)
+    rollout = EndpointRollout(agent)
+    output, _ = rollout.collect(setup_of(TOKENIZER), ["hi"] * 6, [{}] * 6, engine, any_active)
+    assert output["agent_rewards"] == [{"reward": 1.0}] * 6
+    assert caplog.text.count("Agents should not wait for each other") == 1
+    assert len(waits) < 1.5 * len(engine.polled), "it does not wait for the same agents at every step"
+
+
+def test_what_comes_while_the_trainer_takes_in_the_rest_is_not_lost() -> None:
+    queue, engine = turns.TurnQueue(1, 0), ScriptedEngine(lambda *_: f"Hello.{END}", TOKENIZER)
+    lock = queue._news
+
+    class TakenBy:
+        """The lock, which the trainer has just taken when another thread asks for it."""
+
+        def __enter__(self) -> None:
+            queue._news = lock
+            queue._drain(engine)
+            lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            lock.release()
+
+    request = turns.TurnRequest(0, 0, [1], 50)
+    queue._news = TakenBy()  # type: ignore[assignment]
+    queue.ask(request)
+    request.generation.add_done_callback(lambda _: queue.end(0))
+    threading.Timer(5, queue.end, [0]).start()  # or a lost request would be waited for
+    queue.serve(engine)
+    assert engine.asked == [(0, [1])]
+
+
+async def hangs(example: Any, endpoint: Access) -> None:
+    await ask(endpoint, "hi")
+    await asyncio.sleep(600)
+
+
+async def does_not_obey(example: Any, endpoint: Access) -> None:
+    await ask(endpoint, "hi")
+    for _ in range(600):
+        try:
+            await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            continue
+
+
+def hangs_in_a_thread(example: Any, endpoint: Access) -> None:
+    ask_sdk(endpoint, "hi")
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("agent", [hangs, does_not_obey, hangs_in_a_thread])
+def test_the_time_limit_masks_a_trajectory(agent: Any) -> None:
+    output, metrics, _ = collect(agent, 2, time_limit_s=1.0)
+    assert reasons(output) == [StopReason.ENVIRONMENT_UNAVAILABLE] * 2
+    assert [sum(mask) for mask in output["env_mask"]] == [0, 0]
+    assert [len(each.turns) for each in output["trajectory"]] == [1, 1]
+    assert agent_reward([None] * 2, output["agent_rewards"]) == [None, None]
+    assert (metrics["rollout/masked_share"], metrics["endpoint/error_share"]) == (1.0, 0.0)
+
+
+def test_the_time_limit_ends_a_turn_that_is_sampled() -> None:
+    output, _, engine = collect(hangs, 2, lambda row, ids: None, time_limit_s=0.5)
+    assert reasons(output) == [StopReason.ENVIRONMENT_UNAVAILABLE] * 2
+    assert (sorted(engine.released), engine.idle) == ([0, 1], True)
+    assert [each.turns for each in output["trajectory"]] == [(), ()]
+
+
+@pytest.mark.parametrize("failure", ["poll", "length"])
+def test_a_failing_engine_raises_in_the_trainer_and_ends_the_agents(failure: str) -> None:
+    has_ended = threading.Event()
+
+    async def agent(example: Any, endpoint: Access) -> None:
+        try:
+            with suppress(RuntimeError):
+                await ask(endpoint, "hi")
+            await asyncio.sleep(600)
+        finally:
+            has_ended.set()
+
+    class Broken(ScriptedEngine):
+        def poll(self) -> Any:
+            if failure == "poll":
+                raise OSError("the engine is gone")
+            return [(row, self._cut([1] * 600, 600, ())) for row in self.submitted]
+
+    with pytest.raises(OSError if failure == "poll" else RuntimeError, match=r"is gone|has 600 tokens"):
+        collect(agent, 1, engine=Broken(lambda *_: "", TOKENIZER))
+    assert has_ended.wait(60)
+
+
+def test_calls_at_the_same_time_are_turns_of_their_own() -> None:
+    async def agent(example: Any, endpoint: Access) -> dict[str, float]:
+        await asyncio.gather(
+            *(ask(endpoint, f"sub {i}") for i in range(3)), *(ask(endpoint, "vote") for _ in range(3))
+        )
+        await ask(endpoint, "vote")
+        return {"calls": 7.0}
+
+    output, metrics, engine = collect(agent, 2)
+    assert [len(each.turns) for each in output["trajectory"]] == [7, 7]
+    assert sorted({row for row, _ in engine.asked}) == [*range(14)]
+    assert (metrics["endpoint/new_context"], metrics["endpoint/resent"]) == (6.0, 0.0)
+    assert metrics["agent/calls"] == 7.0
+
+
+def test_a_request_that_is_sent_again_is_one_turn() -> None:
+    begun = threading.Event()
+
+    def script(row: int, ids: list[int]) -> str | None:
+        return f"Hello.{END}" if begun.wait(0.02) else None
+
+    def agent(example: Any, endpoint: Access) -> float:
+        threading.Timer(1.5, begun.set).start()
+        return float(ask_sdk(endpoint, "hi", timeout=0.5, max_retries=8).choices[0].message.content == "Hello.")
+
+    output, metrics, engine = collect(agent, 1, script)
+    assert (output["agent_rewards"], len(engine.asked)) == ([{"reward": 1.0}], 1)
+    assert metrics["endpoint/resent"] >= 1
+
+
+def test_a_call_that_nobody_waits_for_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_GRACE_S", 0.05)
+    dropped = asyncio.Event()
+
+    async def agent(example: Any, endpoint: Access) -> float:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(ask(endpoint, "slow"), 0.5)
+        await dropped.wait()
+        return float(await ask(endpoint, "fast") == "Fast.")
+
+    class Watched(ScriptedEngine):
+        def release(self, row: int) -> None:
+            super().release(row)
+            dropped._loop.call_soon_threadsafe(dropped.set)  # type: ignore[attr-defined]
+
+    engine = Watched(lambda row, ids: None if "slow" in TOKENIZER.decode(ids) else f"Fast.{END}", TOKENIZER)
+    output, metrics, _ = collect(agent, 1, engine=engine)
+    (trajectory,) = output["trajectory"]
+    assert (output["agent_rewards"], len(trajectory.turns)) == ([{"reward": 1.0}], 1)
+    assert "slow" not in TOKENIZER.decode(output["prompt_ids"][0])
+    assert metrics["endpoint/new_context"] == 0 and engine.released[0] == 0
+
+
+async def fails(example: dict[str, Any], endpoint: Access) -> Any:
+    kind = example["kind"]
+    if kind == "early":
+        raise KeyError("a mistake")
+    if kind == "never":
+        return 0.5
+    await ask(endpoint, "hi")
+    if kind == "exit":
+        sys.exit(1)
+    if kind == "cancelled":
+        raise asyncio.CancelledError
+    if kind == "lost":
+        try:
+            await HTTP.get("http://127.0.0.1:9/")
+        except httpx.ConnectError as error:
+            raise openai.APIConnectionError(request=error.request) from error
+    if kind == "named":
+        return {"answer": 1, "length": -0.5}
+    return {"late": float("nan"), "text": "1"}.get(kind, None if kind == "none" else 1.0)
+
+
+def test_what_an_agents_end_means_for_its_trajectory(caplog: pytest.LogCaptureFixture) -> None:
+    kinds = ["never", "exit", "cancelled", "lost", "named", "none"]
+    rollout = EndpointRollout(fails, reward_on_error=-1.0)
+    output, metrics, _ = collect(rollout, [{"kind": kind} for kind in kinds])
+    done, error, lost = StopReason.ENVIRONMENT_DONE, StopReason.AGENT_ERROR, StopReason.ENVIRONMENT_UNAVAILABLE
+    assert reasons(output) == [done, error, error, lost, done, done]
+    assert agent_reward(kinds, output["agent_rewards"]) == [0.5, -1.0, -1.0, None, 0.5, None]
+    assert [sum(mask) for mask in output["env_mask"]] == [0, 7, 7, 0, 7, 7]
+    assert output["completion_ids"][0] == [TOKENIZER.eos_token_id]
+    assert rollout.measures(4) == {"answer": 1.0, "length": -0.5, "reward": 0.5}
+    assert (rollout.measures(1), rollout.measures(3)) == ({"reward": -1.0}, {})
+    assert {name: value for name, value in metrics.items() if name.startswith("agent/")} == {
+        "agent/reward": 0.5,
+        "agent/answer": 1.0,
+        "agent/length": -0.5,
+    }
+    assert metrics["endpoint/error_share"] == 2 / 6
+    assert "2 of 6 agents raised an error" in caplog.text
+    assert collect(rollout, [{"kind": "none"}])[0]["agent_rewards"] == [None], "the loop of all agents goes on"
+
+
+@pytest.mark.parametrize(("kind", "error"), [("early", RuntimeError), ("late", AgentMistake), ("text", AgentMistake)])
+def test_mistakes_in_an_agents_code_are_raised(kind: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match="KeyError" if kind == "early" else "must return a finite number"):
+        collect(fails, [{"kind": "none"}, {"kind": kind}])
+    with pytest.raises(ValueError, match="EndpointRollout"):
+        agent_reward(["x"])
+
+
+def test_full_contexts_and_trajectories_refuse_calls() -> None:
+    refusals: list[str] = []
+
+    async def agent(example: dict[str, Any], endpoint: Access) -> None:
+        texts = ["x" * example["size"]]
+        for _ in range(8):
+            try:
+                texts += [await ask(endpoint, *texts), "more"]
+            except RuntimeError as error:
+                refusals.append(str(error))
+                if not example["shortens"]:
+                    raise
+                texts = ["more"]
+
+    def ended(size: int = 1, shortens: bool = False, **options: Any) -> tuple[list[StopReason], int]:
+        output, *_ = collect(agent, [{"prompt": "w", "size": size, "shortens": shortens}], **options)
+        assert len(output["completion_ids"][0]) <= options.get("trajectory", 10**9)
+        return reasons(output), len(output["trajectory"][0].turns)
+
+    # The prompt has 97 tokens beside its x; each turn adds 7 of the policy, and the next message 24.
+    assert ended(window=200) == ([StopReason.CONTEXT_LIMIT], 4)
+    assert ended(size=200, window=200) == ([StopReason.CONTEXT_LIMIT], 0)
+    assert ended(shortens=True, window=200) == ([StopReason.ENVIRONMENT_DONE], 7)
+    assert all("400" in each and "context_length_exceeded" in each for each in refusals)
+    assert ended(trajectory=100, turn=50) == ([StopReason.TRAJECTORY_LIMIT], 4)
+    assert ended(turn=3) == ([StopReason.TURN_LIMIT], 8)
+
+
+def test_messages_are_completions_where_prompts_are() -> None:
+    output, *_ = collect(marked, [{"prompt": [{"role": "user", "content": "hi"}], "i": 0}], echo)
+    (messages,) = output["trajectory_messages"]
+    said = {"role": "assistant", "content": "I heard mark0x."}
+    heard = {"role": "user", "content": "again mark0x"}
+    assert messages == [said, heard, said, heard, said]
+    assert "trajectory_messages" not in collect(marked, 1, echo)[0]
+
+
+def test_rollouts_at_the_same_time_share_an_endpoint() -> None:
+    rollout = EndpointRollout(marked)
+    forks = [rollout.fork() for _ in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        outputs = [*threads.map(lambda fork: collect(fork, 4, echo)[0], forks)]
+    assert all(output["agent_rewards"] == [{"reward": 1.0}] * 4 for output in outputs)
+    assert len({id(fork._server.endpoint()) for fork in forks}) == 1
+
+
+HANGING = """
+import time
+from tests.endpoint import collect
+
+def agent(example, endpoint):
+    if example["i"]:
+        time.sleep(600)
+
+collect(agent, 2, time_limit_s=0.1)
+print("done")
+"""
+
+
+@pytest.mark.trains
+def test_nothing_keeps_python_from_ending() -> None:
+    ended = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=300, check=True)
+    assert ended.stdout == "done\n"
