@@ -45,7 +45,8 @@ nitpick_ignore_regex = [
     # What signatures name, and is imported for type checkers alone.
     (
         "py:.*",
-        r"BitsAndBytesConfig|GRPOTrainer|GenerationConfig|PeftConfig|PeftModel|PolicyRollout|PreTrainedModel|PreTrainedTokenizerBase|(sorl_trl\.agents\.chat\.)?RolloutSetup",
+        r"BitsAndBytesConfig|GRPOTrainer|GenerationConfig|PeftConfig|PeftModel|PolicyRollout|PreTrainedModel|"
+        r"PreTrainedTokenizerBase|(sorl_trl\.agents\.chat\.)?RolloutSetup",
     ),
     # Nobody outside of the package makes one.
     (

@@ -13,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 from sorl_trl import EndpointRollout, SOGRPOTrainer, SOPPOTrainer, agent_reward
 from sorl_trl.records.trained import read_trained
 from tests.agents import steps_after
-from tests.endpoints import agent, build, rows
+from tests.api_agents import agent, build, rows
 from tests.policies import build_policy
 from tests.tools import qwen_tokenizer
 from tests.training import settings

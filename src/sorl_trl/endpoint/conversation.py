@@ -181,7 +181,7 @@ class Conversation:
         if cut >= 0:
             message = self._parsed(self._chat.encode(content[:cut] + self._chat.ends[0]), request, context)
         for call_of_tool in message.get("tool_calls") or ():
-            call_of_tool["id"] = f"call_{uuid.uuid4().hex[:24]}"
+            call_of_tool["id"] = uuid.uuid4().hex[:9]  # Mistral's templates want just as many letters
         functions = [each["function"] for each in message.get("tool_calls") or ()]
         calls = tuple(ToolCall(each["name"], each["arguments"]) for each in functions)
         turn = Turn(

@@ -125,7 +125,7 @@ def _items(served: Served) -> list[dict[str, Any]]:
         items.append(
             {
                 "type": "function_call",
-                "id": call["id"].replace("call_", "fc_", 1),
+                "id": f"fc_{call['id']}",
                 "call_id": call["id"],
                 "name": call["function"]["name"],
                 "arguments": arguments_of(call),

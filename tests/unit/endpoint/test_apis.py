@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDeniedError
 from pydantic import BaseModel
@@ -194,11 +194,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 def test_what_is_not_served_is_refused_by_name_and_raised_in_the_trainer() -> None:
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
 
     def agent(example: Any, endpoint: Access) -> None:
         key = {"Authorization": f"Bearer {endpoint.api_key}"}
-        with httpx.Client(base_url=endpoint.base_url, headers=key) as client:
+        with httpx2.Client(base_url=endpoint.base_url, headers=key) as client:
             for path, body, _ in REFUSED:
                 known = BODIES["chat" if path == CHAT else "responses"]
                 answers.append(client.post(path, json={**known, **body}))
@@ -220,7 +220,7 @@ def test_the_sdk_sends_a_refused_request_once() -> None:
     requests: list[Any] = []
 
     def agent(example: Any, endpoint: Access) -> None:
-        http = httpx.Client(event_hooks={"request": [requests.append]})
+        http = httpx2.Client(event_hooks={"request": [requests.append]})
         client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http)
         with pytest.raises(BadRequestError, match="`n`"):
             create(client, "chat", False, n=2)

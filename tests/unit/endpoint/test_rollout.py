@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.request import Request, urlopen
 
-import httpx
+import httpx2
 import openai
 import pytest
 from openai import OpenAI
@@ -30,7 +30,7 @@ from tests.endpoint import END, ScriptedEngine, collect, setup_of
 from tests.tools import qwen_tokenizer
 
 TOKENIZER = qwen_tokenizer()
-HTTP = httpx.AsyncClient(timeout=60)
+HTTP = httpx2.AsyncClient(timeout=60)
 """Shared, because each client of the SDK would take a tenth of a second to begin."""
 
 
@@ -286,7 +286,7 @@ async def fails(example: dict[str, Any], endpoint: Access) -> Any:
     if kind == "lost":
         try:
             await HTTP.get("http://127.0.0.1:9/")
-        except httpx.ConnectError as error:
+        except httpx2.ConnectError as error:
             raise openai.APIConnectionError(request=error.request) from error
     if kind == "named":
         return {"answer": 1, "length": -0.5}
