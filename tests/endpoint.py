@@ -17,7 +17,7 @@ from tests.tools import gemma_tokenizer, qwen_tokenizer
 
 END = "<|im_end|>"
 HI = [{"role": "user", "content": "hi"}]
-SEARCH = {
+SEARCH: dict[str, Any] = {
     "type": "function",
     "function": {"name": "search", "parameters": {"type": "object", "properties": {"query": {"type": "string"}}}},
 }
@@ -31,10 +31,10 @@ def tokenizer_of(family: str) -> Any:
         corpus = ['<tool_call>\n{"name": "search", "arguments": {"query": "Where is Tromsø?"}}\n</tool_call>\n\n'] * 3
         return qwen_tokenizer(corpus)
     tokenizer: Any = qwen_tokenizer()
-    if family.startswith("qwen3"):
-        tokenizer.chat_template = templates.qwen3_chat_template
+    if family != "qwen2_5":
+        tokenizer.chat_template = getattr(templates, f"{family.removesuffix('_training')}_chat_template")
         templates.add_response_schema(tokenizer)
-    if family == "qwen3_training":  # which shows thoughts before the last question, too
+    if family.endswith("_training"):  # which shows earlier thoughts in any case
         tokenizer.chat_template = templates.get_training_chat_template(tokenizer)
     return tokenizer
 

@@ -12,11 +12,11 @@ import pytest
 from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDeniedError
 from pydantic import BaseModel
 
-from sorl_trl.endpoint import Access, EndpointRollout
+from sorl_trl.endpoint import Access, EndpointRollout, responses
 from tests.endpoint import END, HI, SEARCH, ScriptedEngine, collect, tokenizer_of
 from tests.tools import qwen_tokenizer
 
-FUNCTION = {**SEARCH["function"], "strict": True}  # type: ignore[dict-item]
+FUNCTION = {**SEARCH["function"], "strict": True}
 TOOLS = {"chat": [{"type": "function", "function": FUNCTION}], "responses": [{"type": "function", **FUNCTION}]}
 THINKS, CALL = (
     "<think>\nI see.\n</think>\n\n",
@@ -92,7 +92,7 @@ def test_what_a_turn_says(
 
 def test_a_turn_that_was_cut_says_so() -> None:
     def agent(client: OpenAI) -> Any:
-        chunks = [*client.chat.completions.create(model="m", messages=HI, stream=True)]  # type: ignore[call-overload]
+        chunks = [*client.chat.completions.create(model="m", messages=HI, stream=True)]
         events = [*client.responses.create(model="m", input="hi", stream=True)]
         return chunks[-1].choices[0].finish_reason, events[-1].type, shown(create(client, "responses", False))
 
@@ -118,9 +118,35 @@ def test_a_conversation_goes_on_with_what_the_api_returned(api: str) -> None:
                 history += [*response.output, *results]
 
     asked: list[list[int]] = []
-    talk(agent, lambda row, ids: asked.append(ids) or f"{THINKS}I look.\n{CALL}\n{CALL}{END}")  # type: ignore[func-returns-value]
+    talk(agent, lambda row, ids: asked.append(ids) or f"{THINKS}I look.\n{CALL}\n{CALL}{END}")
     assert len(asked) == 3
     assert all(later[: len(before)] == before for before, later in pairwise(asked))
+
+
+def test_items_are_messages() -> None:
+    call = {"type": "function_call", "name": "search", "arguments": "{}"}
+    items: list[dict[str, Any]] = [
+        {"role": "developer", "content": [{"type": "input_text", "text": text} for text in ("Be ", "kind.")]},
+        *HI,
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "I see."}]},
+        {"type": "message", "role": "assistant", "content": "I look."},
+        *({**call, "call_id": name} for name in "ab"),
+        *({"type": "function_call_output", "call_id": name, "output": f"found {name}"} for name in "ab"),
+        {"type": "reasoning", "summary": []},
+        {**call, "call_id": "c"},
+    ]
+    messages = responses.read({"input": items}).messages
+    calls = [[each["id"] for each in message.get("tool_calls", ())] for message in messages]
+    shown = [(each["role"], each["content"], each.get("reasoning_content")) for each in messages]
+    assert shown == [
+        ("system", "Be kind.", None),
+        ("user", "hi", None),
+        ("assistant", "I look.", "I see."),
+        ("tool", "found a", None),
+        ("tool", "found b", None),
+        ("assistant", "", None),
+    ]
+    assert calls == [[], [], ["a", "b"], [], [], ["c"]]
 
 
 class City(BaseModel):
@@ -133,7 +159,7 @@ def test_structured_output(constrains: bool, caplog: pytest.LogCaptureFixture) -
     engine.constrains = constrains
 
     def agent(client: OpenAI) -> Any:
-        chat = client.chat.completions.parse(model="m", messages=HI, response_format=City)  # type: ignore[arg-type]
+        chat = client.chat.completions.parse(model="m", messages=HI, response_format=City)
         response = client.responses.parse(model="m", input="hi", text_format=City)
         create(client, "chat", False, response_format={"type": "json_object"})
         create(client, "responses", False, text={"format": {"type": "text"}})

@@ -136,6 +136,15 @@ def test_thoughts_are_no_content_even_if_they_are_empty() -> None:
     assert conversation.begin(Request("m", [*HI, sent("1"), MORE])).kind == SPLICED
 
 
+def test_a_prompt_may_begin_the_policys_thoughts() -> None:
+    conversation = Conversation(chat_of("qwen3_5_think"))
+    call = "<tool_call>\n<function=search>\n<parameter=query>\nOslo\n</parameter>\n</function>\n</tool_call>"
+    message = ask(conversation, HI, f"I see.\n</think>\n\n{call}\n{END}", tools=[SEARCH])
+    assert (message["content"], message["reasoning_content"]) == ("", "I see.")
+    request = Request("m", [*HI, called('{"query": "Oslo"}'), result()], tools=[SEARCH])
+    assert conversation.begin(request).kind == SPLICED
+
+
 def test_why_a_context_begins_anew() -> None:
     other = {"role": "user", "content": "Who are you?"}
     dated = [{"role": "system", "content": "It is noon."}, *HI]
@@ -152,6 +161,11 @@ def test_why_a_context_begins_anew() -> None:
         call = conversation.begin(Request("m", messages, tools))
         assert (call.kind, call.cause) == (NEW_CONTEXT, cause)
         assert conversation.causes == Counter([cause] if cause else [])
+    conversation = Conversation(chat_of())
+    ask(conversation, HI)
+    ask(conversation, HI, f"No.{END}")
+    ask(conversation, [*HI, sent("No."), MORE])
+    assert conversation.begin(Request("m", [*HI, sent("No."), other])).cause == "history", "no context has read this"
 
 
 def test_an_earlier_point_is_continued_in_a_context_of_its_own_that_repeats_what_was_shown() -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -34,10 +35,10 @@ HTTP = httpx2.AsyncClient(timeout=60)
 """Shared, because each client of the SDK would take a tenth of a second to begin."""
 
 
-async def ask(endpoint: Access, *texts: str, **body: Any) -> str:
+async def ask(endpoint: Access, *texts: str, retries: int = 0, **body: Any) -> str:
     """A call whose messages are of the user and of the policy in turn."""
     messages = [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
-    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    headers = {"Authorization": f"Bearer {endpoint.api_key}", "x-stainless-retry-count": str(retries)}
     url = f"{endpoint.base_url}/chat/completions"
     response = await HTTP.post(url, json={"model": "m", "messages": messages, **body}, headers=headers)
     if response.status_code != 200:
@@ -152,7 +153,7 @@ def test_what_comes_while_the_trainer_takes_in_the_rest_is_not_lost() -> None:
             lock.release()
 
     request = turns.TurnRequest(0, 0, [1], 50)
-    queue._news = TakenBy()  # type: ignore[assignment]
+    queue._news = TakenBy()
     queue.ask(request)
     request.generation.add_done_callback(lambda _: queue.end(0))
     threading.Timer(5, queue.end, [0]).start()  # or a lost request would be waited for
@@ -249,20 +250,31 @@ def test_a_request_that_is_sent_again_is_one_turn() -> None:
     assert metrics["endpoint/resent"] >= 1
 
 
+def test_a_retry_gets_the_turn_whose_answer_was_lost() -> None:
+    turn, found = count(), list[str]()
+
+    async def agent(example: Any, endpoint: Access) -> None:
+        found.extend([await ask(endpoint, "hi", retries=retries) for retries in (0, 1, 0, 2)])
+
+    output, metrics, _ = collect(agent, 1, lambda row, ids: f"{next(turn)}{END}")
+    assert (found, len(output["trajectory"][0].turns)) == (["0", "0", "1", "1"], 2)
+    assert metrics["endpoint/resent"] == 2
+
+
 def test_a_call_that_nobody_waits_for_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_GRACE_S", 0.05)
-    dropped = asyncio.Event()
+    dropped = threading.Event()
 
     async def agent(example: Any, endpoint: Access) -> float:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(ask(endpoint, "slow"), 0.5)
-        await dropped.wait()
+        await asyncio.to_thread(dropped.wait, 60)
         return float(await ask(endpoint, "fast") == "Fast.")
 
     class Watched(ScriptedEngine):
         def release(self, row: int) -> None:
             super().release(row)
-            dropped._loop.call_soon_threadsafe(dropped.set)  # type: ignore[attr-defined]
+            dropped.set()
 
     engine = Watched(lambda row, ids: None if "slow" in TOKENIZER.decode(ids) else f"Fast.{END}", TOKENIZER)
     output, metrics, _ = collect(agent, 1, engine=engine)

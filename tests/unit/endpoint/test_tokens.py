@@ -162,7 +162,7 @@ def _spaced(arguments: str) -> str:
 
 @pytest.mark.parametrize("family", ["merges", "qwen3", "qwen3_training", "gemma"])
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_each_turn_is_trained_on_once_after_what_the_policy_read(family: str, seed: int) -> None:
     chat = chat_of(family)
     agent = Agent(chat, random.Random(seed))
