@@ -160,8 +160,8 @@ class EndpointRollout(PolicyRollout):
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """See `PolicyRollout.collect`.
 
-        Raises ValueError if the endpoint does not serve what an agent asks for, RuntimeError if an agent raises before
-        its first call, and WrongReward, a TypeError, if one returns no reward.
+        Raises ValueError if the endpoint does not serve what an agent asks for, RuntimeError if it fails or an agent
+        raises before its first call, and WrongReward, a TypeError, if one returns no reward.
         """
         began = time.perf_counter()
         queue = TurnQueue(len(examples), self.engine.rejoin_after)
@@ -217,6 +217,8 @@ class EndpointRollout(PolicyRollout):
     def _check(self, runs: Sequence[Run], outcomes: Sequence[Outcome]) -> None:
         """Raise what is a mistake in the agent's code, and say once what the policy's mistakes have caused."""
         for run in runs:
+            if run.failure is not None:
+                raise RuntimeError(f"The endpoint failed: {run.failure!r}") from run.failure
             if run.refusal is not None:
                 raise ValueError(f"The endpoint refused a request of the agent: {run.refusal}.") from run.refusal
         failures = [
