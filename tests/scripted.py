@@ -59,6 +59,11 @@ class Ran:
         return extended, spliced, new
 
     @property
+    def read(self) -> list[str]:
+        """What the policy has read before each turn."""
+        return [self.policy.tokenizer.decode(context) for context in self.policy.read]
+
+    @property
     def rewards(self) -> Any:
         return self.output["agent_rewards"][0]
 

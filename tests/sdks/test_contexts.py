@@ -98,7 +98,7 @@ def test_what_the_policy_wrote_stays_as_it_is(name: str, family: str, search: An
 
         ran = run(name, tokenizer, search, say, follow_up="Say it again." if "follow-up" in style else None)
         assert ran.rewards == {"reward": 1.0}, style
-        assert "Oslo is in Norway." in tokenizer.decode(ran.policy.read[1]) or style == "escapes"
+        assert "Oslo is in Norway." in ran.read[1] or style == "escapes"
         counts[style], expected[style] = ran.counts, those
     assert counts == expected
 
@@ -111,7 +111,7 @@ def test_code_agents_extend_their_context(family: str, search: Any) -> None:
 
     ran = run("smolagents, CodeAgent", family_tokenizer(family), search, say)
     assert (ran.rewards, ran.counts) == ({"reward": 1.0}, EXTENDED)
-    assert "Oslo is in Norway." in family_tokenizer(family).decode(ran.policy.read[1])
+    assert "Oslo is in Norway." in ran.read[1]
 
 
 @pytest.mark.parametrize("family", TOKENS)
