@@ -18,22 +18,16 @@ if find_spec("smolagents") is None:
     collect_ignore_glob = ["test_*.py"]
 
 # Otherwise the OpenAI Agents SDK and LangChain send traces, and LiteLLM fetches prices.
-os.environ.update(
-    OPENAI_AGENTS_DISABLE_TRACING="1",
-    LANGSMITH_TRACING="false",
-    LITELLM_LOCAL_MODEL_COST_MAP="True",
-    OPENAI_API_KEY="",
-)
+os.environ.update(OPENAI_AGENTS_DISABLE_TRACING="1", LANGSMITH_TRACING="false", LITELLM_LOCAL_MODEL_COST_MAP="True")
+NOISE = ("Pydantic serializer warnings", "Function 'search' has decorators")
+"""Warnings that LiteLLM and smolagents cause in libraries of their own."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.agents)
-            for warning in (
-                "Pydantic serializer warnings",
-                "Function 'search' has decorators",
-            ):  # of LiteLLM, smolagents
+            for warning in NOISE:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{warning}"))
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from sorl_trl.endpoint.conversation import Conversation
 from sorl_trl.endpoint.server import Endpoint
@@ -18,10 +19,8 @@ from tests.scripted import ROOM, run_agent
 from tests.sdks.agents import AGENTS, with_reward
 from tests.tools import qwen_tokenizer, tool_call
 
-pydantic = pytest.importorskip("pydantic")
 
-
-class City(pydantic.BaseModel):
+class City(BaseModel):
     name: str
 
 
@@ -82,34 +81,31 @@ class Constrained(LockStepEngine):
     """Notes the schemas that it gets."""
 
     constrains = True
-    schemas: list[Any]
+
+    def __init__(self, schemas: list[Any], policy: Any) -> None:
+        super().__init__(policy)
+        self.schemas = schemas
 
     def submit(self, row: int, context_ids: Any, limit: int, stops: Any = (), schema: Any = None) -> None:
-        self.schemas = [*getattr(self, "schemas", ()), schema]
+        self.schemas.append(schema)
         super().submit(row, context_ids, limit, stops)
 
 
-def typed(answer: Callable[..., Any], say: Any) -> list[Any]:
+def schemas_of(answer: Callable[..., Any], say: Any) -> list[Any]:
     """The schemas of an agent's turns. What it returns must be a `City`."""
-    engines: list[Any] = []
-
-    def engine(policy: Any) -> Any:
-        engines.append(Constrained(policy))
-        return engines[0]
 
     async def agent(example: Any, endpoint: Any) -> float:
-        city = await answer(endpoint)
-        return float(city == City(name="Oslo"))
+        return float(await answer(endpoint) == City(name="Oslo"))
 
-    ran = run_agent(agent, {}, qwen_tokenizer(), say, engine=engine)
+    schemas: list[Any] = []
+    ran = run_agent(agent, {}, qwen_tokenizer(), say, engine=partial(Constrained, schemas))
     assert ran.rewards == {"reward": 1.0}
-    schemas: list[Any] = engines[0].schemas
     return schemas
 
 
 @pytest.mark.parametrize("name", BY_SCHEMA)
 def test_the_schema_of_an_answer_reaches_the_engine(name: str) -> None:
-    (schema,) = typed(BY_SCHEMA[name], lambda read, number: '{"name": "Oslo"}')
+    (schema,) = schemas_of(BY_SCHEMA[name], lambda read, number: '{"name": "Oslo"}')
     assert [*schema["properties"]] == ["name"]
 
 
@@ -119,7 +115,7 @@ def test_an_answer_may_be_the_arguments_of_a_call(name: str) -> None:
         (offered,) = re.findall(r'"function": \{"name": "(\w+)"', read)
         return tool_call(offered, name="Oslo")
 
-    assert typed(BY_TOOL[name], say) == [None]
+    assert schemas_of(BY_TOOL[name], say) == [None]
 
 
 def test_agents_of_a_handoff_have_roles() -> None:
