@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any
 
-from sorl_trl.endpoint.messages import ChatFormat, Message, Request, same_message, same_turn
+from sorl_trl.endpoint.messages import BadRequest, ChatFormat, Message, Request, same_message, same_turn
 from sorl_trl.rollout import Generation
 from sorl_trl.rollout.trajectories import decode
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, ToolCall, ToolResult, Trajectory, Turn
@@ -148,7 +148,17 @@ class Conversation:
     # ---------------------------------------------------------------------------------------------------------------
 
     def begin(self, request: Request) -> Call:
-        """The call of a request, whose context has read it. Raises BadRequest if the template cannot show it."""
+        """The call of a request, whose context has read it.
+
+        Raises BadRequest if the template cannot show it, or if it has tools and the tokenizer cannot read calls.
+        """
+        if request.tools and not self._chat.parses_calls:
+            raise BadRequest(
+                "`tools` need a tokenizer with a `response_template`, by which calls are read. TRL has none for this "
+                "chat template: set one",
+                "tools",
+                "unsupported",
+            )
         messages = [self._harmless(message) for message in request.messages]
         call = self._continued(request, messages) or self._begun(request, messages)
         for each in call.observations:

@@ -31,8 +31,9 @@ logger = logging.getLogger(__name__)
 
 _CAUSES = {
     "template": "the chat template shows earlier messages in another way than before, for example without thoughts. "
-    "The policy will meet the same in production. If it should read its thoughts again, set `tokenizer.chat_template` "
-    "to that of `trl.chat_template_utils.get_training_chat_template(tokenizer)`",
+    "The policy will meet the same in production. If it should read its thoughts again, call "
+    "`add_response_schema(tokenizer)` of `trl.chat_template_utils`, by which calls are still read, and then set "
+    "`tokenizer.chat_template` to `get_training_chat_template(tokenizer)`",
     "client": "the agent's client sends the policy's messages back in other words, such as calls of tools as text. "
     "Choose a kind of agent that sends back `tool_calls`",
     "history": "earlier messages or the tools change from call to call, for example by the time of day in them. Keep "
