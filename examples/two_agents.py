@@ -1,7 +1,7 @@
 """One policy as two agents, named by `model`: a planner asks, and a searcher answers from what it finds.
 
 python quickstart.py  # writes the default questions and corpus
-python examples/two_agents.py --model Qwen/Qwen3-0.6B --output_dir out
+python examples/two_agents.py --model Qwen/Qwen2.5-0.5B-Instruct --output_dir out
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ SEARCH = "Answer the question from these passages, in a few words.\n"
 
 @dataclass
 class Arguments:
-    model: str = "Qwen/Qwen3-0.6B"
+    model: str = "Qwen/Qwen2.5-0.5B-Instruct"
     questions: str = "runs/quickstart/world/train.jsonl"
     corpus: str = "runs/quickstart/world/corpus.jsonl"
     index: str = "runs/index"
