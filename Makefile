@@ -7,8 +7,8 @@ export OMP_NUM_THREADS ?= 1
 # Byte code is kept, whatever the environment says: dozens of processes import what is here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart model train-lm test test-fast test-all test-rounding test-launch test-distributed test-vllm test-wheel test-model gpu-check lint docs docs-links \
-	bench bench-rollout bench-search bench-stability clean
+.PHONY: quickstart model train-lm test test-fast test-all test-rounding test-launch test-distributed test-vllm test-agents test-wheel test-model \
+	gpu-check lint docs docs-links bench bench-rollout bench-search bench-stability clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -35,7 +35,7 @@ train-lm: $(VENV)/.installed model
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 test: $(VENV)/.installed
-	$(PYTEST) -m "not slow and not distributed and not vllm and not wheel and not model"
+	$(PYTEST) -m "not slow and not distributed and not vllm and not agents and not wheel and not model"
 
 # On every save: nothing that trains or starts a process, and few examples of each property.
 test-fast: $(VENV)/.installed
@@ -43,7 +43,7 @@ test-fast: $(VENV)/.installed
 		tests/unit tests/contract
 
 test-all: $(VENV)/.installed
-	$(PYTEST) -m "not distributed and not vllm and not wheel and not model"
+	$(PYTEST) -m "not distributed and not vllm and not agents and not wheel and not model"
 	$(BIN)/python -m pytest -m distributed
 
 # With kernels without vector instructions, which sum in another order: no verdict may hang on what a sum rounds.
@@ -71,6 +71,18 @@ test-distributed: $(VENV)/.installed
 # Without byte code, every process that imports vLLM takes a minute to start.
 test-vllm: .venv-vllm/.installed
 	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest -p no:logging tests/vllm
+
+# SDKs of agents, in an environment of their own: what they want is not what constraints.txt says.
+.venv-agents/.installed: pyproject.toml constraints-agents.txt
+	$(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints-agents.txt)
+	.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-agents.txt \
+		-e '.[serve]' openai openai-agents langgraph langchain langchain-openai smolagents 'pydantic-ai-slim[openai]' litellm \
+		pytest pytest-timeout hypothesis
+	touch $@
+
+test-agents: .venv-agents/.installed
+	.venv-agents/bin/python -m pytest -m agents tests/sdks tests/integration/test_examples.py
 
 # Needs PyPI: the wheel is installed in an empty environment, and each subcommand is run there.
 test-wheel: $(VENV)/.installed
@@ -116,4 +128,4 @@ bench-stability: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability
 
 clean:
-	rm -rf $(VENV) .venv-vllm build/docs runs
+	rm -rf $(VENV) .venv-vllm .venv-agents build/docs runs

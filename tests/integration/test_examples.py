@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sorl_trl.endpoint import command_agent
+from sorl_trl.search import BM25Index
 from tests.agents import agent_policy, agent_tokenizer
 from tests.documentation import ROOT, logged, write_questions
 from tests.policies import acting_policy, acting_tokenizer, build_policy
-from tests.tools import qwen_tokenizer
+from tests.scripted import Ran, run_agent
+from tests.tools import qwen_tokenizer, tool_call
 
 STEP = ["--max_steps", "1", "--per_device_train_batch_size", "4", "--num_generations", "4"]
 QUICK = [*STEP, "--use_cpu", "--bf16", "False", "--report_to", "none", "--model", "policy"]
+BRIEF = ["--steps_per_generation", "1"]
 SEARCH = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl", "--index", "index"]
 CHAT = "{% for message in messages %}{{ message.content }} {% endfor %}"
 
@@ -65,6 +70,61 @@ def test_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = run(monkeypatch, "own_environment", acting_policy(tokenizer), tokenizer, "--rows", "8")
     assert logged(trainer, "rollout/tool_calls_per_trajectory") > 0
     assert -0.4 <= logged(trainer, "rewards/environment_reward/mean") <= 1
+
+
+def run_script(name: str, turns: list[str]) -> Ran:
+    """Have the agent of a script answer a question; `turns` is what the policy says."""
+    agent = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["agent_with"](
+        BM25Index.open("corpus.jsonl", "index")
+    )
+    example = {"prompt": "Which city?", "golden_answers": ["Oslo"]}
+    return run_agent(agent, example, qwen_tokenizer(), lambda read, number: turns[number])
+
+
+@pytest.mark.parametrize("name", ["openai_agent", "two_agents"])
+def test_agents_of_the_openai_sdk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    pytest.importorskip("openai")
+    tokenizer = qwen_tokenizer()
+    trainer = run(monkeypatch, name, build_policy(vocab_size=len(tokenizer)), tokenizer, *SEARCH, *BRIEF)
+    assert logged(trainer, "rewards/agent_reward/mean") == 0
+
+
+def test_the_openai_agent_searches() -> None:
+    pytest.importorskip("openai")
+    ran = run_script("openai_agent", [tool_call("search", query="oslo"), "Oslo"])
+    assert (ran.rewards, ran.counts) == ({"reward": 1.0}, (1, 0, 0))
+    assert "<tool_response>\nwhere oslo\n" in ran.read[1]
+
+
+def test_the_planner_asks_the_searcher() -> None:
+    pytest.importorskip("openai")
+    ran = run_script("two_agents", ["Where?", "Here, in Oslo.", "Answer: Oslo"])
+    assert ran.rewards == {"reward": 1.0}
+    assert [turn.role for turn in ran.trajectory.turns] == ["planner", "searcher", "planner"]
+    assert "where oslo" in ran.read[1]
+    assert "Here, in Oslo." in ran.read[2]
+
+
+@pytest.mark.agents
+def test_the_code_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.sdks.policies import brief_policy, brief_tokenizer
+
+    code = ["print(search(query='oslo'))", "final_answer('Oslo')"]
+    ran = run_script("code_agent", [f"Thought: I look.\n<code>\n{each}\n</code>" for each in code])
+    assert (ran.rewards, ran.counts) == ({"reward": 1.0}, (1, 0, 0))
+    assert "where oslo" in ran.read[1]
+    trainer = run(monkeypatch, "code_agent", brief_policy(brief_tokenizer()), brief_tokenizer(), *SEARCH, *BRIEF)
+    assert logged(trainer, "rewards/agent_reward/mean") == 0
+    assert logged(trainer, "endpoint/error_share") == 0
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_an_agent_in_javascript() -> None:
+    agent = command_agent(f"node {ROOT / 'examples' / 'agent.mjs'}")
+    ran = run_agent(agent, {"number": 7}, qwen_tokenizer(), lambda read, number: ["5", "9", "7"][number])
+    assert (ran.rewards, ran.counts) == ({"reward": 1.0}, (2, 0, 0))
+    assert "Higher." in ran.read[1]
+    assert "Lower." in ran.read[2]
 
 
 @pytest.mark.parametrize("steps", [8, pytest.param(240, marks=pytest.mark.slow)])

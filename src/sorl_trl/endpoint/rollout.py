@@ -218,6 +218,8 @@ class EndpointRollout(PolicyRollout):
     def _check(self, runs: Sequence[Run], outcomes: Sequence[Outcome]) -> None:
         """Raise what is a mistake in the agent's code, and say once what the policy's mistakes have caused."""
         for run in runs:
+            if run.failure is not None:
+                raise RuntimeError(f"The endpoint failed: {run.failure!r}") from run.failure
             if run.refusal is not None:
                 raise AgentMistake(f"The endpoint refused a request of the agent: {run.refusal}.") from run.refusal
         failures = [

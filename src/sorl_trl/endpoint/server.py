@@ -74,6 +74,8 @@ class Run:
     """How many requests were sent again and got the turn of the first."""
     refusal: BadRequest | None = None
     """Why the first request was refused that is not served, if one was."""
+    failure: Exception | None = None
+    """What the endpoint itself raised, if it did."""
     limit_reached: StopReason | None = None
     """Which limit left no room for the last turn."""
     turns_of: dict[bytes, list[_SharedTurn]] = field(default_factory=dict)
@@ -175,6 +177,7 @@ class Endpoint:
 
     async def _answer(self, scope: Any, body: bytes) -> tuple[int, Any, _SharedTurn | None]:
         """HTTP status, content (JSON, or a list of events), and the turn that it shows."""
+        run: Run | None = None
         try:
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
             run, path = self._run_of(headers), scope["path"].rstrip("/")
@@ -197,6 +200,8 @@ class Endpoint:
             return 403, Refusal(403, str(error), "permission_error", "run_ended").body, None
         except Exception as error:  # the agent is told, too
             logger.exception("The endpoint failed")
+            if run is not None:
+                run.failure = run.failure or error
             return 500, Refusal(500, f"{type(error).__name__}: {error}", "server_error").body, None
 
     def _run_of(self, headers: Mapping[str, str]) -> Run:
