@@ -5,7 +5,7 @@ but is no sandbox, as its authors say: train where nothing can be lost, or pass 
 
 pip install 'smolagents[openai]'
 python quickstart.py  # writes the default questions and corpus
-python examples/code_agent.py --model Qwen/Qwen3-0.6B --output_dir out
+python examples/code_agent.py --model Qwen/Qwen2.5-Coder-0.5B-Instruct --output_dir out
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from sorl_trl.search import BM25Index
 
 @dataclass
 class Arguments:
-    model: str = "Qwen/Qwen3-0.6B"
+    model: str = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
     questions: str = "runs/quickstart/world/train.jsonl"
     corpus: str = "runs/quickstart/world/corpus.jsonl"
     index: str = "runs/index"

@@ -1,7 +1,7 @@
 """One policy as two agents, named by `model`: a planner asks, and a searcher answers from what it finds.
 
 python quickstart.py  # writes the default questions and corpus
-python examples/two_agents.py --model Qwen/Qwen3-0.6B --output_dir out
+python examples/two_agents.py --model Qwen/Qwen2.5-0.5B-Instruct --output_dir out
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,13 @@ from sorl_trl import EndpointRollout, SOGRPOConfig, SOGRPOTrainer, agent_reward
 from sorl_trl.qa import exact_match, load_questions
 from sorl_trl.search import BM25Index
 
-PLAN = (
-    "Find the answer in steps. Each line of yours is a simple question for a colleague, or `Answer:` and the answer."
-)
+PLAN = "Find the answer in steps. Each time, write a question for a colleague, or `Answer:` and the answer."
 SEARCH = "Answer the question from these passages, in a few words.\n"
 
 
 @dataclass
 class Arguments:
-    model: str = "Qwen/Qwen3-0.6B"
+    model: str = "Qwen/Qwen2.5-0.5B-Instruct"
     questions: str = "runs/quickstart/world/train.jsonl"
     corpus: str = "runs/quickstart/world/corpus.jsonl"
     index: str = "runs/index"
