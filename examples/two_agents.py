@@ -14,9 +14,7 @@ from sorl_trl import EndpointRollout, SOGRPOConfig, SOGRPOTrainer, agent_reward
 from sorl_trl.qa import exact_match, load_questions
 from sorl_trl.search import BM25Index
 
-PLAN = (
-    "Find the answer in steps. Each line of yours is a simple question for a colleague, or `Answer:` and the answer."
-)
+PLAN = "Find the answer in steps. Each time, write a question for a colleague, or `Answer:` and the answer."
 SEARCH = "Answer the question from these passages, in a few words.\n"
 
 
