@@ -113,6 +113,8 @@ def test_what_is_sampled_does_not_depend_on_how_long_tools_take() -> None:
         return [each for each in engine.polled if each]
 
     assert trace(1) == trace(2) == trace(3)
+    # Turns of rows 0 and 3 take 3 polls, of 1 and 4 take 4, of 2 takes 5. Rows rejoin after two polls without them.
+    assert trace(1)[:7] == [(0, 1, 2, 3, 4)] * 3 + [(1, 2, 4), (2,), (0, 3), (0, 1, 3, 4)]
 
 
 def test_agents_may_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
