@@ -250,7 +250,7 @@ class Endpoint:
         turn: TurnRequest | None = None
         try:
             self._warn_of_ignored(run, request, asked)
-            token_ids, schema = [*call.context.token_ids], request.schema if run.constrains else None
+            token_ids, schema = [*call.context.token_ids], _schema(run, request)
             turn = TurnRequest(run.number, call.context.row, token_ids, _room(run, call), request.stops, schema)
             run.turns.ask(turn)
             generation = await asyncio.wrap_future(turn.generation)
@@ -266,7 +266,7 @@ class Endpoint:
     def _warn_of_ignored(self, run: Run, request: Request, asked: Mapping[str, Any]) -> None:
         """Say once of each field that it has no effect."""
         found = {name: "the trainer says how turns are sampled" for name in IGNORED if asked.get(name) is not None}
-        if request.schema is not None and not run.constrains:
+        if request.schema is not None and _schema(run, request) is None:
             found["response_format"] = "only vLLM constrains turns to a schema, and not where they may call tools"
         if asked.get("tool_choice") not in (None, "auto", "none"):
             found["tool_choice"] = "nothing makes the policy call a tool"
@@ -305,6 +305,12 @@ class _SharedTurn:
     def _drop(self) -> None:
         if not self.waiting:
             self.task.cancel()
+
+
+def _schema(run: Run, request: Request) -> Mapping[str, Any] | None:
+    """The JSON schema that a turn is made to follow. One that may call a tool could not call it then."""
+    may_call = request.tools and request.may_call
+    return request.schema if run.constrains and not may_call else None
 
 
 def _room(run: Run, call: Call) -> int:

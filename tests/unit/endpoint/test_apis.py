@@ -163,12 +163,13 @@ def test_structured_output(constrains: bool, caplog: pytest.LogCaptureFixture) -
         response = client.responses.parse(model="m", input="hi", text_format=City)
         create(client, "chat", False, response_format={"type": "json_object"})
         create(client, "responses", False, text={"format": {"type": "text"}})
+        create(client, "chat", False, response_format={"type": "json_object"}, tools=TOOLS["chat"])
         return chat.choices[0].message.parsed, response.output_parsed
 
     assert talk(agent, None, engine=engine) == (City(name="Oslo"), City(name="Oslo"))
     properties = [each and [*each.get("properties", {})] for each in engine.schemas]
-    assert properties == ([["name"], ["name"], [], None] if constrains else [None] * 4)
-    assert ("response_format" in caplog.text) != constrains
+    assert properties == ([["name"], ["name"], [], None, None] if constrains else [None] * 5)
+    assert "response_format" in caplog.text, "if it offers tools, which it could not call"
 
 
 def test_what_has_no_effect_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
