@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.endpoint.conversation import Answer, Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.rollout import Engine, Generation, RolloutLimits, TurnEnd
+from sorl_trl.trainers.sampled import check_rollout, sampled_rows
 from tests.tools import gemma_tokenizer, qwen_tokenizer
 
 END = "<|im_end|>"
@@ -60,12 +62,14 @@ def say(conversation: Conversation, call: Call, text: str) -> Answer:
     return conversation.finish(call, generation(conversation._chat, text))
 
 
-class ScriptedEngine(Engine):
-    """Says what `script(row, context_ids)` returns: a text, or None as long as it still samples."""
+Script = Callable[[int, list[int]], "str | Sequence[int] | None"]
+"""What a row says after what it has read: a text, token ids, or None as long as it still samples."""
 
-    def __init__(
-        self, script: Callable[[int, list[int]], str | None], tokenizer: Any, window: int | None = None
-    ) -> None:
+
+class ScriptedEngine(Engine):
+    """Says what a script returns, up to a stop string or the end of a message."""
+
+    def __init__(self, script: Script, tokenizer: Any, window: int | None = None) -> None:
         self.script, self.tokenizer, self.window = script, tokenizer, window
         self.end = TurnEnd(tokenizer, (), setup_of(tokenizer).eos_token_ids)
         self.asked: list[tuple[int, list[int]]] = []
@@ -90,9 +94,10 @@ class ScriptedEngine(Engine):
         self.polled.append(tuple(sorted(self.submitted)))
         ended = []
         for row, (ids, limit, stops) in sorted(self.submitted.items()):
-            text = self.script(row, ids)
-            if text is not None:
-                ended.append((row, self._cut(self.tokenizer.encode(text, add_special_tokens=False), limit, stops)))
+            turn = self.script(row, ids)
+            if turn is not None:
+                written = self.tokenizer.encode(turn, add_special_tokens=False) if isinstance(turn, str) else [*turn]
+                ended.append((row, self._cut(written, limit, stops)))
         for row, _ in ended:
             del self.submitted[row]
         return ended
@@ -127,3 +132,61 @@ def collect(
     prompts = [row.get("prompt", "w") for row in rows]
     output, metrics = rollout.collect(setup_of(tokenizer, **limits), prompts, rows, engine)
     return output, metrics, engine
+
+
+@dataclass(frozen=True)
+class Ran:
+    """An agent's run."""
+
+    output: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    engine: ScriptedEngine
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many calls extended a context, were spliced to one, and began a new one."""
+        extended, spliced, new = (
+            int(self.metrics[f"endpoint/{kind}"]) for kind in ("extended", "spliced", "new_context")
+        )
+        return extended, spliced, new
+
+    @property
+    def read(self) -> list[str]:
+        """What the policy has read before each turn."""
+        return [self.engine.tokenizer.decode(context) for _, context in self.engine.asked]
+
+    @property
+    def rewards(self) -> Any:
+        return self.output["agent_rewards"][0]
+
+    @property
+    def trajectory(self) -> Any:
+        return self.output["trajectory"][0]
+
+
+def run_agent(
+    agent: Any,
+    example: Mapping[str, Any],
+    tokenizer: Any,
+    say: Callable[[str, int], str | Sequence[int]],
+    constrains: bool = False,
+    **limits: int,
+) -> Ran:
+    """Run an agent once; `say` gets what the policy has read, and after how many turns.
+
+    What training reads before each turn must be what the policy has read.
+    """
+    end = tokenizer.eos_token_id
+
+    def script(row: int, context: list[int]) -> list[int]:
+        turn = say(tokenizer.decode(context), len(engine.asked) - 1)
+        return [*(tokenizer.encode(turn, add_special_tokens=False) if isinstance(turn, str) else turn), end]
+
+    engine = ScriptedEngine(script, tokenizer)
+    engine.constrains = constrains
+    output, metrics, _ = collect(agent, [example], engine=engine, tokenizer=tokenizer, **limits)
+    check_rollout(output, 1)
+    keys = ("prompt_ids", "completion_ids", "env_mask", "turn_ids", "context_ids")
+    (sampled,) = sampled_rows(*(output[key] for key in keys))
+    assert [sampled.read_before(start) for start, _ in sampled.turns] == [context for _, context in engine.asked]
+    return Ran(output, metrics, engine)

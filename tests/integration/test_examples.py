@@ -14,8 +14,8 @@ from sorl_trl.endpoint import command_agent
 from sorl_trl.search import BM25Index
 from tests.agents import agent_policy, agent_tokenizer
 from tests.documentation import ROOT, logged, write_questions
+from tests.endpoint import Ran, run_agent
 from tests.policies import acting_policy, acting_tokenizer, build_policy
-from tests.scripted import Ran, run_agent
 from tests.tools import qwen_tokenizer, tool_call
 
 STEP = ["--max_steps", "1", "--per_device_train_batch_size", "4", "--num_generations", "4"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.scripted import Ran, run_agent
+from tests.endpoint import Ran, run_agent
 from tests.sdks.agents import AGENTS, SENDS_CALLS, with_reward
 from tests.tools import qwen_tokenizer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,8 @@ from pydantic import BaseModel
 
 from sorl_trl.endpoint.conversation import Conversation
 from sorl_trl.endpoint.server import Endpoint
-from sorl_trl.rollout import LockStepEngine
 from sorl_trl.types import StopReason
-from tests.scripted import ROOM, run_agent
+from tests.endpoint import run_agent
 from tests.sdks.agents import AGENTS, with_reward
 from tests.tools import qwen_tokenizer, tool_call
 
@@ -77,30 +75,15 @@ BY_TOOL: dict[str, Callable[..., Any]] = {
 }
 
 
-class Constrained(LockStepEngine):
-    """Notes the schemas that it gets."""
-
-    constrains = True
-
-    def __init__(self, schemas: list[Any], policy: Any) -> None:
-        super().__init__(policy)
-        self.schemas = schemas
-
-    def submit(self, row: int, context_ids: Any, limit: int, stops: Any = (), schema: Any = None) -> None:
-        self.schemas.append(schema)
-        super().submit(row, context_ids, limit, stops)
-
-
 def schemas_of(answer: Callable[..., Any], say: Any) -> list[Any]:
     """The schemas of an agent's turns. What it returns must be a `City`."""
 
     async def agent(example: Any, endpoint: Any) -> float:
         return float(await answer(endpoint) == City(name="Oslo"))
 
-    schemas: list[Any] = []
-    ran = run_agent(agent, {}, qwen_tokenizer(), say, engine=partial(Constrained, schemas))
+    ran = run_agent(agent, {}, qwen_tokenizer(), say, constrains=True)
     assert ran.rewards == {"reward": 1.0}
-    return schemas
+    return ran.engine.schemas
 
 
 @pytest.mark.parametrize("name", BY_SCHEMA)
@@ -157,9 +140,11 @@ def searching(name: str, search: Any, room: int = 10**6) -> Any:
     tokenizer, said = qwen_tokenizer(), tool_call("search", query="Oslo")
     if "CodeAgent" in name:
         said = "<code>\nprint(search(query='Oslo'))\n</code>"
-    limits = replace(ROOM, max_trajectory_tokens=room * len(tokenizer.encode(said)) + 2)
+    trajectory = room * len(tokenizer.encode(said)) + 2
     agent = with_reward(AGENTS[name], search, lambda answer: 1.0)
-    return run_agent(agent, {"question": "Where is Oslo?"}, tokenizer, lambda read, number: said, limits)
+    return run_agent(
+        agent, {"question": "Where is Oslo?"}, tokenizer, lambda read, number: said, trajectory=trajectory
+    )
 
 
 @pytest.mark.parametrize("name", AGENTS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sorl_trl.endpoint.conversation import Conversation
-from tests.scripted import run_agent
+from tests.endpoint import run_agent
 from tests.tools import qwen_tokenizer
 
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
