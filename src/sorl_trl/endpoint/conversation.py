@@ -158,6 +158,8 @@ class Conversation:
         call.context.parts += call.observations
         call.context.token_ids += chain.from_iterable(each.token_ids for each in call.observations)
         call.context.is_busy = True
+        self._contexts.remove(call.context)
+        self._contexts.append(call.context)  # as the latest in use
         self._calls.append(call)
         return call
 
