@@ -84,7 +84,7 @@ class Down:
 
 
 def test_an_agents_turn_is_never_longer_than_its_trajectory() -> None:
-    arguments, engine = RolloutArguments(agent_command="agent", reward_on_error=-1.0), EngineOptions()
+    arguments, engine = RolloutArguments(agent_command="python", reward_on_error=-1.0), EngineOptions()
     made: Any = make_rollout(arguments, engine, arguments.limits(24), None)
     assert (made.max_turn_tokens, made.reward_on_error, made.engine) == (24, -1.0, engine)
     made = make_rollout(arguments, engine, arguments.limits(2500), None)
