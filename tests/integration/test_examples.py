@@ -64,6 +64,21 @@ def test_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [tool.__name__ for tool in trainer.tools] == ["multiply"]
 
 
+def test_langgraph_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("langchain", "langchain_openai"):
+        pytest.importorskip(module)
+    world = Path("runs/langgraph/world")
+    world.mkdir(parents=True)
+    Path("questions.jsonl").rename(world / "train.jsonl")
+    Path("corpus.jsonl").rename(world / "corpus.jsonl")
+    tokenizer = qwen_tokenizer()
+    policy = build_policy(vocab_size=len(tokenizer))
+    policy.config.max_position_embeddings = 4096
+    trainer = run(monkeypatch, "langgraph_agent", policy, tokenizer, "--max_completion_length", "48")
+    assert logged(trainer, "endpoint/error_share") == 0
+    assert 0 <= logged(trainer, "rewards/agent_reward/mean") <= 1
+
+
 def test_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = acting_tokenizer(("guess",))
     tokenizer.chat_template = CHAT
