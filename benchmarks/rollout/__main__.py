@@ -24,7 +24,6 @@ Writes `benchmarks/results/rollout.json` and `rollout.md`, after each cell anew.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -79,13 +78,8 @@ def run(result: dict[str, Any]) -> None:
         wanted = {"engine": engine, **key(cell)}
         if not any(wanted.items() <= row.items() for row in result["rows"]):
             print(wanted, flush=True)
-            result["rows"].append(wanted | alone({}, quietly, engine, cell))
+            result["rows"].append(wanted | alone({}, measure, engine, cell))
             write(result)
-
-
-def quietly(engine: str, cell: Cell) -> dict[str, Any]:
-    logging.disable(logging.WARNING)
-    return measure(engine, cell)
 
 
 def write(result: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -273,6 +274,7 @@ ENGINES: dict[str, Callable[[Script, ScriptedSearch], Rollout]] = {
 
 def measure(engine: str, cell: Cell) -> dict[str, Any]:
     """One row of the result. Only the rollout is measured: the model is there, and has been run once."""
+    logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     script = Script(cell)
