@@ -14,6 +14,7 @@
 cell runs in a process of its own on one thread. Of the rollout alone it measures
 
 - `cpu_seconds` and `wall_seconds`;
+- `endpoint_ms_per_call`: milliseconds of processor time that the endpoint's thread takes for an API call;
 - `prefilled_over_needed`: tokens of contexts that went through the model, over those that must if each token of a
   trajectory is computed once (prompt, observations, and the last token of every turn that one follows);
 - `waiting_seconds`: in which something was being searched for and nothing generated.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -283,12 +284,21 @@ def measure(engine: str, cell: Cell) -> dict[str, Any]:
     began, cpu_began = time.perf_counter(), time.process_time()
     prefilled_tokens, generating = roll_out()
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+    calls = sum(map(len, script.turns))
     return {
         "cpu_seconds": cpu,
+        "endpoint_ms_per_call": 1000 * cpu_of_thread("sorl-endpoint") / calls,
         "wall_seconds": wall,
         "prefilled_over_needed": prefilled_tokens / script.needed_tokens,
         "waiting_seconds": outside(search.intervals, generating),
     }
+
+
+def cpu_of_thread(name: str) -> float:
+    """The processor time of a thread of this process; 0 if there is none of this name."""
+    found = (each.ident for each in threading.enumerate() if each.name == name)
+    ident = next(found, None)
+    return 0.0 if ident is None else time.clock_gettime(time.pthread_getcpuclockid(ident))
 
 
 def outside(intervals: Sequence[Interval], others: Sequence[Interval]) -> float:
