@@ -49,7 +49,7 @@ class PolicyRollout(ABC):
         self.engine = engine or EngineOptions()
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        self.check(trainer.args, trainer.tools)  # TRL's trainers, unlike ours, have not called it yet
+        self.check(trainer.args, trainer.tools)  # ours have called it already, TRL's never do
         with policy_engine(trainer, self.stop_strings, self.engine) as (engine, any_active):
             return self.sample(prompts, trainer, engine, any_active)
 

@@ -17,12 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from numbers import Real
-from typing import Any, TypeAlias
+from tempfile import TemporaryFile
+from typing import IO, Any, TypeAlias
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout.responder import contained
 from sorl_trl.search.backend import is_down
-from sorl_trl.text import one_line
 from sorl_trl.threads import DaemonThreads, start
 
 _EXCERPT = 300
@@ -48,7 +48,7 @@ Agent: TypeAlias = Callable[[dict[str, Any], Access], Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run of an agent ended."""
+    """How an agent's run ended."""
 
     rewards: Mapping[str, float] | None = None
     """What it returned, by name; None if it left the rewards to others, or has not returned."""
@@ -148,25 +148,27 @@ def command_agent(command: str) -> Agent:
         raise ValueError(f"`agent_command` is {command!r}, but must begin with a program that exists.")
 
     async def agent(example: dict[str, Any], access: Access) -> Any:
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.api_key},
-            start_new_session=True,  # so that what it starts ends with it
-        )
-        _PROCESSES.add(process.pid)
-        try:
-            output, errors = await process.communicate(json.dumps(example, default=str).encode())
-        finally:
-            _end(process.pid)
-        if process.returncode:
-            said = errors.decode(errors="replace").strip().splitlines()
-            raise CommandError(
-                f"{words[0]} ended with exit code {process.returncode}: {''.join(said[-1:])[-_EXCERPT:]}"
+        # Files, because a pipe would stay open as long as anything that the command has started.
+        with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
+            given.write(json.dumps(example, default=str).encode())
+            given.seek(0)
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                stdin=given,
+                stdout=output,
+                stderr=errors,
+                env={**os.environ, "OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.api_key},
+                start_new_session=True,  # so that what it starts ends with it
             )
-        return _last_line(words[0], output.decode(errors="replace"))
+            _PROCESSES.add(process.pid)
+            try:
+                await process.wait()
+            finally:
+                _end(process.pid)
+            if process.returncode:
+                reason = _last_line(errors)[-_EXCERPT:]
+                raise CommandError(f"{words[0]} ended with exit code {process.returncode}: {reason}")
+            return _reward(words[0], _last_line(output))
 
     return agent
 
@@ -184,14 +186,16 @@ def _end_all() -> None:
         _end(process)
 
 
-def _last_line(program: str, output: str) -> Any:
-    lines = output.strip().splitlines()
-    if not lines:
-        return None
+def _last_line(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip().rpartition("\n")[2]
+
+
+def _reward(program: str, line: str) -> Any:
+    """What a command says in its last line. Raises AgentMistake if it is not JSON."""
     try:
-        return json.loads(lines[-1])
+        return json.loads(line) if line else None
     except ValueError as error:
         raise AgentMistake(
-            f"the last line of {program} is {one_line(lines[-1])[:_EXCERPT]!r}, but must be a number, an object with "
-            "numbers by name, or null"
+            f"the last line of {program} is {line[:_EXCERPT]!r}, but must be a number, numbers by name, or null"
         ) from error

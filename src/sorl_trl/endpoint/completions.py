@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from sorl_trl.endpoint.conversation import Answer
-from sorl_trl.endpoint.messages import BadRequest, Request, read_messages, read_tools
+from sorl_trl.endpoint.messages import BadRequest, Request, read_messages, read_object, read_tools
 
 Body = Mapping[str, Any]
 """The JSON of a request."""
 
-IGNORED = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
-"""How clients would like to sample. The trainer decides that."""
+IGNORED = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "top_logprobs"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("reasoning_effort", "reasoning", "chat_template_kwargs"),
+)
+"""How clients would like to sample, and what they tell a template. The trainer decides both."""
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "logprobs": (None, False),
@@ -26,6 +30,8 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "conversation": (None,),
     "prompt": (None,),
     "background": (None, False),
+    "web_search_options": (None,),
+    "modalities": (None, [], ["text"]),
 }
 """Fields that are not served, and the values with which they ask for nothing."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -69,25 +75,29 @@ def read_limit(body: Body) -> int | None:
     """The smallest limit under any of its names. Raises BadRequest if one is no positive number."""
     given = {name: body[name] for name in _LIMITS if body.get(name) is not None}
     for name, value in given.items():
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise BadRequest(f"`{name}` is {value!r}, but must be at least 1", name)
     return min(given.values(), default=None)
 
 
 def read(body: Body) -> Request:
-    """Raises BadRequest, which names the field, for what is not served or not of the API's form."""
+    """What a request asks for. Raises BadRequest, which names the field, for what is not served or malformed."""
     check_fields(body)
-    form, stops = body.get("response_format") or {}, body.get("stop") or ()
+    form, stops = read_object(body.get("response_format"), "response_format"), body.get("stop") or ()
+    read_object(body.get("stream_options"), "stream_options")
     stops = [stops] if isinstance(stops, str) else stops
     if not isinstance(stops, Sequence) or not all(isinstance(each, str) and each for each in stops):
-        raise BadRequest(f"`stop` is {body['stop']!r:.200}, but must be texts", "stop")
+        raise BadRequest(
+            f"`stop` is {body['stop']!r:.200}, but must be a string or a list of strings that are not empty", "stop"
+        )
+    described = read_object(form.get("json_schema"), "response_format")
     return Request(
         model=model_of(body),
         messages=read_messages(body.get("messages")),
-        tools=read_tools(body.get("tools"), lambda tool: tool.get("function") or {}),
+        tools=read_tools(body.get("tools"), lambda tool: tool.get("function")),
         limit=read_limit(body),
         stops=tuple(stops),
-        schema=read_schema(form, (form.get("json_schema") or {}).get("schema"), "response_format"),
+        schema=read_schema(form, described.get("schema"), "response_format"),
         may_call=body.get("tool_choice") != "none",
     )
 

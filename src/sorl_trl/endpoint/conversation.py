@@ -15,7 +15,7 @@ from itertools import chain, count
 from operator import ne
 from typing import Any
 
-from sorl_trl.endpoint.messages import ChatFormat, Message, Request, same_message, same_turn
+from sorl_trl.endpoint.messages import BadRequest, ChatFormat, Message, Request, same_message, same_turn
 from sorl_trl.rollout import Generation
 from sorl_trl.rollout.trajectories import decode
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, ToolCall, ToolResult, Trajectory, Turn
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass(eq=False)
 class Context:
-    """What the policy has read and written at once."""
+    """What the policy has read and written in one sequence."""
 
     row: int
     tools: Sequence[Message]
@@ -122,6 +122,10 @@ class Call:
     observations: list[Observation]
     cause: str | None = None
     """Why the context began anew."""
+    known: list[Message] = field(default_factory=list)
+    """The messages that the context had before."""
+    limit: int = 0
+    """How many tokens its turn may have, once that is known."""
     neutralized: int = 0
     """How many of its new messages spelled out special tokens."""
     answer: Answer | None = None
@@ -153,6 +157,7 @@ class Conversation:
         self._chat.check_tools(request.tools)
         messages = [self._harmless(message) for message in request.messages]
         call = self._continued(request, messages) or self._begun(request, messages)
+        call.known = call.context.messages
         new = _after_last_turn(messages)
         call.neutralized = sum(map(ne, messages[new:], request.messages[new:]))
         call.context.parts += call.observations
@@ -164,10 +169,16 @@ class Conversation:
         return call
 
     def cancel(self, call: Call) -> None:
-        """Forget a call that nobody waits for, as if it had never been made."""
-        context = call.context
-        del context.parts[len(context.parts) - len(call.observations) :]
-        del context.token_ids[len(context.token_ids) - sum(len(each.token_ids) for each in call.observations) :]
+        """Forget a call that nobody waits for, as if it had never been made, unless others follow it."""
+        context, read = call.context, [*(each.token_ids for each in call.observations)]
+        if call.answer is not None:
+            if context.is_busy or context.parts[-1] is not call.answer:
+                return
+            read.append(call.answer.turn.token_ids)
+            context.messages = call.known
+            del context.answers[len(call.messages)]
+        del context.parts[len(context.parts) - len(read) :]
+        del context.token_ids[len(context.token_ids) - sum(map(len, read)) :]
         context.is_busy = False
         self._calls.remove(call)
         if not context.parts:
@@ -236,9 +247,8 @@ class Conversation:
 
     def _begun(self, request: Request, messages: Sequence[Message]) -> Call:
         """The call in a context of its own, in which thoughts that the client has dropped are put back."""
-        known = [*reversed(self.answers)]
-        cause = self._cause(messages, request.tools, known) if self._contexts else None
-        restored = [_restored(message, known) for message in messages]
+        cause = self._cause(messages, request.tools, self.answers) if self._contexts else None
+        restored = _all_restored(messages, self.answers)
         text = self._chat.render(restored, request.tools)
         token_ids = self._chat.encode(text)
         size, shown = self._shown_before(text, token_ids, restored, request.tools)
@@ -273,12 +283,19 @@ class Conversation:
         if not self._contexts:
             return 0, 0
         if last := _after_last_turn(messages):
-            shown = _common(text, self._chat.render(messages[:last], tools, generation_prompt=False))
+            shown = _common(text, self._beginning(messages[:last], tools))
             size = len(self._chat.encode(text[:shown]))
         else:
             size = max(_common(token_ids, each.token_ids) for each in self._contexts)
             shown = len(decode(self._chat.tokenizer, token_ids[:size])) if size else 0
         return (size, shown) if size < len(token_ids) else (len(token_ids), len(text))
+
+    def _beginning(self, messages: Sequence[Message], tools: Sequence[Message]) -> str:
+        """How the template shows messages by themselves, if it can."""
+        try:
+            return self._chat.render(messages, tools, generation_prompt=False)
+        except BadRequest:
+            return ""
 
     def _observation(
         self, text: str, token_ids: Sequence[int], messages: Sequence[Message], repeats: bool = False
@@ -296,7 +313,7 @@ class Conversation:
         return str(message.get("name") or names.get(message.get("tool_call_id"), ""))
 
     def _free_row(self) -> int:
-        """The first row of the trajectory that generates no context."""
+        """The trajectory's first row that no context uses."""
         taken = {context.row for context in self._contexts}
         return next(row for row in count(self._row, self._stride) if row not in taken)
 
@@ -331,20 +348,18 @@ class Conversation:
         return sum(call.neutralized for call in self._calls)
 
     @property
-    def rows(self) -> list[int]:
-        """The rows of the engine that generate its contexts."""
-        return [context.row for context in self._contexts]
-
-    @property
     def answers(self) -> list[Answer]:
         """In the order of their requests."""
         return [call.answer for call in self._calls if call.answer is not None]
 
     @property
     def completion_length(self) -> int:
-        """How many tokens follow the first prompt, without those that contexts repeat."""
+        """How many tokens follow the first prompt, with those that turns under way may have.
+
+        What contexts repeat does not count.
+        """
         observed = (each for call in self._calls[1:] for each in call.observations if not each.repeats)
-        written = sum(len(answer.turn.token_ids) for answer in self.answers)
+        written = sum(len(each.answer.turn.token_ids) if each.answer else each.limit for each in self._calls)
         return written + sum(len(each.token_ids) for each in observed)
 
     def completion(self) -> list[Message]:
@@ -382,6 +397,19 @@ def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
 def _after_last_turn(messages: Sequence[Message]) -> int:
     """The place after the policy's last message; 0 if there is none."""
     return max((place for place, each in enumerate(messages, 1) if each["role"] == "assistant"), default=0)
+
+
+def _all_restored(messages: Sequence[Message], known: Sequence[Answer]) -> list[Message]:
+    """The messages with the policy's own as it wrote them, each of which is taken once."""
+    left, restored = [*known], list[Message]()
+    for message in messages:
+        called = {call.get("id") for call in message.get("tool_calls") or ()}
+        by_id = [each for each in left if called & {call["id"] for call in each.message.get("tool_calls") or ()}]
+        own = next((each for each in by_id or left if _restored(message, [each]) is not message), None)
+        if own is not None:
+            left = [each for each in left if each is not own]
+        restored.append(message if own is None else _restored(message, [own]))
+    return restored
 
 
 def _restored(message: Message, known: Sequence[Answer]) -> Message:

@@ -205,9 +205,11 @@ def read_message(given: Mapping[str, Any], field: str) -> Message:
         if thoughts := given.get("reasoning_content") or given.get("reasoning"):
             message["reasoning_content"] = read_text(thoughts, f"{field}.reasoning_content")
         if calls := given.get("tool_calls"):
-            message["tool_calls"] = [_call(call, f"{field}.tool_calls") for call in calls]
+            message["tool_calls"] = [
+                _call(call, f"{field}.tool_calls") for call in read_list(calls, f"{field}.tool_calls")
+            ]
     elif role == "tool":
-        message |= {name: given[name] for name in ("tool_call_id", "name") if given.get(name)}
+        message |= {name: str(given[name]) for name in ("tool_call_id", "name") if given.get(name)}
     return message
 
 
@@ -226,9 +228,23 @@ def tool_call(call_id: Any, name: str, arguments: Any) -> Message:
 def _read_arguments(given: Any) -> Any:
     """The arguments of a call as an object, or as text if that is no JSON. Policies write JSON as text, too."""
     if isinstance(given, str):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):  # brackets may nest too deeply
             given = json.loads(given) if given.strip() else {}
     return given or {}
+
+
+def read_object(given: Any, field: str) -> Mapping[str, Any]:
+    """An object, empty if it is left out. Raises BadRequest for anything else."""
+    if not isinstance(given, Mapping | None):
+        raise BadRequest(f"`{field}` is {given!r:.200}, but must be an object", field)
+    return given or {}
+
+
+def read_list(given: Any, field: str) -> list[Any]:
+    """A list, empty if it is left out. Raises BadRequest for anything else."""
+    if not isinstance(given, list | None):
+        raise BadRequest(f"`{field}` is {given!r:.200}, but must be a list", field)
+    return given or []
 
 
 def read_text(content: Any, field: str) -> str:
@@ -260,13 +276,15 @@ def read_tools(given: Any, function_of: Any) -> list[Message]:
     `function_of` takes the description of the function from a tool.
     """
     tools = []
-    for tool in given or ():
+    for tool in read_list(given, "tools"):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind != "function":
             raise BadRequest(
                 f"`tools` has one of type {kind!r}: the policy calls functions of the agent alone", "tools", "hosted"
             )
-        described = function_of(tool)
+        described = read_object(function_of(tool), "tools")
+        if not isinstance(described.get("name"), str):
+            raise BadRequest(f"`tools` has {tool!r:.200}, but a function must have a `name`", "tools")
         shown = {name: described[name] for name in ("name", "description", "parameters") if described.get(name)}
         tools.append({"type": "function", "function": shown})
     return tools

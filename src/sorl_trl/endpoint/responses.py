@@ -16,13 +16,22 @@ from sorl_trl.endpoint.completions import (
     read_limit,
     read_schema,
 )
-from sorl_trl.endpoint.messages import BadRequest, Message, Request, read_message, read_text, read_tools, tool_call
+from sorl_trl.endpoint.messages import (
+    BadRequest,
+    Message,
+    Request,
+    read_message,
+    read_object,
+    read_text,
+    read_tools,
+    tool_call,
+)
 
 
 def read(body: Body) -> Request:
-    """Raises BadRequest, which names the field, for what is not served or not of the API's form."""
+    """What a request asks for. Raises BadRequest, which names the field, for what is not served or malformed."""
     check_fields(body)
-    form = (body.get("text") or {}).get("format") or {}
+    form = read_object(read_object(body.get("text"), "text").get("format"), "text.format")
     return Request(
         model=model_of(body),
         messages=_messages(body),
@@ -48,9 +57,11 @@ def _messages(body: Body) -> list[Message]:
             thoughts = read_text(item.get("summary") or item.get("content"), field)
         elif kind == "function_call_output":
             output = read_text(item.get("output"), field)
-            messages.append({"role": "tool", "content": output, "tool_call_id": item.get("call_id")})
+            messages.append({"role": "tool", "content": output, "tool_call_id": str(item.get("call_id"))})
         elif kind == "function_call":
-            call = tool_call(item.get("call_id"), str(item.get("name")), item.get("arguments"))
+            if not isinstance(item.get("name"), str):
+                raise BadRequest(f"`{field}` is {item!r:.200}, but a call must have a `name`", field)
+            call = tool_call(item.get("call_id"), item["name"], item.get("arguments"))
             _own_message(messages, thoughts).setdefault("tool_calls", []).append(call)
             thoughts = ""
         elif kind == "message":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import sys
 import threading
@@ -10,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import cache
 from typing import Any
 
 from trl import GRPOTrainer
@@ -71,7 +71,7 @@ class EndpointRollout(PolicyRollout):
 
     Each API call is a turn. What the policy has read and sampled is kept as token ids: a call extends the context that
     it continues, and a call whose history has changed begins a new context of the same trajectory. All agents of a
-    rollout run at the same time. Trajectories may differ in everything but their row.
+    rollout run at the same time.
 
     Besides the keys of `AgentRollout`, it returns `context_ids`, and for reward functions `agent_rewards`, a mapping
     of what each agent returned, or None. For conversational prompts, completions are messages. Metrics of contexts and
@@ -109,9 +109,8 @@ class EndpointRollout(PolicyRollout):
         Number().check("reward_on_error", reward_on_error)
         self.agent, self.max_turn_tokens, self.host = agent, max_turn_tokens, host
         self.time_limit_s, self.reward_on_error = time_limit_s, reward_on_error
-        self._server = _Server(host)
         self._rewards: list[Mapping[str, float] | None] = []
-        self._has_warned: set[str] = set()
+        self._warned: set[str] = set()
 
     def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
         super().check(config, tools, environment_factory)
@@ -147,9 +146,6 @@ class EndpointRollout(PolicyRollout):
     def measures(self, row: int) -> Mapping[str, float | None]:
         rewards = self._rewards[row]
         return {} if rewards is None else {**rewards, "reward": sum(rewards.values())}
-
-    def fork(self) -> EndpointRollout:
-        return copy.copy(self)
 
     def collect(
         self,
@@ -195,11 +191,13 @@ class EndpointRollout(PolicyRollout):
         any_active: Callable[[bool], bool],
     ) -> tuple[list[Run], list[Outcome]]:
         """Run all agents to their end. Their requests, meanwhile, are turns of the engine."""
-        endpoint = self._server.endpoint()
+        with _STARTING:
+            endpoint = _endpoint(self.host)
         chat, size = ChatFormat.of(setup), len(examples)
         most = setup.limits.max_trajectory_tokens
         limits = CallLimits(setup.limits.max_turn_tokens, most, engine.window)
-        runs = [Run(i, Conversation(chat, i, size), queue, limits, engine.constrains) for i in range(size)]
+        conversations = [Conversation(chat, i, size) for i in range(size)]
+        runs = [Run(i, each, queue, limits, engine.constrains, self._warned) for i, each in enumerate(conversations)]
         endpoint.admit(runs)
         outcomes: list[Future[Outcome]] = []
         try:
@@ -277,25 +275,22 @@ class EndpointRollout(PolicyRollout):
         if afresh < _HARDLY_ANY or afresh <= continued:
             return
         (cause, _), *_ = causes.most_common(1)
-        if cause not in self._has_warned:
-            self._has_warned.add(cause)
+        if cause not in self._warned:
+            self._warned.add(cause)
             logger.warning(
                 "%d of %d API calls that continue a conversation begin a new context, and so take time and memory: %s",
                 *(afresh, afresh + continued, _CAUSES[cause]),
             )
 
 
-class _Server:
-    """The endpoint of this process, once a rollout needs it. Rollouts that go on at the same time share it."""
+_STARTING = threading.Lock()
+"""Rollouts that go on at the same time share the endpoint."""
 
-    def __init__(self, host: str) -> None:
-        self._host, self._lock = host, threading.Lock()
-        self._endpoint: Endpoint | None = None
 
-    def endpoint(self) -> Endpoint:
-        with self._lock:
-            self._endpoint = self._endpoint or Endpoint(self._host)
-            return self._endpoint
+@cache
+def _endpoint(host: str) -> Endpoint:
+    """The endpoint of this process at an address."""
+    return Endpoint(host)
 
 
 def _stop_reason(run: Run, outcome: Outcome) -> StopReason:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from sorl_trl.endpoint import completions, responses
 from sorl_trl.endpoint.completions import IGNORED, Served
@@ -27,26 +27,22 @@ logger = logging.getLogger(__name__)
 
 _APIS: Mapping[str, ModuleType] = {"/v1/chat/completions": completions, "/v1/responses": responses}
 _GRACE_S = 5.0
-"""How long a turn that nobody waits for is kept for a request that is sent again. Ours."""
+"""How long a turn that nobody waits for, or has received, is kept for a request that is sent again. Our choice."""
 _REMEMBERED = 256
 """How many requests of a trajectory are remembered for this."""
 _KEY = "sorl-"
 _LIMITED_BY = {
-    StopReason.TURN_LIMIT: "`max_turn_tokens` leaves no room",
-    StopReason.TRAJECTORY_LIMIT: "the trainer's `max_completion_length` limits all that follows the first prompt",
-    StopReason.CONTEXT_LIMIT: "this is the window of the engine: the model's positions, or memory for keys and values",
+    StopReason.TRAJECTORY_LIMIT: "`max_completion_length` limits all that follows the trajectory's first prompt",
+    StopReason.CONTEXT_LIMIT: "the maximum context length is that of the model, or of its memory for keys and values",
 }
 
 
-class Refusal(Exception):
-    """A response with an error."""
+Sampled: TypeAlias = "tuple[Call, Answer, int]"
+"""A call, its answer, and how many tokens it has read."""
 
-    def __init__(
-        self, status: int, message: str, kind: str, code: str | None = None, field: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+class WrongKey(Exception):
+    """A request has no trajectory's key."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,8 @@ class CallLimits:
     """How many tokens a turn may have, and the trajectory after its first prompt, and a context."""
 
     turn: int
-    trajectory: int | None = None
-    window: int | None = None
+    trajectory: int | None
+    window: int | None
 
 
 @dataclass(eq=False)
@@ -68,6 +64,8 @@ class Run:
     limits: CallLimits
     constrains: bool = False
     """Whether the engine constrains turns to a JSON schema."""
+    warned: set[str] = field(default_factory=set)
+    """Fields without effect of which a warning has been logged."""
     key: str = field(default_factory=lambda: f"{_KEY}{secrets.token_hex(16)}")
     has_ended: bool = False
     resent: int = 0
@@ -80,6 +78,11 @@ class Run:
     """Which limit left no room for the last turn."""
     turns_of: dict[bytes, list[_SharedTurn]] = field(default_factory=dict)
     """The turns of each request, because a client may send one again."""
+
+    def refuse(self, refusal: BadRequest | None) -> None:
+        """Remember what is not served, for the trainer. A template may refuse what the policy has written."""
+        if refusal is not None and refusal.code != "chat_template":
+            self.refusal = self.refusal or refusal
 
     def end(self) -> None:
         """The agent has ended, and makes no more calls."""
@@ -110,7 +113,6 @@ class Endpoint:
         name = f"[{host}]" if ":" in host else host
         self.base_url = f"http://{name}:{self._socket.getsockname()[1]}/v1"
         self._runs: dict[str, Run] = {}
-        self._warned: set[str] = set()
         config = uvicorn.Config(
             self._serve_http,
             interface="asgi3",  # uvicorn does not recognize it by a bound method
@@ -135,7 +137,7 @@ class Endpoint:
         self._runs.update({run.key: run for run in runs})
 
     def dismiss(self, runs: Sequence[Run]) -> None:
-        """Serve the calls of trajectories no more. When this returns, none is under way."""
+        """Stop serving the calls of these trajectories. When this returns, none is under way."""
 
         async def end() -> None:
             turns = [turn for run in runs for turns in run.turns_of.values() for turn in turns]
@@ -143,14 +145,10 @@ class Endpoint:
                 run.has_ended = True
                 self._runs.pop(run.key, None)
             for turn in turns:
-                turn.task.cancel()
+                turn.drop()
             await asyncio.gather(*(turn.task for turn in turns), return_exceptions=True)
 
         asyncio.run_coroutine_threadsafe(end(), self._loop).result()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.should_exit = self._server.force_exit = True
 
     # ---------------------------------------------------------------------------------------------------------------
     # HTTP
@@ -169,9 +167,9 @@ class Endpoint:
                 answering.cancel()
                 return
             status, content, shared = answering.result()
-            await _send(send, status, content)
             if shared is not None:
                 shared.is_received = not leaving.done()
+            await _send(send, status, content)
         finally:
             leaving.cancel()
 
@@ -185,32 +183,33 @@ class Endpoint:
                 model = {"id": "policy", "object": "model", "created": 0, "owned_by": "sorl-trl"}
                 return 200, {"object": "list", "data": [model]}, None
             if scope["method"] != "POST" or path not in _APIS:
-                paths = ", ".join(_APIS)
-                raise Refusal(404, f"{scope['method']} {path} is not served: POST to {paths}", "invalid_request_error")
+                refusal = BadRequest(f"{scope['method']} {path} is not served: POST to {' or '.join(_APIS)}", "path")
+                run.refuse(refusal if scope["method"] == "POST" else None)
+                return 404, _error(str(refusal), "invalid_request_error", "not_found"), None
             api, asked = _APIS[path], _json_object(body)
             shared = self._shared_turn(run, path, body, asked, headers)
-            answer, read = await shared.result()
+            _, answer, read = await shared.result()
             served = Served(asked, answer, read, shared.response_id, shared.created)
             return 200, [*api.stream(served)] if asked.get("stream") else api.whole(served), shared
-        except Refusal as refusal:
-            return refusal.status, refusal.body, None
+        except WrongKey as error:
+            return 401, _error(str(error), "authentication_error", "invalid_api_key"), None
         except BadRequest as error:
-            return 400, Refusal(400, str(error), "invalid_request_error", error.code, error.field).body, None
+            return 400, _error(str(error), "invalid_request_error", error.code, error.field), None
         except RunEnded as error:
-            return 403, Refusal(403, str(error), "permission_error", "run_ended").body, None
+            return 403, _error(str(error), "permission_error", "run_ended"), None
         except Exception as error:  # the agent is told, too
             logger.exception("The endpoint failed")
             if run is not None:
                 run.failure = run.failure or error
-            return 500, Refusal(500, f"{type(error).__name__}: {error}", "server_error").body, None
+            return 500, _error(f"{type(error).__name__}: {error}", "server_error"), None
 
     def _run_of(self, headers: Mapping[str, str]) -> Run:
         key = headers.get("authorization", "").removeprefix("Bearer ").strip()
         run = self._runs.get(key)
         if run.has_ended if run else key.startswith(_KEY):
-            raise RunEnded("this trajectory has ended: its agent has returned, or its time is up")
+            raise RunEnded("this trajectory has ended (its agent has returned, or its time is up), or never began")
         if run is None:
-            raise Refusal(401, "`api_key` must be `endpoint.api_key`", "authentication_error", "invalid_api_key")
+            raise WrongKey("`api_key` must be `endpoint.api_key`")
         return run
 
     # ---------------------------------------------------------------------------------------------------------------
@@ -225,86 +224,98 @@ class Endpoint:
         It does if the turn of the same request was received by nobody and nobody waits for it, or if it says so.
         """
         turns = run.turns_of.setdefault(hashlib.sha256(path.encode() + body).digest(), [])
-        turns[:] = [each for each in turns if not each.has_failed]
+        received = [each for each in turns if each.is_received][-1:]
+        turns[:] = received + [each for each in turns if not (each.is_received or each.has_failed)]
         lost = [each for each in turns if not each.is_received and not each.waiting]
         says_so = headers.get("x-stainless-retry-count", "0") != "0"
         if lost or (says_so and turns):
             run.resent += 1
             return (lost or turns)[-1]
-        shared = _SharedTurn(self._turn(run, _APIS[path], asked))
+        shared = _SharedTurn(self._turn(run, _APIS[path], asked), run.conversation)
         turns.append(shared)
         if len(run.turns_of) > _REMEMBERED:
             ended = (key for key, turns in run.turns_of.items() if all(each.task.done() for each in turns))
             run.turns_of.pop(next(ended, b""), None)
         return shared
 
-    async def _turn(self, run: Run, api: ModuleType, asked: Mapping[str, Any]) -> tuple[Answer, int]:
-        """A new turn, and how many tokens it reads."""
+    async def _turn(self, run: Run, api: ModuleType, asked: Mapping[str, Any]) -> Sampled:
+        """The call of a new turn, its answer, and how many tokens it reads."""
         try:
             request: Request = api.read(asked)
             call = run.conversation.begin(request)
         except BadRequest as refusal:
-            if refusal.code != "chat_template":  # which may be for what the policy has written
-                run.refusal = run.refusal or refusal
+            run.refuse(refusal)
             raise
         turn: TurnRequest | None = None
         try:
             self._warn_of_ignored(run, request, asked)
             token_ids, schema = [*call.context.token_ids], _schema(run, request)
-            turn = TurnRequest(run.number, call.context.row, token_ids, _room(run, call), request.stops, schema)
+            call.limit = _room(run, call)
+            turn = TurnRequest(run.number, call.context.row, token_ids, call.limit, request.stops, schema)
             run.turns.ask(turn)
             generation = await asyncio.wrap_future(turn.generation)
+            return call, run.conversation.finish(call, generation), len(token_ids)
         except BaseException:
             if turn is not None:
                 run.turns.withdraw(turn)
             run.conversation.cancel(call)
             raise
-        answer = run.conversation.finish(call, generation)
-        run.limit_reached = None  # the agent has made room
-        return answer, len(token_ids)
 
     def _warn_of_ignored(self, run: Run, request: Request, asked: Mapping[str, Any]) -> None:
         """Say once of each field that it has no effect."""
-        found = {name: "the trainer says how turns are sampled" for name in IGNORED if asked.get(name) is not None}
+        found = {name: "the trainer's config decides" for name in IGNORED if asked.get(name) not in (None, [], {})}
         if request.schema is not None and _schema(run, request) is None:
             found["response_format"] = "only vLLM constrains turns to a schema, and not where they may call tools"
         if asked.get("tool_choice") not in (None, "auto", "none"):
             found["tool_choice"] = "nothing makes the policy call a tool"
         if asked.get("parallel_tool_calls") is False:
             found["parallel_tool_calls"] = "nothing keeps the policy from several calls at once"
-        for name in found.keys() - self._warned:
-            self._warned.add(name)
+        for name in found.keys() - run.warned:
+            run.warned.add(name)
             logger.warning("An agent asks for `%s`, which has no effect: %s.", name, found[name])
 
 
 class _SharedTurn:
-    """A turn that several requests may wait for. If none does for some seconds, it is dropped."""
+    """A turn that several requests may wait for. If nobody has waited for it for some seconds, it is dropped."""
 
-    def __init__(self, turn: Coroutine[Any, Any, tuple[Answer, int]]) -> None:
+    def __init__(self, turn: Coroutine[Any, Any, Sampled], conversation: Conversation) -> None:
         self.task = asyncio.ensure_future(turn)
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio would log it
-        self.is_received = False
+        self.is_received = self.is_dropped = False
         self.waiting = 0
         self.response_id, self.created = uuid.uuid4().hex[:24], int(time.time())
+        self._conversation = conversation
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def has_failed(self) -> bool:
-        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
+        return self.is_dropped or (self.task.done() and (self.task.cancelled() or self.task.exception() is not None))
 
-    async def result(self) -> tuple[Answer, int]:
+    async def result(self) -> Sampled:
         self.waiting += 1
+        if self._timer is not None:
+            self._timer.cancel()
         try:
-            result = await asyncio.shield(self.task)
+            sampled = await asyncio.shield(self.task)
             self.is_received = True  # or another request would take it up before it is sent
-            return result
+            return sampled
+        except asyncio.CancelledError as error:
+            if self.task.cancelled():
+                raise RunEnded("this trajectory has ended") from error
+            raise
         finally:
             self.waiting -= 1
-            if not self.task.done():
-                asyncio.get_running_loop().call_later(_GRACE_S, self._drop)
+            if not self.waiting:
+                self._timer = asyncio.get_running_loop().call_later(_GRACE_S, self.drop)
 
-    def _drop(self) -> None:
-        if not self.waiting:
-            self.task.cancel()
+    def drop(self) -> None:
+        """Give the turn up unless somebody has received it. What was sampled already is taken back."""
+        if self.is_received or self.is_dropped:
+            return
+        if self.task.done() and not self.has_failed:
+            self._conversation.cancel(self.task.result()[0])
+        self.is_dropped = True
+        self.task.cancel()
 
 
 def _schema(run: Run, request: Request) -> Mapping[str, Any] | None:
@@ -325,11 +336,12 @@ def _room(run: Run, call: Call) -> int:
     if least < 1:
         run.limit_reached = reason
         raise BadRequest(
-            f"This model's maximum context length is {read + least} tokens. However, your messages resulted in {read} "
-            f"tokens. Please reduce the length of the messages. ({_LIMITED_BY[reason]})",
+            f"These messages have {read} tokens, and {least} are left for an answer, because {_LIMITED_BY[reason]}. "
+            "Please reduce the length of the messages.",
             "messages",
             "context_length_exceeded",
         )
+    run.limit_reached = None  # the agent has made room, if there was none
     return min(least, call.request.limit or least)
 
 
@@ -360,8 +372,13 @@ async def _send(send: Any, status: int, content: Any) -> None:
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
         asked = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         asked = None
     if not isinstance(asked, dict):
-        raise Refusal(400, "the body is no JSON object", "invalid_request_error")
+        raise BadRequest("the body is not a JSON object")
     return asked
+
+
+def _error(message: str, kind: str, code: str | None = None, field: str | None = None) -> dict[str, Any]:
+    """The body of a response with an error."""
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _CHECK_S = 0.5
 """How often a waiting trainer looks whether its run has been ended."""
 _PATIENCE_S = 30.0
-"""How long the others wait for an agent that is due, because agents may wait for each other. Ours."""
+"""How long the others wait for an agent that is due: not forever, for agents may wait for each other. Our choice."""
 
 
 class RunEnded(Exception):
@@ -51,10 +51,11 @@ class TurnRequest:
 class TurnQueue:
     """The turns of one rollout of `runs` trajectories.
 
-    An agent that has got its turn is due exactly `rejoin_after` polls later: then its next call is submitted, even if
-    it came sooner or has to be waited for, unless the agent ends. What is sampled therefore depends neither on tools
-    nor on the clock, as long as an agent makes one call at a time. An engine that generates whole turns waits for all
-    agents, and one that does not count steps (a server) gets each call as it comes.
+    An agent that has got its turn is due `rejoin_after` polls later: then its next call is submitted, even if it came
+    sooner or has to be waited for, unless the agent ends. What is sampled therefore depends neither on tools nor on
+    the clock, as long as an agent makes one call at a time, gives none up, and takes less than 30 seconds between
+    calls. An engine that generates whole turns waits for all agents, and one that does not count steps (a server)
+    gets each call as it comes.
 
     Attributes:
         seconds_generating: How long the engine was polled.
@@ -65,7 +66,7 @@ class TurnQueue:
         self.seconds_generating = self.seconds_waiting = 0.0
         self._rejoin_after = rejoin_after
         self._news = threading.Condition()
-        """Guards all that other threads change: the next three."""
+        """Guards what other threads change: the three lists below, and `_is_closed`."""
         self._asked: list[TurnRequest] = []
         self._withdrawn: list[TurnRequest] = []
         self._ended: list[int] = []
@@ -141,17 +142,19 @@ class TurnQueue:
     def _take_in(self, engine: Engine, any_active: Callable[[bool], bool]) -> None:
         """Submit the calls of all agents that are due, and wait for those that are late."""
         self._drain(engine)
-        if engine.in_steps:
-            if engine.idle and self._due and not any(map(self._is_due, self._held)):
-                self._polls = max(self._polls, min(self._due.values()))  # nobody can continue before
+        while engine.in_steps:
             self._wait_for_late(engine, any_active)
-        for run in sorted(self._held):
-            if self._is_due(run) or not engine.in_steps:
-                self._due.pop(run, None)
-                for request in sorted(self._held.pop(run), key=lambda each: each.row):
-                    self._generating[request.row] = request
-                    self._rows[run].add(request.row)
-                    engine.submit(request.row, request.token_ids, request.limit, request.stops, request.schema)
+            if not engine.idle or not self._due or any(map(self._is_due, self._held)):
+                break
+            self._polls = min(self._due.values())  # nobody can continue before
+        ready = [run for run in sorted(self._held) if self._is_due(run) or not engine.in_steps]
+        requests = [each for run in ready for each in sorted(self._held.pop(run), key=lambda each: each.row)]
+        for request in requests:
+            self._due.pop(request.run, None)
+            self._generating[request.row] = request
+            self._rows[request.run].add(request.row)
+        for request in requests:
+            engine.submit(request.row, request.token_ids, request.limit, request.stops, request.schema)
 
     def _wait_for_late(self, engine: Engine, any_active: Callable[[bool], bool]) -> None:
         began = time.perf_counter()
@@ -161,6 +164,7 @@ class TurnQueue:
                 self._warn_impatient(len(late), waited)
                 for run in late:  # whose call is submitted when it comes
                     del self._due[run]
+                continue
             self._wait()
             if not engine.polls_together:
                 any_active(True)  # raises if the run has been ended

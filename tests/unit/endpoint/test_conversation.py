@@ -208,7 +208,7 @@ def test_two_calls_under_way_have_a_context_each() -> None:
     follow_up = [*HI, sent("Yes."), MORE]
     one, other = (conversation.begin(Request("m", follow_up)) for _ in range(2))
     assert [one.kind, other.kind] == [EXTENDED, NEW_CONTEXT]
-    assert conversation.rows == [0, 3]
+    assert [each.row for each in conversation._contexts] == [0, 3]
     say(conversation, other, f"B{END}")
     say(conversation, one, f"A{END}")
     assert [each.message["content"] for each in conversation.answers] == ["Yes.", "A", "B"], "in order of requests"
@@ -218,7 +218,7 @@ def test_a_cancelled_call_leaves_no_trace() -> None:
     conversation = Conversation(chat_of())
     hostile = [{"role": "user", "content": HOSTILE}]
     conversation.cancel(conversation.begin(Request("m", hostile)))
-    assert (conversation.rows, conversation.counts, conversation.neutralized) == ([], {}, 0)
+    assert (conversation._contexts, conversation.counts, conversation.neutralized) == ([], {}, 0)
     ask(conversation, HI)
     before = conversation.trajectory(StopReason.ENVIRONMENT_DONE), [*conversation._contexts[0].token_ids]
     for messages in ([*HI, sent("Yes."), *hostile], [*HI, sent("No."), MORE]):
@@ -277,7 +277,7 @@ def test_the_oldest_contexts_are_forgotten() -> None:
     ask(conversation, first)
     for number in range(1, 4):
         ask(conversation, [{"role": "user", "content": str(number)}])
-        assert len(conversation.rows) == 2
+        assert len(conversation._contexts) == 2
     assert conversation.begin(Request("m", [*first, sent("Yes."), MORE])).kind == NEW_CONTEXT
     busy = [conversation.begin(Request("m", [{"role": "user", "content": f"busy {i}"}])) for i in range(3)]
     assert len({call.context.row for call in busy}) == 3, "no call under way is forgotten"

@@ -379,7 +379,7 @@ def test_rollouts_at_the_same_time_share_an_endpoint() -> None:
     with ThreadPoolExecutor(3) as threads:
         outputs = [*threads.map(lambda fork: collect(fork, 4, echo)[0], forks)]
     assert all(output["agent_rewards"] == [{"reward": 1.0}] * 4 for output in outputs)
-    assert len({id(fork._server.endpoint()) for fork in forks}) == 1
+    assert [each.name for each in threading.enumerate()].count("sorl-endpoint") == 1
 
 
 HANGING = """
