@@ -51,10 +51,10 @@ def build(folder: Path, tokenizer: Any, dataset: Any = None, **overrides: Any) -
 
 
 def batch_of(folder: Path, tokenizer: Any, **overrides: Any) -> tuple[Any, dict[str, Any]]:
-    """A trainer, and one batch of the groups of the first four prompts."""
+    """A trainer, and one batch of the groups of the first four rows."""
     trainer = build(folder, tokenizer, **overrides)
     trainer.model.train()
-    rows = [dict(row) for row in questions().select(range(4)) for _ in range(GROUP)]
+    rows = [dict(row) for row in trainer.train_dataset.select(range(4)) for _ in range(GROUP)]
     return trainer, trainer._generate_and_score_completions(rows)
 
 
@@ -131,6 +131,13 @@ def test_the_bound_leaves_the_rest_to_the_method(tmp_path: Path, tokenizer: Any,
     assert (batch["turn_ids"] == -1).all()
     metrics = trainer._metrics["train"]
     assert (metrics["groups/refill_rounds"], metrics["groups/left"]) == ([rounds], [1.0])
+
+
+def test_rows_with_the_same_prompt_are_different_tasks(tmp_path: Path, tokenizer: Any) -> None:
+    """As with an agent, which reads other columns."""
+    tasks = Dataset.from_list([{"prompt": "w1", "task": i} for i in range(8)])
+    trainer, _ = batch_of(tmp_path, tokenizer, dataset=tasks, reward_funcs=equal_reward, refill_rounds=8)
+    assert len(asked(trainer)) == 2
 
 
 def test_a_batch_that_needs_none_is_that_of_a_trainer_without(tmp_path: Path, tokenizer: Any) -> None:

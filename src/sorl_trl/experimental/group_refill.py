@@ -129,7 +129,7 @@ class GroupRefillTrainer(TurnLevelTrainer):
     def _collect(self, inputs: list[dict[str, Any]]) -> Rollout:
         if not self.model.training:
             return super()._collect(inputs)
-        fresh = self._fresh_prompts(set(gather_object([_prompt_of(row) for row in inputs])))
+        fresh = self._fresh_rows(set(gather_object([repr(row) for row in inputs])))
         rollout = super()._collect(inputs)
         at_first = differs = self._differs(rollout.scored)
         rounds = 0
@@ -149,8 +149,8 @@ class GroupRefillTrainer(TurnLevelTrainer):
         metrics["groups/left"].append((~differs).float().mean().item())
         return rollout
 
-    def _fresh_prompts(self, asked: set[str]) -> Iterator[list[dict[str, Any]] | None]:
-        """For each round, rows whose prompts are not in `asked` nor in an earlier round; None when too few are left.
+    def _fresh_rows(self, asked: set[str]) -> Iterator[list[dict[str, Any]] | None]:
+        """For each round, rows that are not in `asked` nor in an earlier round; None when too few are left.
 
         They depend on the seed, the optimizer step, and how many batches this step has filled before, so all
         processes and a resumed run draw the same rows.
@@ -242,7 +242,10 @@ def _taken(a: Tensor, b: Tensor, takes: Tensor, padding: float = 0, on_the_left:
 
 
 def _draw(dataset: Dataset, asked: set[str], size: int, seed: str) -> Iterator[list[dict[str, Any]] | None]:
-    """For each round, `size` rows whose prompts are not in `asked`, which then holds them; None if too few remain."""
+    """For each round, `size` rows that are not in `asked`, which then holds them; None if too few remain.
+
+    Rows are compared as text, with all columns: those of an environment or an agent may have the same prompt, or none.
+    """
     seen: set[int] = set()
     for round_number in count():
         generator = random.Random(f"{seed}-{round_number}")  # a text seeds all processes alike
@@ -252,12 +255,7 @@ def _draw(dataset: Dataset, asked: set[str], size: int, seed: str) -> Iterator[l
             if index not in seen:
                 seen.add(index)
                 row = dataset[index]
-                if _prompt_of(row) not in asked:
-                    asked.add(_prompt_of(row))
+                if repr(row) not in asked:
+                    asked.add(repr(row))
                     rows.append(row)
         yield rows if len(rows) == size else None
-
-
-def _prompt_of(row: Mapping[str, Any]) -> str:
-    """What identifies a row as the same question. With environments, a row may have no prompt."""
-    return repr(row.get("prompt", row))
