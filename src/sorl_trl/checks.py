@@ -132,6 +132,9 @@ def import_named(argument: str, path: str) -> Any:
     try:
         module = import_module(module_name)
     except ImportError as error:
+        if module_name.endswith(".py"):
+            remedy = f"{module_name.removesuffix('.py')}:{name}"
+            raise ValueError(f"`{argument}` is {path!r}: write {remedy}, without .py.") from error
         raise ValueError(f"`{argument}` is {path!r}, but {module_name} cannot be imported: {error}.") from error
     if not hasattr(module, name):
         raise ValueError(f"`{argument}` is {path!r}, but {module_name} ({module.__file__}) has no {name!r}.")

@@ -42,6 +42,8 @@ def test_what_is_no_number_never_is_and_infinity_is_for_ever(number: Number) -> 
 def test_the_last_dot_of_a_path_may_be_a_colon() -> None:
     assert import_named("agent", "os.path:join") is import_named("agent", "os.path.join") is os.path.join
     assert not any(map(is_dotted, ("os:path.join", "os::path", ":join", "os.path:", "join", None)))
+    with pytest.raises(ValueError, match=r"write my_module:agent, without \.py"):
+        import_named("agent", "my_module.py:agent")
 
 
 @pytest.mark.parametrize("value", ["false", "", "True", 0, 1, None, np.False_])

@@ -254,5 +254,5 @@ def _check_agent(path: str) -> None:
         raise ValueError(
             f"`agent` is {path!r}, but must name a function that takes an example and an endpoint."
         ) from None
-    if "trainer" in parameters:
-        raise ValueError(f"`agent` is {path!r}, which takes a trainer: name it as `rollout_func`.")
+    if "trainer" in parameters or next(iter(parameters)) == "prompts":
+        raise ValueError(f"`agent` is {path!r}, which takes prompts and a trainer: name it as `rollout_func`.")

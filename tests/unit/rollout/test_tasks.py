@@ -78,6 +78,10 @@ def rollout_func(prompts: Any, trainer: Any) -> None:
     """The rollout of these tests."""
 
 
+def rollout_of(prompts: Any, its_trainer: Any) -> None:
+    """One that calls its trainer otherwise."""
+
+
 def test_an_agent_gets_the_question_and_needs_a_chat_template(tmp_path: Path) -> None:
     tasks = load_tasks(written(tmp_path / "tasks.jsonl", {"question": "where", "golden_answers": ["oslo"], "room": 2}))
     with_agent, tokenizer = RolloutArguments(agent=f"{__name__}:agent"), bpe_tokenizer()
@@ -124,6 +128,7 @@ def test_what_has_no_meaning_for_what_acts_is_refused(
         ({"environment": f"{__name__}.World", "rollout_func": f"{__name__}.rollout_func"}, "name one"),
         ({"agent": f"{__name__}:CHATML"}, "`agent` .* takes an example and an endpoint"),
         ({"agent": f"{__name__}:rollout_func"}, "name it as `rollout_func`"),
+        ({"agent": f"{__name__}:rollout_of"}, "name it as `rollout_func`"),
         ({"agent": f"{__name__}:nobody"}, "`agent` .* has no 'nobody'"),
     ],
 )
