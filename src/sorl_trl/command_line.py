@@ -28,6 +28,7 @@ from sorl_trl.text import one_line
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as in a shell."""
+LAST_PORT = 65535
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 PACKAGE = Path(__file__).parent
 NAMED_BY_TEXT = (
@@ -117,6 +118,18 @@ def at_least(least: int) -> Callable[[str], int]:
     return whole_number
 
 
+def port(text: str) -> int:
+    """The `type` of an argument that is the port of a server; 0 chooses a free one."""
+    if not text.isdecimal() or int(text) > LAST_PORT:
+        raise ArgumentTypeError(f"must be a whole number from 0 to {LAST_PORT}, got {text!r}")
+    return int(text)
+
+
+def options_in(words: Sequence[str]) -> set[str]:
+    """The names of the options on a command line, as a recipe writes them."""
+    return {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+
+
 def parse_dataclasses(
     classes: Sequence[type], words: Sequence[str], defaults: Mapping[str, Any], command: str, about: str = ""
 ) -> tuple[Any, ...]:
@@ -181,8 +194,7 @@ def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = 
         if not isinstance(config.get(name, ""), str | None):
             raise UserMistake(f"{path}: `{name}` is {config[name]!r}, but must be text")
     config |= {name: [config[name]] for name in SEVERAL if isinstance(config.get(name), str)}
-    given = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    left_out = set() if given.isdisjoint(alternatives) else set(alternatives)
+    left_out = set() if options_in(words).isdisjoint(alternatives) else set(alternatives)
     return {name: value for name, value in config.items() if name not in left_out}
 
 

@@ -57,6 +57,7 @@ def test_a_run_is_served_with_its_recipe_until_it_is_interrupted(tmp_path: Path)
     [
         (["nowhere/at/all"], "nowhere/at/all"),
         (["run"], "run has no chat template"),
+        (["run", "--port", "65536"], "--port"),
         (["run", "--temperature", "-1"], "`temperature` is -1.0"),
         (["run", "--rollout_engine", "fast"], "`rollout_engine` is 'fast'"),
     ],

@@ -14,7 +14,16 @@ from trl import ModelConfig
 
 from sorl_trl import qa
 from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields, import_named, is_dotted
-from sorl_trl.command_line import RECIPES, Parser, given_words, mistakes, parse_dataclasses, read_config, take_config
+from sorl_trl.command_line import (
+    RECIPES,
+    Parser,
+    given_words,
+    mistakes,
+    options_in,
+    parse_dataclasses,
+    read_config,
+    take_config,
+)
 from sorl_trl.diagnostics.callbacks import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.files import missing
@@ -201,8 +210,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
             raise ValueError(f"`method` is {choice.method!r}, which has a critic: add `--trainer so_ppo`.")
         groups = argument_groups(TRAINERS[choice.trainer])
         command = f"sorl train --trainer {choice.trainer}"
-        options = {word.partition("=")[0].replace("-", "_") for word in words}
-        if "__save_steps" in options:
+        if "save_steps" in options_in(words):
             recipe["save_strategy"] = "steps"  # a recipe that saves nothing would silently win over it
         parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, command)
         given = {**recipe, **given_words(groups, words)}

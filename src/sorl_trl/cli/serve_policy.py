@@ -9,7 +9,7 @@ from typing import Any
 
 from sorl_trl.checks import NOT_NEGATIVE
 from sorl_trl.cli.evaluate import find_policy, read_recipe
-from sorl_trl.command_line import Parser, UserMistake, at_least, mistakes
+from sorl_trl.command_line import Parser, UserMistake, at_least, mistakes, port
 
 ABOUT = """\
 Serves a policy at an OpenAI-compatible address until Ctrl-C, as an agent finds it in training. It prints the variables
@@ -79,7 +79,7 @@ def _parser() -> Parser:
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)"
     )
     parser.add_argument(
-        "--port", type=at_least(0), default=8000, metavar="N", help="0 chooses a free one (default: %(default)s)"
+        "--port", type=port, default=8000, metavar="N", help="0 chooses a free one (default: %(default)s)"
     )
     parser.add_argument("--api_key", metavar="KEY", help="the key that calls must have (default: a random one)")
     parser.add_argument(

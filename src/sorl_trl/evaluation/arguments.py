@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, OneOf, check_choice, check_fields
-from sorl_trl.command_line import UserMistake, given_words, parse_dataclasses
+from sorl_trl.command_line import UserMistake, given_words, options_in, parse_dataclasses
 from sorl_trl.qa import BENCHMARKS
 from sorl_trl.rollout import EngineOptions, RolloutArguments
+from sorl_trl.rollout.options import ACTORS
 from sorl_trl.search import SearchArguments
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -133,7 +134,8 @@ class Arguments:
     evaluation: EvaluationArguments
     search: SearchArguments
     given: dict[str, Any]
-    """The values that recipe and command line set, by name. All others have their defaults."""
+    """The values that were set and must be read, by name: those of the command line, and of a recipe that names what
+    acts."""
 
     def __post_init__(self) -> None:
         if rollout_func := self.rollout.rollout_func:
@@ -144,11 +146,16 @@ class Arguments:
 
 
 def parse_arguments(words: Sequence[str], recipe: Mapping[str, Any]) -> Arguments:
-    """Parse a command line, with those values of a recipe as defaults that are not for training alone."""
+    """Parse a command line, with those values of a recipe as defaults that are not for training alone.
+
+    If the command line names what acts, nothing acts that the recipe names, nor need all that it says be read.
+    """
     agent_fields = [
         field.name for group in (RolloutArguments, EngineOptions, SearchArguments) for field in fields(group)
     ]
     shared = {*agent_fields, *ALSO_IN_RECIPES, "questions", "benchmarks"}
-    recipe = {name: value for name, value in recipe.items() if name in shared}
+    acts_otherwise = not options_in(words).isdisjoint(ACTORS)
+    left_out = ACTORS if acts_otherwise else ()
+    recipe = {name: value for name, value in recipe.items() if name in shared and name not in left_out}
     parsed = parse_dataclasses(GROUPS, words, recipe, "sorl evaluate", ABOUT)
-    return Arguments(*[*parsed, {**recipe, **given_words(GROUPS, words)}])
+    return Arguments(*[*parsed, {**({} if acts_otherwise else recipe), **given_words(GROUPS, words)}])

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tqdm.auto import tqdm
 
-from sorl_trl.command_line import Parser, mistakes
+from sorl_trl.command_line import Parser, mistakes, port
 from sorl_trl.search.arguments import ENGINES, open_index
 from sorl_trl.search.dense import DenseIndex, DenseOptions
 from sorl_trl.search.index import SavedIndex, as_contents
@@ -175,7 +175,7 @@ def _serve_parser() -> Parser:
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)"
     )
     parser.add_argument(
-        "--port", type=int, default=8000, metavar="N", help="0 chooses a free one (default: %(default)s)"
+        "--port", type=port, default=8000, metavar="N", help="0 chooses a free one (default: %(default)s)"
     )
     return parser
 
