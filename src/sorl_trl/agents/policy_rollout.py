@@ -21,7 +21,7 @@ from sorl_trl.types import StopReason, Trajectory
 MESSAGES = "trajectory_messages"
 """The key of the trajectories as messages, which the trainers of this package pass on as `completions`."""
 
-# The policy or the environment ended these trajectories; the others reached a length limit.
+# The policy, the environment, the agent or an infrastructure failure ended these; the others reached a length limit.
 _COMPLETE = {
     StopReason.ANSWERED,
     StopReason.MAX_TURNS,
@@ -96,7 +96,7 @@ class PolicyRollout(ABC):
         return False
 
     def measures(self, row: int) -> Mapping[str, float | None]:
-        """What the environment of a row has measured in the last rollout, by name."""
+        """What the environment or the agent of a row has measured in the last rollout, by name."""
         return {}
 
     def fork(self) -> PolicyRollout:

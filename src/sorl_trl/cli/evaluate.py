@@ -5,9 +5,10 @@
     sorl evaluate --model_name_or_path MODEL …    a policy without a run: flags say how it is asked
 
 RUN is the output of `sorl train`, a checkpoint in it, a PEFT adapter's folder, or a Hub id. Its `recipe.yaml`, if it
-has one, says how the agent is asked and where it searches, and a flag overrides it. Under `accelerate launch`, the
-processes share the batches, and the result is the same as with one. Started again, an interrupted evaluation
-continues; so does one whose search engine failed, with the questions that were lost.
+has one, says how the policy is asked, and where it searches, or which environment or agent acts; a flag overrides it.
+Under `accelerate launch`, the processes share the batches, and the result is the same as with one. Started again, an
+interrupted evaluation continues. So does one that has lost trajectories, because a search engine, an environment or
+what an agent calls was down, or because an agent took longer than its time limit: it makes them anew.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from sorl_trl.records.evaluated import (
     write_evaluated,
 )
 from sorl_trl.rollout import RolloutArguments, rollout_statistics
-from sorl_trl.rollout.tasks import check_read, load_rows
+from sorl_trl.rollout.tasks import check_read, load_rows, unread
 from sorl_trl.rollout.trajectories import decode
 from sorl_trl.search import MalformedResponse, SearchUnavailable
 from sorl_trl.types import Trajectory
@@ -58,7 +58,7 @@ SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollou
 LONGEST_WAIT = timedelta(days=7)
 """How long a finished process waits for the others. By default, process groups give up after minutes."""
 LOST_BATCHES = 3
-"""A run stops after so many batches in a row with every trajectory masked, because the engine is down."""
+"""A run stops after so many batches in a row with every trajectory masked, because something is down or too slow."""
 
 
 def run_evaluation(arguments: Arguments) -> None:
@@ -96,8 +96,8 @@ def run_evaluation(arguments: Arguments) -> None:
     if masked:
         raise SystemExit(
             f"{masked} trajectories were lost because the search engine, the environment or what the agent calls was "
-            "down, and none that did not ask it, so that the means above are biased: the same command makes what was "
-            "lost anew."
+            "down, or an agent took longer than `agent_time_limit_s`. The others were not, so the means above are "
+            "biased: the same command makes what was lost anew."
         )
 
 
@@ -127,8 +127,8 @@ def run_settings(
     path = Path(model.model_name_or_path)
     name = str(path.resolve()) if path.exists() else model.model_name_or_path
     rollout = {**asdict(arguments.rollout), "max_completion_length": evaluation.max_completion_length}
-    if evaluation.template_kwargs:
-        rollout["chat_template_kwargs"] = evaluation.template_kwargs
+    rollout = {name: value for name, value in rollout.items() if name not in unread(arguments.rollout)}
+    rollout["chat_template_kwargs"] = evaluation.template_kwargs or None
     return {
         "model": {**asdict(model), "model_name_or_path": name, POLICY_HASH: files_hash(name)},
         "rollout": rollout,
@@ -195,7 +195,9 @@ class RunFolder:
                 read_settings(self.path)  # raises ValueError if something else wrote them
             _write_json(file, settings)
             return
-        before, now = read_settings(self.path), json.loads(json.dumps(settings))
+        before, now = read_settings(self.path), {"rollout": {}, **json.loads(json.dumps(settings))}
+        # An earlier version may not have known what is None now, and have stored what is not read.
+        before["rollout"] = {name: before.get("rollout", {}).get(name) for name in now["rollout"]}
         policies = [each.get("model", {}) for each in (before, now)]
         if policies[0].get(POLICY_HASH) and policies[0][POLICY_HASH] == policies[1].get(POLICY_HASH):
             policies[1]["model_name_or_path"] = policies[0].get("model_name_or_path")  # it may have been moved
@@ -259,8 +261,9 @@ def complete(
             lost = lost + 1 if all(row.trajectory.stop_reason.is_infrastructure_failure for row in rows) else 0
             if lost == LOST_BATCHES:
                 raise SearchUnavailable(
-                    f"the search engine, the environment or what the agent calls was down in {lost} batches in a row: "
-                    "start it, and the same command continues"
+                    f"the search engine, the environment or what the agent calls was down in {lost} batches in a row, "
+                    "or every agent took longer than `agent_time_limit_s`: start what was down, and the same command "
+                    "continues. A longer limit needs another `--output`"
                 )
 
 

@@ -35,14 +35,14 @@ PIECE = 2**16
 """How many bytes to read at once."""
 SCORES = ("correct", "exact_match", "f1", "sub_exact_match", "choice_accuracy")
 """In [0, 1]. `correct` is choice accuracy if the question has options, else exact match; for a task, whether its
-environment says that it is solved."""
+environment or agent says that it is solved."""
 COUNTS = ("searches", "turns", "invalid_actions", "neutralized", "generated_tokens", "observation_tokens")
 """Counts per trajectory. Searches are those that were answered; `neutralized` counts what observations tried to
 inject."""
 MEASURES = SCORES + COUNTS
 Outcome = Mapping[str, Any]
 """From the row of a trajectory: its `question_id`, `question`, `stop_reason` and measures, and what its `environment`
-measured, by name."""
+or agent measured, by name."""
 
 _TOKEN_IDS = pa.list_(pa.int32())
 _PASSAGE = pa.struct({"id": pa.string(), "title": pa.string(), "text": pa.string(), "score": pa.float64()})
@@ -86,8 +86,8 @@ SCHEMA = pa.schema(
 """One row per trajectory. A segment's `kind` is "turn", with `action`, `content`, `tool` and perhaps `reward` and
 `logprobs`, or "observation", with `passages`, `truncated`, `neutralized` and `repeats`; the fields of the other kind
 are null. Its `role` is the agent whose turn it is, or who speaks in the observation. `metadata` is JSON, and so is
-`environment`, which is null if the environment measures nothing. A measure is null where it does not apply (see
-`sorl_trl.evaluation.run.measure`)."""
+`environment`, which is null if neither an environment nor an agent measures anything. A measure is null where it does
+not apply (see `sorl_trl.evaluation.run.measure`)."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,18 @@ def read_evaluated(run: str | os.PathLike[str], dataset: str) -> Iterator[dict[s
 
 
 def read_outcomes(shards: Iterable[Path]) -> list[Outcome]:
-    """Read the outcomes of batches, in their order, without what was said."""
+    """Read the outcomes of batches, in their order, without what was said.
+
+    If any says whether its task is `solved`, one that has a mere `reward` does not count as solved: its agent raised.
+    """
     columns = ["question_id", "question", "stop_reason", *MEASURES, "environment"]
     rows = (row for shard in shards for row in pq.ParquetFile(shard).read(columns=columns).to_pylist())
-    return [{**row, "environment": json.loads(row["environment"] or "{}")} for row in rows]
+    outcomes = [{**row, "environment": json.loads(row["environment"] or "{}")} for row in rows]
+    if any("solved" in outcome["environment"] for outcome in outcomes):
+        for outcome in outcomes:
+            if outcome["correct"] is None and outcome["environment"].keys() == {"reward"}:
+                outcome["environment"]["solved"] = outcome["correct"] = 0.0
+    return outcomes
 
 
 def is_masked(outcome: Outcome) -> bool:

@@ -14,6 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.agents.agent_rollout import SearchRollout
 from sorl_trl.agents.chat import RolloutSetup
+from sorl_trl.evaluation.arguments import parse_arguments
+from sorl_trl.evaluation.figures import summarize
 from sorl_trl.evaluation.policy import EvaluatedPolicy, make_rollout
 from sorl_trl.evaluation.run import (
     Batch,
@@ -22,9 +24,10 @@ from sorl_trl.evaluation.run import (
     measure,
     plan_batches,
     run_batches,
+    run_settings,
 )
 from sorl_trl.qa import Question
-from sorl_trl.records.evaluated import MEASURES, read_settings, write_evaluated
+from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, read_settings, write_evaluated
 from sorl_trl.rollout import (
     EngineOptions,
     Frame,
@@ -35,7 +38,7 @@ from sorl_trl.rollout import (
     RolloutLimits,
     TagProtocol,
 )
-from sorl_trl.rollout.tasks import prompt_rows
+from sorl_trl.rollout.tasks import check_read, prompt_rows
 from sorl_trl.search import NoSearch, SearchUnavailable
 from sorl_trl.types import Passage, StopReason
 from tests.policies import word_tokenizer
@@ -140,6 +143,52 @@ class TestFolder:
         run.claim({**SETTINGS, "model": {"model_name_or_path": "here", "policy_files": "same"}})
         write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
         run.claim({**SETTINGS, "model": {"model_name_or_path": "there", "policy_files": "same"}})
+
+    def test_a_run_of_an_earlier_version_goes_on(self, run: RunFolder) -> None:
+        """It did not know some arguments, and has stored some that are not read."""
+        now = run_settings(parse_arguments(ASKED, {}), {}, None)
+        earlier = {name: value for name, value in now["rollout"].items() if value is not None}
+        run.claim({**now, "rollout": {**earlier, "reward_on_error": 0.5}})
+        write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
+        run.claim(now)
+        for changed in (["--agent_command", "python"], ["--chat_template_kwargs", "{}", "--max_turns", "7"]):
+            with pytest.raises(ValueError, match="other settings"):
+                run.claim(run_settings(parse_arguments([*ASKED, *changed], {}), {}, None))
+
+    def test_an_agent_that_raised_has_not_solved_its_task(self, run: RunFolder) -> None:
+        """Nor has it said so, for it returned nothing."""
+
+        def correct(*all_measured: dict[str, float] | None) -> Any:
+            rows = []
+            for i, measured in enumerate(all_measured):
+                reason = StopReason.ENVIRONMENT_UNAVAILABLE if measured is None else StopReason.AGENT_ERROR
+                asked, trajectory = Question(str(i), "who ?", ("Ann",)), ended(reason)
+                measures = measure(asked, trajectory, measured, answers=False)
+                rows.append(EvaluatedTrajectory("nq", asked, 0, "", trajectory, measures, measured))
+            for i, row in enumerate(rows):  # batches of one
+                write_evaluated(run.shard(batch(i)), [row])
+            summary = summarize("nq", run.outcomes("nq"))
+            return [summary[part].get(name) for part, name in (("means", "correct"), ("environment", "solved"))]
+
+        lost, raised, solved = None, {"reward": -1.0}, {"solved": 1.0, "reward": 1.0}
+        assert [each["mean"] for each in correct(solved, raised, raised, lost, raised)] == [0.25, 0.25]
+        assert correct({"reward": 1.0}, raised, raised, lost, raised) == [None, None]
+
+
+ASKED = ["--model_name_or_path", "some/policy", "--output", "out", "--questions", "own.jsonl"]
+
+
+def test_who_acts_on_the_command_line_need_not_read_what_a_recipe_says() -> None:
+    recipe = {"agent": "nowhere:agent", "protocol": "terse", "max_turns": 4, "max_turn_tokens": 7}
+    arguments = parse_arguments([*ASKED, "--agent_command", "python"], recipe)
+    check_read(arguments.rollout, QUESTIONS, arguments.given)
+    assert (arguments.rollout.agent, arguments.rollout.max_turn_tokens) == (None, 7)
+    arguments = parse_arguments([*ASKED, "--agent_command", "python", "--protocol", "terse"], recipe)
+    with pytest.raises(ValueError, match="`protocol`"):
+        check_read(arguments.rollout, QUESTIONS, arguments.given)
+    arguments = parse_arguments(ASKED, {"agent_command": "python", "protocol": "terse"})
+    with pytest.raises(ValueError, match="`protocol`"):
+        check_read(arguments.rollout, QUESTIONS, arguments.given)
 
 
 CHOICE = Question("q", "which ?", ("Ann Lee",), options={"A": "Bob", "B": "Ann Lee"})
