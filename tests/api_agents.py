@@ -48,7 +48,7 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, engine: str = "slots
         overrides.pop("model", None) or build_policy(vocab_size=len(tokenizer)),
         overrides.pop("reward_funcs", agent_reward),
         trainer_class.config_class(**settings(folder, **{**defaults, "log_turn_details": True, **overrides})),
-        overrides.pop("train_dataset", None) or rows(),
+        rows(),
         processing_class=tokenizer,
         rollout_func=rollout,
         **to_trainer,

@@ -13,6 +13,7 @@ import pytest
 
 import sorl_trl
 from tests.agents import agent_policy, agent_tokenizer
+from tests.policies import CHAT
 
 ROOT = Path(__file__).parents[1]
 SITE = sorted(path for path in (ROOT / "docs").rglob("*.md"))
@@ -61,7 +62,7 @@ def set_stage(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.chdir(folder)
     agent_policy().save_pretrained("policy")
     tokenizer: Any = agent_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] + ' <eos> ' }}{% endfor %}"
+    tokenizer.chat_template = CHAT
     tokenizer.save_pretrained("policy")
     write_questions()
     for name in ("SOGRPOConfig", "SOPPOConfig"):

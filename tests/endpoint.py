@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trl.chat_template_utils as templates
 
 from sorl_trl import EndpointRollout
 from sorl_trl.agents.chat import RolloutSetup
+from sorl_trl.endpoint import agents
 from sorl_trl.endpoint.conversation import Answer, Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.rollout import Engine, Generation, RolloutLimits, TurnEnd
@@ -132,6 +136,16 @@ def collect(
     prompts = [row.get("prompt", "w") for row in rows]
     output, metrics = rollout.collect(setup_of(tokenizer, **limits), prompts, rows, engine)
     return output, metrics, engine
+
+
+def end_time_limits(monkeypatch: pytest.MonkeyPatch, is_due: Callable[[], bool]) -> None:
+    """Have `is_due` say when the time of all agents is up, in place of the clock."""
+
+    async def wait(tasks: set[asyncio.Task[Any]], timeout: float) -> None:
+        while not is_due() and not all(task.done() for task in tasks):
+            await asyncio.wait(tasks, timeout=0.02)
+
+    monkeypatch.setattr(agents, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": wait}))
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ def build_policy(seed: int = 0, vocab_size: int = len(WORDS)) -> LlamaForCausalL
 
 
 DIGITS = ("1", "2", "3")
+CHAT = "{% for m in messages %}{{ m['content'] + ' <eos> ' }}{% endfor %}"
+"""A chat template for tokenizers of words."""
 
 
 def acting_tokenizer(tools: Sequence[str]) -> PreTrainedTokenizerFast:

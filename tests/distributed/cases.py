@@ -34,7 +34,6 @@ BATCH_SIZE = {"fixed": 24, "search": 8, "endpoint": 8}
 """Trajectories per rollout and per optimizer step, over all processes."""
 NUM_GENERATIONS = {"fixed": 8, "search": 4, "endpoint": 4}
 """Of "fixed", the middle one of three groups lies on both ranks; of the others, each rank has one question's."""
-TEMPLATE = "{% for m in messages %}{{ m['content'] + ' <eos> ' }}{% endfor %}"
 
 ENGINES: dict[str, dict[str, Any]] = {
     "ddp_cpu": {"processes": 2, "engine": "DistributedDataParallel", "zero_stage": 0, "partitioned": False},

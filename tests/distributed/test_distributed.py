@@ -11,10 +11,10 @@ import pytest
 
 from sorl_trl.records.trained import count_trained
 from tests.agents import search_index
-from tests.distributed.cases import TEMPLATE, Case, taught_policy
+from tests.distributed.cases import Case, taught_policy
 from tests.distributed.launch import launch
 from tests.distributed.outcomes import assert_as_alone, assert_loads_plainly
-from tests.policies import build_policy
+from tests.policies import CHAT, build_policy
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 every_engine = pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def search(tmp_path: Path) -> Case:
 @every_engine
 def test_an_agent_behind_the_endpoint(tmp_path: Path, config: str) -> None:
     """Ranks make unequal numbers of calls, in several contexts. Sharded parameters are polled together."""
-    taught_policy(tmp_path / "policy", template=TEMPLATE)
+    taught_policy(tmp_path / "policy", template=CHAT)
     case = Case(str(tmp_path), rollout="endpoint", turn_rewards=True, no_baseline=True)
     if config == "zero3_cpu":
         case = replace(case, lora=True, options={"ds3_gather_for_generation": False})

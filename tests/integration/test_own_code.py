@@ -16,7 +16,7 @@ from sorl_trl.cli import evaluate
 from sorl_trl.cli.train import main as train
 from sorl_trl.command_line import run_command
 from sorl_trl.records.evaluated import read_evaluated
-from tests.policies import acting_policy, acting_tokenizer
+from tests.policies import CHAT, acting_policy, acting_tokenizer
 
 OWN = """
 import json
@@ -95,7 +95,6 @@ if __name__ == "__main__":
     endpoint = SimpleNamespace(base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
     print(json.dumps(agent(json.load(sys.stdin), endpoint)))
 """
-CHAT = "{% for m in messages %}{{ m.content }}{{ ' <eos> ' }}{% endfor %}"
 
 
 @pytest.fixture

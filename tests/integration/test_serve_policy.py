@@ -8,15 +8,14 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from threading import Timer
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 
 from sorl_trl.cli.main import main
-from tests.policies import acting_policy, acting_tokenizer
-
-CHAT = "{% for m in messages %}{{ m.content }}{{ ' <eos> ' }}{% endfor %}"
+from tests.policies import CHAT, acting_policy, acting_tokenizer
 
 
 def save_run(folder: Path, chat_template: str | None) -> None:
@@ -30,7 +29,7 @@ def save_run(folder: Path, chat_template: str | None) -> None:
 def reply(base_url: str, api_key: str) -> Any:
     body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "<guess>"}]}).encode()
     headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
-    with urlopen(Request(f"{base_url}/chat/completions", body, headers)) as response:
+    with urlopen(Request(f"{base_url}/chat/completions", body, headers), timeout=60) as response:
         return json.load(response)
 
 
@@ -41,11 +40,17 @@ def test_a_run_is_served_with_its_recipe_until_it_is_interrupted(tmp_path: Path)
     command = [sys.executable, "-m", "sorl_trl.cli.main", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        exports = islice((line for line in server.stdout if line.startswith("export ")), 2)
-        printed = dict(line.removeprefix("export ").strip().split("=") for line in exports)
-        replies = [reply(printed["OPENAI_BASE_URL"], printed["OPENAI_API_KEY"]) for _ in range(8)]
-        server.send_signal(signal.SIGINT)
-        assert server.wait(60) == 0
+        limit = Timer(300, server.kill)  # if it says nothing
+        limit.start()
+        try:
+            exports = islice((line for line in server.stdout if line.startswith("export ")), 2)
+            printed = dict(line.removeprefix("export ").strip().split("=") for line in exports)
+            replies = [reply(printed["OPENAI_BASE_URL"], printed["OPENAI_API_KEY"]) for _ in range(8)]
+            server.send_signal(signal.SIGINT)
+            assert server.wait(60) == 0
+        finally:
+            limit.cancel()
+            server.kill()
     assert printed["OPENAI_API_KEY"] == "secret"
     assert [each["usage"]["completion_tokens"] for each in replies] == [3] * 8, "as the recipe says"
     said = [each["choices"][0]["message"]["content"] for each in replies]

@@ -11,11 +11,11 @@ from openai import AsyncOpenAI
 
 from sorl_trl import EndpointRollout, SOGRPOTrainer, SOPPOTrainer, agent_reward
 from tests.agents import agent_tokenizer
+from tests.policies import CHAT
 from tests.training import settings
 from tests.vllm.policies import GAP, TRAINING, VLLM, load_policy, logged, save_policy, weights_of
 
 EXACT = 1e-4
-TEMPLATE = "{% for m in messages %}{{ m['content'] + ' <eos> ' }}{% endfor %}"
 
 
 async def agent(example: dict[str, Any], endpoint: Any) -> float:
@@ -32,7 +32,7 @@ async def agent(example: dict[str, Any], endpoint: Any) -> float:
 
 def endpoint_agent(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
     tokenizer: Any = agent_tokenizer()
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = CHAT
     rows = Dataset.from_list([{"prompt": f"where {name}"} for name in ("rome", "oslo", "bern", "lima") * 2])
     options = {"max_completion_length": 40, **TRAINING, **VLLM, "max_steps": 4, **overrides}
     return trainer_class(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import socket
 import sys
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from sorl_trl.endpoint import AgentMistake, EndpointRollout, command_agent
 from sorl_trl.types import StopReason
-from tests.endpoint import collect
+from tests.endpoint import collect, end_time_limits
 
 CALL = """
 import json, os, sys, urllib.request
@@ -59,16 +60,22 @@ def test_mistakes_of_a_command_are_raised() -> None:
 
 
 @pytest.mark.trains
-def test_the_time_limit_ends_a_command_and_what_it_has_started() -> None:
+def test_the_time_limit_ends_a_command_and_what_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(60.0)
+        connected: list[socket.socket] = []
+        accepts = Thread(target=lambda: connected.extend(listening.accept()[0] for _ in range(2)))
+        accepts.start()
+        end_time_limits(monkeypatch, lambda: not accepts.is_alive())
         connect = f"import socket, time; s = socket.create_connection({listening.getsockname()}); time.sleep(600)"
         start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {connect!r}])"
-        output, *_ = collect(python(f"{start}; {connect}"), time_limit_s=3.0)
+        output, *_ = collect(python(f"{start}; {connect}"))
         assert output["trajectory"][0].stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
-        for _ in range(2):
-            process, _ = listening.accept()
+        assert len(connected) == 2
+        for process in connected:
             process.settimeout(30.0)
             assert process.recv(1) == b"", "it has ended"
+            process.close()
 
 
 @pytest.mark.parametrize(

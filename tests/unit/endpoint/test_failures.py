@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from sorl_trl.endpoint.conversation import Conversation
-from tests.endpoint import run_agent
+from tests.endpoint import SEARCH, run_agent
 from tests.tools import qwen_tokenizer
-
-SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
 
 
 def asking(**fields: Any) -> Any:

@@ -27,7 +27,7 @@ from sorl_trl.endpoint.agents import AgentMistake
 from sorl_trl.rollout import EngineOptions
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows
 from sorl_trl.types import StopReason
-from tests.endpoint import END, ScriptedEngine, collect, setup_of
+from tests.endpoint import END, ScriptedEngine, collect, end_time_limits, setup_of
 from tests.tools import qwen_tokenizer
 
 TOKENIZER = qwen_tokenizer()
@@ -158,18 +158,26 @@ def test_what_comes_while_the_trainer_takes_in_the_rest_is_not_lost() -> None:
     queue._news = TakenBy()
     queue.ask(request)
     request.generation.add_done_callback(lambda _: queue.end(0))
-    threading.Timer(5, queue.end, [0]).start()  # or a lost request would be waited for
+    rescue = threading.Timer(60, queue.end, [0])  # or a lost request would be waited for
+    rescue.start()
     queue.serve(engine)
+    rescue.cancel()
     assert engine.asked == [(0, [1])]
+
+
+ROWS = {0, 1}
+"""Of agents that hang."""
 
 
 async def hangs(example: Any, endpoint: Access) -> None:
     await ask(endpoint, "hi")
+    example["hanging"].add(example["i"])
     await asyncio.sleep(600)
 
 
 async def does_not_obey(example: Any, endpoint: Access) -> None:
     await ask(endpoint, "hi")
+    example["hanging"].add(example["i"])
     for _ in range(600):
         try:
             await asyncio.sleep(0.1)
@@ -179,12 +187,15 @@ async def does_not_obey(example: Any, endpoint: Access) -> None:
 
 def hangs_in_a_thread(example: Any, endpoint: Access) -> None:
     ask_sdk(endpoint, "hi")
+    example["hanging"].add(example["i"])
     time.sleep(600)
 
 
 @pytest.mark.parametrize("agent", [hangs, does_not_obey, hangs_in_a_thread])
-def test_the_time_limit_masks_a_trajectory(agent: Any) -> None:
-    output, metrics, _ = collect(agent, 2, time_limit_s=1.0)
+def test_the_time_limit_masks_a_trajectory(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging: set[int] = set()
+    end_time_limits(monkeypatch, lambda: hanging == ROWS)
+    output, metrics, _ = collect(agent, [{"i": i, "hanging": hanging} for i in ROWS])
     assert reasons(output) == [StopReason.ENVIRONMENT_UNAVAILABLE] * 2
     assert [sum(mask) for mask in output["env_mask"]] == [0, 0]
     assert [len(each.turns) for each in output["trajectory"]] == [1, 1]
@@ -192,8 +203,10 @@ def test_the_time_limit_masks_a_trajectory(agent: Any) -> None:
     assert (metrics["rollout/masked_share"], metrics["endpoint/error_share"]) == (1.0, 0.0)
 
 
-def test_the_time_limit_ends_a_turn_that_is_sampled() -> None:
-    output, _, engine = collect(hangs, 2, lambda row, ids: None, time_limit_s=0.5)
+def test_the_time_limit_ends_a_turn_that_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled: set[int] = set()
+    end_time_limits(monkeypatch, lambda: sampled == ROWS)
+    output, _, engine = collect(hangs, 2, lambda row, ids: sampled.add(row))
     assert reasons(output) == [StopReason.ENVIRONMENT_UNAVAILABLE] * 2
     assert (sorted(engine.released), engine.idle) == ([0, 1], True)
     assert [each.turns for each in output["trajectory"]] == [(), ()]
@@ -265,11 +278,12 @@ def test_a_retry_gets_the_turn_whose_answer_was_lost() -> None:
 
 def test_a_call_that_nobody_waits_for_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_GRACE_S", 0.05)
-    dropped = threading.Event()
+    sampled, dropped = threading.Event(), threading.Event()
 
     async def agent(example: Any, endpoint: Access) -> float:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(ask(endpoint, "slow"), 0.5)
+        slow = asyncio.ensure_future(ask(endpoint, "slow"))
+        await asyncio.to_thread(sampled.wait, 60)
+        slow.cancel()
         await asyncio.to_thread(dropped.wait, 60)
         return float(await ask(endpoint, "fast") == "Fast.")
 
@@ -278,7 +292,13 @@ def test_a_call_that_nobody_waits_for_is_dropped(monkeypatch: pytest.MonkeyPatch
             super().release(row)
             dropped.set()
 
-    engine = Watched(lambda row, ids: None if "slow" in TOKENIZER.decode(ids) else f"Fast.{END}", TOKENIZER)
+    def script(row: int, ids: list[int]) -> str | None:
+        if "slow" not in TOKENIZER.decode(ids):
+            return f"Fast.{END}"
+        sampled.set()
+        return None
+
+    engine = Watched(script, TOKENIZER)
     output, metrics, _ = collect(agent, 1, engine=engine)
     (trajectory,) = output["trajectory"]
     assert (output["agent_rewards"], len(trajectory.turns)) == ([{"reward": 1.0}], 1)
