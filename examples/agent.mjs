@@ -1,7 +1,8 @@
 // An agent in JavaScript, without an SDK: it guesses a number from 1 to 9, and is told whether that is too low.
 //
-// A process for each trajectory, as `rollout_func=EndpointRollout(command_agent("node examples/agent.mjs"))`: the row of
-// the dataset comes on standard input, the address and the key from the environment, and the last line is the reward.
+// Each trajectory runs it in a process of its own, with
+// `rollout_func=EndpointRollout(command_agent("node examples/agent.mjs"))`: the row of the dataset comes on standard
+// input, the address and the key from the environment, and the last line is the reward.
 
 import { readFileSync } from "node:fs";
 

@@ -1,4 +1,6 @@
-"""Writes the quickstart's atlas, and teaches a chat model to call the tool of `langgraph_agent.py`, though hastily.
+"""Writes the quickstart's atlas, and teaches a chat model to call the search tool of `langgraph_agent.py`.
+
+It learns from an expert that often answers after too few searches.
 
 python -m examples.tool_imitation models/smollm2-135m runs/langgraph
 """

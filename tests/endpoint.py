@@ -15,7 +15,8 @@ import trl.chat_template_utils as templates
 from sorl_trl import EndpointRollout
 from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.endpoint import agents
-from sorl_trl.endpoint.conversation import Answer, Call, Conversation
+from sorl_trl.endpoint.contexts import Answer
+from sorl_trl.endpoint.conversation import Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.rollout import Engine, Generation, RolloutLimits, TurnEnd
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows

@@ -12,9 +12,9 @@ from sorl_trl.cli.evaluate import find_policy, read_recipe
 from sorl_trl.command_line import Parser, UserMistake, at_least, mistakes, port
 
 ABOUT = """\
-Serves a policy at an OpenAI-compatible address until Ctrl-C, as an agent finds it in training. It prints the variables
-that the agent needs. RUN is the output folder of `sorl train`, a checkpoint in it, a PEFT adapter's folder, or any
-model's folder or Hub id; the recipe of a run sets the default values.
+Serves a policy at an OpenAI-compatible address, through the API that training uses, until Ctrl-C. Prints the
+environment variables that an agent needs. RUN is the output folder of `sorl train`, a checkpoint in it, a PEFT
+adapter's folder, or any model's folder or Hub id; the recipe of a run sets the default values.
 
 example: sorl serve-policy runs/mine --port 8000
 """

@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -23,9 +24,10 @@ from typing import IO, Any, TypeAlias
 from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout.responder import contained
 from sorl_trl.search.backend import is_down
+from sorl_trl.text import one_line
 from sorl_trl.threads import DaemonThreads, start
 
-_EXCERPT = 300
+_EXCERPT = 600
 _PROCESSES: set[int] = set()
 """The agents that run in processes of their own."""
 
@@ -69,10 +71,14 @@ def run_agent(
     """Start an agent, and call `on_end` when it has ended or its time is up, before the outcome is known."""
 
     async def run() -> Outcome:
+        began = time.monotonic()
         task = asyncio.ensure_future(contained(_called(agent, dict(example), access)))
         try:
             await asyncio.wait({task}, timeout=time_limit_s)
-            return Outcome(_rewards(task.result())) if task.done() else Outcome(is_late=True)
+            # A coroutine that blocks keeps the loop from noticing that the time is up.
+            if not task.done() or time.monotonic() - began > time_limit_s:
+                return Outcome(is_late=True)
+            return Outcome(_rewards(task.result()))
         except Exception as error:
             return Outcome(error=error)
         except asyncio.CancelledError as error:
@@ -136,7 +142,7 @@ def command_agent(command: str) -> Agent:
     `command` is run for each trajectory, without a shell. It has `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its
     environment and gets the row of the dataset as JSON on standard input. The last line that it writes to standard
     output is the reward: a number, or an object with rewards by name. Without a line, or with `null`, `reward_funcs`
-    decide. If it ends with another exit code than 0, it has raised an error.
+    decide. An exit code other than 0 counts as an error.
 
     Raises ValueError for a command that cannot be read as words, or a program that is not found.
     """
@@ -166,9 +172,9 @@ def command_agent(command: str) -> Agent:
             finally:
                 _end(process.pid)
             if process.returncode:
-                reason = _last_line(errors)[-_EXCERPT:]
+                reason = one_line(_text(errors))[-_EXCERPT:]
                 raise CommandError(f"{words[0]} ended with exit code {process.returncode}: {reason}")
-            return _reward(words[0], _last_line(output))
+            return _reward(words[0], _text(output).rpartition("\n")[2])
 
     return agent
 
@@ -186,9 +192,9 @@ def _end_all() -> None:
         _end(process)
 
 
-def _last_line(file: IO[bytes]) -> str:
+def _text(file: IO[bytes]) -> str:
     file.seek(0)
-    return file.read().decode(errors="replace").strip().rpartition("\n")[2]
+    return file.read().decode(errors="replace").strip()
 
 
 def _reward(program: str, line: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sorl_trl.endpoint.conversation import Answer
+from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.messages import BadRequest, Request, read_messages, read_object, read_tools
 
 Body = Mapping[str, Any]

@@ -21,7 +21,7 @@ from sorl_trl.checks import POSITIVE_COUNT, Number
 from sorl_trl.endpoint.agents import Access, Agent, AgentMistake, CommandError, Outcome, run_agent
 from sorl_trl.endpoint.conversation import EXTENDED, NEW_CONTEXT, SPLICED, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
-from sorl_trl.endpoint.server import CallLimits, Endpoint, Run
+from sorl_trl.endpoint.server import CallLimits, Endpoint, Run, check_installed
 from sorl_trl.endpoint.turns import TurnQueue
 from sorl_trl.rollout import Engine, EngineOptions, RolloutLimits, rollout_statistics
 from sorl_trl.text import one_line
@@ -30,14 +30,14 @@ from sorl_trl.types import StopReason, Trajectory
 logger = logging.getLogger(__name__)
 
 _CAUSES = {
-    "template": "the chat template shows earlier messages in another way than before, for example without thoughts. "
-    "The policy will meet the same in production. If it should read its thoughts again, call "
+    "template": "the chat template renders earlier messages differently, for example without thoughts. The policy "
+    "sees these prompts in production, too. To keep thoughts, call "
     "`add_response_schema(tokenizer)` and then set `tokenizer.chat_template` to "
     "`get_training_chat_template(tokenizer)`, both of `trl.chat_template_utils`",
     "client": "the agent's client sends the policy's messages back in other words, such as calls of tools as text. "
     "Choose a kind of agent that sends back `tool_calls`",
-    "history": "earlier messages or the tools change from call to call, for example by the time of day in them. Keep "
-    "them, and add what is new at the end",
+    "history": "earlier messages or the tools change from call to call, for example because they contain the time. "
+    "Leave them unchanged, and append new messages",
 }
 _HARDLY_ANY = 8
 """So few contexts do not tell that most calls begin one."""
@@ -54,7 +54,14 @@ def agent_reward(
         raise ValueError(
             "`agent_reward` is for trajectories of an `EndpointRollout`, which passes on `agent_rewards`."
         )
+    if all(each is None for each in agent_rewards):
+        _warn_once("No agent returned a reward, which `agent_reward` passes on: does it end with `return`?")
     return [None if each is None else sum(each.values()) for each in agent_rewards]
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 class EndpointRollout(PolicyRollout):
@@ -63,7 +70,7 @@ class EndpointRollout(PolicyRollout):
     ```python
     async def agent(example, endpoint):
         client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-        ...  # as it stands in production
+        ...  # your agent's code
         return reward
 
     trainer = SOGRPOTrainer(model, agent_reward, args, dataset, rollout_func=EndpointRollout(agent))
@@ -83,8 +90,8 @@ class EndpointRollout(PolicyRollout):
         max_turn_tokens: The most tokens of a turn. By default, the trainer's `max_completion_length`, which limits
             all that follows a trajectory's first prompt, except what contexts repeat.
         time_limit_s: How long an agent may take. Then its trajectory is masked.
-        reward_on_error: The reward of an agent that raises an error: that is mostly the policy's mistake, such as a
-            turn that ends too early to be read. If a connection was lost, its trajectory is masked instead. An agent
+        reward_on_error: The reward of an agent that raises an error. The usual cause is the policy, for example a turn
+            that is cut off and cannot be parsed. If a connection was lost, the trajectory is masked instead. An agent
             that raises before its first call has a mistake of its own, which is raised here.
         host: The address at which the endpoint listens, and to which agents connect.
         engine: How turns are generated, and when calls rejoin.
@@ -114,6 +121,7 @@ class EndpointRollout(PolicyRollout):
 
     def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
         super().check(config, tools, environment_factory)
+        check_installed()
         if config.max_tool_calling_iterations is not None:
             raise ValueError(
                 f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but is for TRL's tool loop. "
@@ -231,6 +239,8 @@ class EndpointRollout(PolicyRollout):
                     raise AgentMistake(f"Before its first call, {error}") from error
                 raised = f"{type(error).__name__}: {one_line(error)}"
                 raise RuntimeError(f"The agent raised before its first call: {raised}") from error
+        if not any(run.conversation.answers for run in runs) and not any(map(_has_failed, outcomes)):
+            _warn_once("No agent has called the policy: does it use `endpoint.base_url` and `endpoint.api_key`?")
         if failures:
             logger.warning(
                 "%d of %d agents raised an error and get `reward_on_error` (%g). The first: %s",
@@ -291,6 +301,10 @@ _STARTING = threading.Lock()
 def _endpoint(host: str) -> Endpoint:
     """The endpoint of this process at an address."""
     return Endpoint(host)
+
+
+def _has_failed(outcome: Outcome) -> bool:
+    return outcome.is_late or outcome.error is not None
 
 
 def _stop_reason(run: Run, outcome: Outcome) -> StopReason:

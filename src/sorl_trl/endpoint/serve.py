@@ -1,4 +1,4 @@
-"""Opens a policy under the address that training has, to develop an agent against it."""
+"""Serves a policy through the API that training uses, to develop an agent against it, or to use it afterwards."""
 
 from __future__ import annotations
 

@@ -12,12 +12,14 @@ import time
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeAlias
 
 from sorl_trl.endpoint import completions, responses
 from sorl_trl.endpoint.completions import IGNORED, Served
-from sorl_trl.endpoint.conversation import Answer, Call, Conversation
+from sorl_trl.endpoint.contexts import Answer
+from sorl_trl.endpoint.conversation import Call, Conversation
 from sorl_trl.endpoint.messages import BadRequest, Request
 from sorl_trl.endpoint.turns import RunEnded, TurnQueue, TurnRequest
 from sorl_trl.threads import start
@@ -104,10 +106,9 @@ class Endpoint:
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        try:
-            import uvicorn
-        except ImportError as error:
-            raise ImportError("the endpoint needs uvicorn: pip install 'sorl-trl[serve]'") from error
+        check_installed()
+        import uvicorn
+
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=1024)
         name = f"[{host}]" if ":" in host else host
@@ -209,7 +210,7 @@ class Endpoint:
         if run.has_ended if run else key.startswith(_KEY):
             raise RunEnded("this trajectory has ended (its agent has returned, or its time is up), or never began")
         if run is None:
-            raise WrongKey("`api_key` must be `endpoint.api_key`")
+            raise WrongKey("unknown API key: use `endpoint.api_key`, or the key that `sorl serve-policy` has printed")
         return run
 
     # ---------------------------------------------------------------------------------------------------------------
@@ -273,6 +274,12 @@ class Endpoint:
         for name in found.keys() - run.warned:
             run.warned.add(name)
             logger.warning("An agent asks for `%s`, which has no effect: %s.", name, found[name])
+
+
+def check_installed() -> None:
+    """Raise ImportError if uvicorn is missing."""
+    if find_spec("uvicorn") is None:
+        raise ImportError("the endpoint needs uvicorn: pip install 'sorl-trl[serve]'")
 
 
 class _SharedTurn:

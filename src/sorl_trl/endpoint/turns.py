@@ -173,9 +173,10 @@ class TurnQueue:
     def _warn_impatient(self, late: int, waited: float) -> None:
         if self._is_patient:
             logger.warning(
-                "%d agents made no call for %.0f s, and the others go on: from now on, what is sampled depends on how "
-                "long tools take. Agents should not wait for each other, such as at a semaphore.",
-                *(late, waited),
+                "Agents made no call for %.0f s (%d of them), and the others go on: from now on, samples depend on "
+                "timing. An agent may have a slow tool, wait for another agent, or block the event loop of all: an "
+                "async agent needs an async client.",
+                *(waited, late),
             )
         self._is_patient = False
 

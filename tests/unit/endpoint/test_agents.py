@@ -52,7 +52,7 @@ def test_a_command_says_its_reward_in_its_last_line(
 def test_mistakes_of_a_command_are_raised() -> None:
     with pytest.raises(AgentMistake, match="'done'"):
         collect(python("print('done')"))
-    with pytest.raises(AgentMistake, match="ended with exit code 1: ModuleNotFoundError"):
+    with pytest.raises(AgentMistake, match=r"ended with exit code 1: .*ModuleNotFoundError"):
         collect(python("import nowhere"))
     for command in ("", "'", "no-such-program"):
         with pytest.raises(ValueError, match="`agent_command`"):

@@ -208,6 +208,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [*HI, {"role": "user", "content": [IMAGE]}]}, "messages[1].content"),
     (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [{"type": "custom"}]}]}, "messages[1].tool_calls"),
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": []}}}, "response_format"),
+    (CHAT, {"response_format": "json"}, "response_format"),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": "x"}}, "response_format"),
+    *(
+        (CHAT, {"tools": tools}, "tools")
+        for tools in (5, [{"type": "function", "function": "x"}], [{"type": "function"}])
+    ),
+    (CHAT, {"stream": True, "stream_options": "x"}, "stream_options"),
+    (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": 5}]}, "messages[1].tool_calls"),
+    (CHAT, {"web_search_options": {}}, "web_search_options"),
+    (CHAT, {"modalities": ["audio"]}, "modalities"),
+    (CHAT, {"max_tokens": True}, "max_tokens"),
+    (RESPONSES, {"text": "x"}, "text"),
+    (RESPONSES, {"text": {"format": "x"}}, "text.format"),
+    (RESPONSES, {"input": [{"type": "function_call", "call_id": "a"}]}, "input[0]"),
     (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
     (RESPONSES, {"prompt": {"id": "pmpt_1"}}, "prompt"),
     (RESPONSES, {"background": True}, "background"),

@@ -281,3 +281,47 @@ def test_the_oldest_contexts_are_forgotten() -> None:
     assert conversation.begin(Request("m", [*first, sent("Yes."), MORE])).kind == NEW_CONTEXT
     busy = [conversation.begin(Request("m", [{"role": "user", "content": f"busy {i}"}])) for i in range(3)]
     assert len({call.context.row for call in busy}) == 3, "no call under way is forgotten"
+
+
+def test_each_own_message_gets_its_own_thoughts_back() -> None:
+    """Two turns that say the same, by the ids of their calls, and in order."""
+    chat = chat_of("qwen3")
+    for text in ('<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>', "OK"):
+        conversation, messages = Conversation(chat), [*HI]
+        for thoughts in ("first", "second"):
+            call = conversation.begin(Request("m", messages, [SEARCH]))
+            answer = say(conversation, call, f"<think>\n{thoughts}\n</think>\n\n{text}{END}")
+            message = {name: value for name, value in answer.message.items() if name != "reasoning_content"}
+            messages = [*messages, message, {"role": "tool", "content": "x"}]
+        afresh = conversation.begin(Request("m", [{"role": "system", "content": "new"}, *messages], [SEARCH]))
+        own = [message for message in afresh.messages if message["role"] == "assistant"]
+        assert [message["reasoning_content"] for message in own] == ["first", "second"]
+
+
+def test_what_was_sampled_for_nobody_is_taken_back() -> None:
+    conversation = Conversation(chat_of())
+    first = conversation.begin(Request("m", HI))
+    answer = say(conversation, first, f"Yes.{END}")
+    messages = [*HI, answer.message, {"role": "user", "content": "more"}]
+    held = [*first.context.token_ids]
+    second = conversation.begin(Request("m", messages))
+    say(conversation, second, f"No.{END}")
+    conversation.cancel(first)  # others follow it
+    assert len(conversation.answers) == 2
+    conversation.cancel(second)
+    assert (conversation.answers, first.context.token_ids) == ([answer], held)
+    again = conversation.begin(Request("m", messages))
+    assert (again.kind, again.context) == (EXTENDED, first.context)
+
+
+def test_a_template_that_cannot_show_a_beginning_can_show_the_whole() -> None:
+    """Of a context that begins anew, with a greeting before the user's message."""
+    tokenizer: Any = qwen_tokenizer()
+    demand = (
+        "{% if not messages|selectattr('role', 'equalto', 'user')|list %}{{ raise_exception('no user') }}{% endif %}"
+    )
+    tokenizer.chat_template = demand + tokenizer.chat_template
+    conversation = Conversation(ChatFormat.of(setup_of(tokenizer)))
+    say(conversation, conversation.begin(Request("m", HI)), f"Yes.{END}")
+    call = conversation.begin(Request("m", [{"role": "assistant", "content": "Hello!"}, *HI]))
+    assert (call.kind, call.cause) == (NEW_CONTEXT, "client")

@@ -7,6 +7,7 @@ import urllib.request
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from sorl_trl.endpoint.conversation import Conversation
 from tests.endpoint import SEARCH, run_agent
@@ -36,6 +37,33 @@ def test_a_defect_of_the_endpoint_is_raised(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Conversation, "begin", begin)
     with pytest.raises(RuntimeError, match="endpoint failed: LookupError"):
         run_agent(asking(), {}, qwen_tokenizer(), answer)
+
+
+def test_a_path_that_is_not_served_is_the_agents_mistake() -> None:
+    def agent(example: Any, endpoint: Any) -> float:
+        asking()(example, endpoint)
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint.base_url}/embeddings", b"{}", headers))
+        return 1.0
+
+    with pytest.raises(ValueError, match="/v1/embeddings is not served"):
+        run_agent(agent, {}, qwen_tokenizer(), answer)
+
+
+def test_arguments_that_nest_too_deeply_are_text() -> None:
+    """They are the policy's, and come back from the client: no JSON parser reads them."""
+    nested = json.dumps({"name": "search", "arguments": "[" * 5000})
+
+    def agent(example: Any, endpoint: Any) -> float:
+        client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+        messages: list[Any] = [{"role": "user", "content": "Where is Oslo?"}]
+        for _ in range(2):
+            reply = client.chat.completions.create(model="m", messages=messages, tools=[SEARCH])
+            messages += [reply.choices[0].message, {"role": "user", "content": "And?"}]
+        return 1.0
+
+    ran = run_agent(agent, {}, qwen_tokenizer(), lambda *_: f"<tool_call>\n{nested}\n</tool_call>", turn=10_000)
+    assert (ran.rewards, len(ran.trajectory.turns)) == ({"reward": 1.0}, 2)
 
 
 def test_tools_need_a_tokenizer_that_reads_calls() -> None:
