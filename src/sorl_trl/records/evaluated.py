@@ -170,7 +170,7 @@ def read_outcomes(shards: Iterable[Path]) -> list[Outcome]:
         for outcome in outcomes:
             if outcome["correct"] is None and outcome["environment"].keys() == {"reward"}:
                 outcome["environment"]["solved"] = outcome["correct"] = 0.0
-    return outcomes
+    return [*outcomes]
 
 
 def is_masked(outcome: Outcome) -> bool:
