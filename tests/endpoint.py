@@ -9,12 +9,14 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
 import trl.chat_template_utils as templates
+from openai import OpenAI
 
 from sorl_trl import EndpointRollout
 from sorl_trl.agents.chat import RolloutSetup
-from sorl_trl.endpoint import agents
+from sorl_trl.endpoint import Access, agents
 from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.conversation import Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
@@ -28,6 +30,26 @@ SEARCH: dict[str, Any] = {
     "type": "function",
     "function": {"name": "search", "parameters": {"type": "object", "properties": {"query": {"type": "string"}}}},
 }
+
+
+HTTP = httpx2.AsyncClient(timeout=60)
+"""Shared, because each client of the SDK would take a tenth of a second to begin."""
+
+
+async def ask(endpoint: Access, *texts: str, retries: int = 0, **body: Any) -> str:
+    """A call whose messages are of the user and of the policy in turn."""
+    messages = [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
+    headers = {"Authorization": f"Bearer {endpoint.api_key}", "x-stainless-retry-count": str(retries)}
+    url = f"{endpoint.base_url}/chat/completions"
+    response = await HTTP.post(url, json={"model": "m", "messages": messages, **body}, headers=headers)
+    if response.status_code != 200:
+        raise RuntimeError(f"{response.status_code} {response.text}")
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def ask_sdk(endpoint: Access, text: str, **options: Any) -> Any:
+    with OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, **options) as client:
+        return client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
 
 
 def tokenizer_of(family: str) -> Any:
