@@ -25,7 +25,7 @@ from sorl_trl.endpoint.agents import AgentMistake
 from sorl_trl.rollout import EngineOptions
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows
 from sorl_trl.types import StopReason
-from tests.endpoint import END, ScriptedEngine, ask, ask_sdk, collect, end_time_limits, setup_of
+from tests.endpoint import END, HTTP, ScriptedEngine, ask, ask_sdk, collect, end_time_limits, setup_of
 from tests.tools import qwen_tokenizer
 
 TOKENIZER = qwen_tokenizer()
