@@ -8,7 +8,8 @@
 - `lockstep`: our collector with any `Generator`, here `HFGenerator`. Rows generate likewise, and search in one batch.
 - `slots_event`: our collector with `SlotEngine`. Only what is new goes through the model. No row waits for another:
   each searches when it has ended its turn.
-- `endpoint`: the same engine, and agents that make an API call for each turn, over `http.client`.
+- `endpoint`: the same engine, and agents that make an API call for each turn, over `http.client`. `engine_alone` is
+  `slots_event` once more, measured beside it.
 
 `benchmarks.rollout.script` says how turns, observations and searches are drawn: the same ones for all engines. Each
 cell runs in a process of its own on one thread. Of the rollout alone it measures
@@ -49,6 +50,7 @@ LARGER = (
 )
 """What larger models make of it."""
 CELLS = (*(Cell(rows, tokens, ms) for tokens, rows, ms in product(TURN_TOKENS, ROWS, SEARCH_MS)), *LARGER)
+COMPARED = ("trl_loop", "lockstep", "slots_event")
 MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Seconds of processor time", "cpu_seconds", lambda value: f"{value:.1f}"),
     ("Seconds", "wall_seconds", lambda value: f"{value:.1f}"),
@@ -90,15 +92,16 @@ def write(result: dict[str, Any]) -> None:
 
 def report(result: dict[str, Any]) -> str:
     blocks = ["# What a rollout costs", INTRODUCTION.format(**result["environment"])]
-    names = ["turns, tokens", "rows", "search", "model", *(f"`{engine}`" for engine in ENGINES)]
+    names = ["turns, tokens", "rows", "search", "model", *(f"`{engine}`" for engine in COMPARED)]
     for title, name, shown in MEASURES:
         lines = []
         for cell in CELLS:
             found = rows_of(result, cell)
-            cells = [shown(found[engine][name]) if engine in found else "" for engine in ENGINES]
+            cells = [shown(found[engine][name]) if engine in found else "" for engine in COMPARED]
             low, high = cell.turn_tokens
             lines += [[f"{low}-{high}", str(cell.rows), *where(cell), *cells]] if found else []
         blocks += [f"## {title}", table(names, lines)]
+    blocks += ["## API calls", called(result)]
     names = ["search", "model", "`rejoin_after`", "processor time, s", "time, s", "waiting, s"]
     figures = ("cpu_seconds", "wall_seconds", "waiting_seconds")
     lines = [
@@ -108,6 +111,23 @@ def report(result: dict[str, Any]) -> str:
     ]
     blocks += ["## What `rejoin_after` does to `slots_event`", table(names, lines)]
     return "\n\n".join(block.strip() for block in blocks) + "\n"
+
+
+def called(result: dict[str, Any]) -> str:
+    """What API calls cost beside the engine alone."""
+    names = ["turns, tokens", "rows", "search", "model", "processor time, s: alone", "with calls"]
+    names += ["time, s: alone", "with calls", "ratio", "endpoint, ms per call"]
+    lines = []
+    for cell in CELLS:
+        found = rows_of(result, cell)
+        if {"engine_alone", "endpoint"} <= found.keys():
+            alone, calls = found["engine_alone"], found["endpoint"]
+            seconds = [each[name] for name in ("cpu_seconds", "wall_seconds") for each in (alone, calls)]
+            low, high = cell.turn_tokens
+            ratio, per_call = calls["wall_seconds"] / alone["wall_seconds"], calls["endpoint_ms_per_call"]
+            figures = [*(f"{each:.1f}" for each in seconds), f"{ratio:.2f}", f"{per_call:.1f}"]
+            lines.append([f"{low}-{high}", str(cell.rows), *where(cell), *figures])
+    return table(names, lines)
 
 
 def rows_of(result: dict[str, Any], cell: Cell) -> dict[str, dict[str, Any]]:

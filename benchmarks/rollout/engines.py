@@ -269,6 +269,7 @@ def build_trainer(folder: str, script: Script, model: ScriptedLlama, search: Cal
 ENGINES: dict[str, Callable[[Script, ScriptedSearch], Rollout]] = {
     "trl_loop": trl_loop,
     **{build.__name__: partial(collect, build=build) for build in (lockstep, slots_event)},
+    "engine_alone": partial(collect, build=slots_event),
     "endpoint": endpoint,
 }
 
