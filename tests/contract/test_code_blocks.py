@@ -19,7 +19,7 @@ from sorl_trl.cli.main import COMMANDS as COMMANDS_OF_SORL
 from tests.documentation import PAGES, ROOT, code_blocks, page_name
 
 NEEDS_LANGCHAIN = ("examples.tool_imitation",)
-"""Scripts that the default environment cannot import: `make test-agents` runs them."""
+"""Scripts of which the default environment lacks a library."""
 FOREIGN = {"pip", "curl", "grep", "hf", "tensorboard", "vllm"}
 """Programs of others, whose options are theirs."""
 LAUNCHER_VALUES = {
