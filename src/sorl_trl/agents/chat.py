@@ -107,6 +107,11 @@ def holds_images(prompt: Any) -> bool:
     return any(is_image(block) for content in contents if isinstance(content, list) for block in content)
 
 
+def reads_calls(tokenizer: Any) -> bool:
+    """Whether a tokenizer can parse the calls of tools in a message."""
+    return any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema"))
+
+
 def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote_code: bool) -> Any:
     """The processing class of a trainer whose prompts show tools, with a `response_template` that parses their calls.
 
@@ -126,7 +131,7 @@ def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote
             "with a method `step`, as in `rollout_func=AgentRollout(EnvironmentResponder(…))`, needs none."
         )
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    if not any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema")):
+    if not reads_calls(tokenizer):
         add_response_schema(processing_class)
     return processing_class
 

@@ -60,6 +60,11 @@ class Outcome:
     """Whether its time was up."""
 
     @property
+    def failure(self) -> BaseException | None:
+        """What it raised, unless that says nothing about the policy."""
+        return None if self.is_lost else self.error
+
+    @property
     def is_lost(self) -> bool:
         """Whether this says nothing about the policy: the time was up, or a connection was lost."""
         return self.is_late or is_down(self.error)

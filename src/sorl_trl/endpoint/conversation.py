@@ -85,7 +85,9 @@ class Conversation:
 
     def cancel(self, call: Call) -> None:
         """Forget a call that nobody waits for, as if it had never been made, unless others follow it."""
-        context, read = call.context, [*(each.token_ids for each in call.observations)]
+        context, read = call.context, [each.token_ids for each in call.observations]
+        if call not in self._calls:  # forgotten with its context
+            return
         if call.answer is not None:
             if context.is_busy or context.parts[-1] is not call.answer:
                 return

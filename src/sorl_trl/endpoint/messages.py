@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from trl.chat_template_utils import add_response_schema, parse_response
 
-from sorl_trl.agents.chat import RolloutSetup
+from sorl_trl.agents.chat import RolloutSetup, reads_calls
 from sorl_trl.rollout.trajectories import decode
 from sorl_trl.text import encodable, one_line
 
@@ -67,8 +67,7 @@ class ChatFormat:
                 "`processing_class` has no chat template, but an agent's requests are messages: take the tokenizer of "
                 "a chat model, or set its `chat_template`."
             )
-        tokenizer = setup.tokenizer
-        if not any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema")):
+        if not reads_calls(setup.tokenizer):
             with suppress(ValueError):  # an unknown template: without tools, turns need no parser
                 add_response_schema(setup.processing_class)
         return cls(setup)
@@ -84,11 +83,11 @@ class ChatFormat:
 
     @cached_property
     def parses_calls(self) -> bool:
-        return any(getattr(self.tokenizer, name, None) for name in ("response_template", "response_schema"))
+        return reads_calls(self.tokenizer)
 
     @cached_property
     def _control_tokens(self) -> re.Pattern[str]:
-        tokens = sorted({*self.tokenizer.all_special_tokens, *self.ends}, key=len, reverse=True)
+        tokens = sorted({*self.tokenizer.all_special_tokens, *self.ends} - {""}, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, tokens)) or "(?!)")
 
     def check_tools(self, tools: Sequence[Any]) -> None:

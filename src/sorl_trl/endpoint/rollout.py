@@ -166,7 +166,7 @@ class EndpointRollout(PolicyRollout):
         """See `PolicyRollout.collect`.
 
         Raises AgentMistake, a ValueError, if the endpoint does not serve what an agent asks for, or an agent returns
-        what is no reward, and RuntimeError if one raises before its first call.
+        something other than rewards, and RuntimeError if one raises before its first call.
         """
         began = time.perf_counter()
         queue = TurnQueue(len(examples), self.engine.rejoin_after)
@@ -228,9 +228,7 @@ class EndpointRollout(PolicyRollout):
                 raise RuntimeError(f"The endpoint failed: {run.failure!r}") from run.failure
             if run.refusal is not None:
                 raise AgentMistake(f"The endpoint refused a request of the agent: {run.refusal}.") from run.refusal
-        failures = [
-            (run, each.error) for run, each in zip(runs, outcomes, strict=True) if each.error and not each.is_lost
-        ]
+        failures = [(run, each.failure) for run, each in zip(runs, outcomes, strict=True) if each.failure]
         for run, error in failures:
             if isinstance(error, AgentMistake):
                 raise error
@@ -239,7 +237,8 @@ class EndpointRollout(PolicyRollout):
                     raise AgentMistake(f"Before its first call, {error}") from error
                 raised = f"{type(error).__name__}: {one_line(error)}"
                 raise RuntimeError(f"The agent raised before its first call: {raised}") from error
-        if not any(run.conversation.answers for run in runs) and not any(map(_has_failed, outcomes)):
+        has_called = any(run.conversation.answers for run in runs)
+        if not has_called and not any(each.is_late or each.error for each in outcomes):
             _warn_once("No agent has called the policy: does it use `endpoint.base_url` and `endpoint.api_key`?")
         if failures:
             logger.warning(
@@ -248,8 +247,7 @@ class EndpointRollout(PolicyRollout):
             )
 
     def _rewards_of(self, outcome: Outcome) -> Mapping[str, float] | None:
-        is_failure = outcome.error is not None and not outcome.is_lost
-        return {"reward": self.reward_on_error} if is_failure else outcome.rewards
+        return outcome.rewards if outcome.failure is None else {"reward": self.reward_on_error}
 
     def _metrics(
         self,
@@ -267,7 +265,7 @@ class EndpointRollout(PolicyRollout):
         for kind in (EXTENDED, SPLICED, NEW_CONTEXT):
             metrics[f"endpoint/{kind}"] = counts[kind] / size
         metrics["endpoint/resent"] = sum(run.resent for run in runs) / size
-        metrics["endpoint/error_share"] = sum(each.error is not None and not each.is_lost for each in outcomes) / size
+        metrics["endpoint/error_share"] = sum(each.failure is not None for each in outcomes) / size
         turns = Counter(turn.role for each in trajectories for turn in each.turns)
         if len(turns) > 1:
             metrics |= {f"endpoint/turns/{role}": number / size for role, number in turns.items()}
@@ -301,10 +299,6 @@ _STARTING = threading.Lock()
 def _endpoint(host: str) -> Endpoint:
     """The endpoint of this process at an address."""
     return Endpoint(host)
-
-
-def _has_failed(outcome: Outcome) -> bool:
-    return outcome.is_late or outcome.error is not None
 
 
 def _stop_reason(run: Run, outcome: Outcome) -> StopReason:

@@ -274,10 +274,12 @@ def test_tools_need_a_parser_of_their_calls() -> None:
 def test_the_oldest_contexts_are_forgotten() -> None:
     conversation = Conversation(chat_of(), most_contexts=2)
     first = [{"role": "user", "content": "0"}]
-    ask(conversation, first)
+    forgotten = conversation.begin(Request("m", first))
+    say(conversation, forgotten, f"Yes.{END}")
     for number in range(1, 4):
         ask(conversation, [{"role": "user", "content": str(number)}])
         assert len(conversation._contexts) == 2
+    conversation.cancel(forgotten)
     assert conversation.begin(Request("m", [*first, sent("Yes."), MORE])).kind == NEW_CONTEXT
     busy = [conversation.begin(Request("m", [{"role": "user", "content": f"busy {i}"}])) for i in range(3)]
     assert len({call.context.row for call in busy}) == 3, "no call under way is forgotten"
