@@ -34,6 +34,7 @@ _ONLY: Mapping[str, tuple[Any, str]] = {
     "scale_rewards": ("batch", "all trajectories that have a turn are compared, whatever their group"),
     "multi_objective_aggregation": ("sum_then_normalize", "trajectories are compared by what they earned in all"),
     "gamma": (1.0, "trajectories are compared by what they earned in all, whatever turn earned it"),
+    "router_replay": ("none", "the old log-probabilities of a turn are taken right before it is trained"),
     "save_trajectories_steps": (0, "what is written would show all turns but one as not trained"),
 }
 """The only value that a field may have, and why."""

@@ -37,10 +37,10 @@ def _of_chosen(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
 
 def _of_each(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
     """A sigmoid of each expert's logit, without the bias that only the choice knows; scaled as DeepSeek-V3 does."""
-    weights = logits.sigmoid().gather(1, experts)
+    weights: Tensor = logits.sigmoid().gather(1, experts)
     if router.norm_topk_prob:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return weights * router.routed_scaling_factor
+    return weights * float(router.routed_scaling_factor)
 
 
 WEIGHTS: Mapping[str, Weights] = {
@@ -73,6 +73,7 @@ class Routers:
                 f"{name} has routers of another kind, {unknown[0]}, but they must be {', '.join(WEIGHTS)}."
             )
         self._modules = [*found.values()]
+        self._is_hooked = False
         self.shape = len(found), int(self._modules[0].top_k)
         """(L, k)."""
         self.layers = [int(path.split("layers.")[1].split(".")[0]) for path in found]
@@ -80,7 +81,7 @@ class Routers:
 
     @contextmanager
     def recorded(self) -> Iterator[Callable[[], Tensor]]:
-        """Within it, passes record. The function returns (n, L, k) of the last pass over n tokens, padding included."""
+        """Within it, passes record. The function returns (n, L, k) of the last pass, over n tokens with padding."""
         chosen: dict[int, Tensor] = {}
 
         def record(layer: int, _router: nn.Module, _args: Any, output: Any) -> None:
@@ -93,7 +94,8 @@ class Routers:
     def imposed(self, routes: Tensor, rerouted: Tensor | None = None) -> Iterator[None]:
         """Within it, passes over n tokens take the experts (n, L, k) of `routes`, and choose where these are `LIVE`.
 
-        `rerouted` (n,) bool becomes True where some router would have chosen other experts.
+        `rerouted` (n,) bool becomes True where some router would have chosen other experts. Within another such
+        context, it does nothing.
         """
 
         def impose(layer: int, router: Any, _args: Any, output: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,9 +111,14 @@ class Routers:
 
     @contextmanager
     def _hooked(self, hook: Callable[..., Any]) -> Iterator[None]:
+        if self._is_hooked:
+            yield
+            return
         handles = [module.register_forward_hook(partial(hook, layer)) for layer, module in enumerate(self._modules)]
+        self._is_hooked = True
         try:
             yield
         finally:
+            self._is_hooked = False
             for handle in handles:
                 handle.remove()

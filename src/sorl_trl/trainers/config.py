@@ -123,6 +123,14 @@ class TurnLevelConfig(GRPOConfig):
             "weighted by its ratio to the policy that sampled, cut at 2 (AReaL's decoupled objective)."
         },
     )
+    router_replay: Annotated[str, OneOf(("none", "r2", "r3"))] = field(
+        default="none",
+        metadata={
+            "help": "For mixtures of experts: train with the experts that were chosen before (MiniRL, R3). 'r2' "
+            "imposes those of the old-policy pass on all updates on a rollout, 'r3' those of the engine that sampled "
+            "on the old-policy pass, too. 'none' (default): the routers choose anew in each pass."
+        },
+    )
     save_trajectories_steps: Annotated[int, COUNT] = field(
         default=0,
         metadata={
@@ -163,6 +171,12 @@ class TurnLevelConfig(GRPOConfig):
         super().__post_init__()
         if self.use_vllm and self.compares_with_sampler:
             self._check_sampling()
+        if self.router_replay == "r2" and (self.is_on_policy or self.compares_with_sampler):
+            raise ValueError(
+                "`router_replay` is 'r2', which replays the experts of the old-policy pass, but there is none: make "
+                "several updates on a rollout (`steps_per_generation`, `num_iterations`), and with `async_staleness`, "
+                "set `async_old_policy='proximal'`; or use 'r3'."
+            )
 
     def _check_sampling(self) -> None:
         """Raise ValueError for options that vLLM's log-probabilities follow, and the trainer's do not."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from sorl_trl.trainers.checks import warn_on_main_process
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of
 from sorl_trl.trainers.layouts import LAYOUTS, Plan, attend_in_segments, is_flash, plan_of, why_not_packed
 from sorl_trl.trainers.prompts import IMAGE_INPUTS
+from sorl_trl.trainers.router_replay import Routing, replayed_routers, routes_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,8 @@ class Pass:
     """V of the state before each token."""
     aux_loss: Tensor | None = None
     """() the router loss of a mixture of experts."""
+    routing: Routing | None = None
+    """What the routers of a mixture recorded, or would have chosen, if a pass was asked to record or replay."""
 
 
 class Forward:
@@ -62,13 +66,16 @@ class Forward:
         reference = trainer.accelerator.unwrap_model(trainer.ref_model) if trainer.ref_model is not None else None
         backbone = getattr(getattr(policy, CRITIC_ATTRIBUTE, None), "backbone", None)
         models = [each for each in (policy, reference, backbone) if each is not None]
+        self.routers = replayed_routers(trainer, policy)
+        """Those that are replayed."""
         self.reason = _why_unfolded(trainer, models)
         self.layouts: Sequence[str] = LAYOUTS[:1]
         self._is_tried = False
         if self.reason is None:
             for model in models:
                 attend_in_segments(model)
-            self.layouts = LAYOUTS[:2] if any(map(is_flash, models)) else LAYOUTS
+            # Texts that share a beginning may have other experts in it.
+            self.layouts = LAYOUTS[:2] if self.routers or any(map(is_flash, models)) else LAYOUTS
 
     def __call__(
         self,
@@ -80,6 +87,7 @@ class Forward:
         values: bool = False,
         rows: int | None = None,
         layouts: Sequence[str] | None = None,
+        routing: str | None = None,
     ) -> Pass:
         """Ask `model` of the trainer, wrapped or not, about a batch. All processes call it together.
 
@@ -91,6 +99,8 @@ class Forward:
             entropies, router, values: What to compute besides log-probabilities. Values need a critic.
             rows: The number of rows that the model reads at a time; None reads all at once.
             layouts: Of which to take one; None takes one of those that all models compute.
+            routing: "record" what the policy's routers choose, or "replay" the routes that the batch has, if any;
+                None lets them choose.
 
         Raises:
             ValueError: A trajectory with images has several contexts.
@@ -109,10 +119,14 @@ class Forward:
             layouts, contexts = ("rows",), None
         policy = trainer.accelerator.unwrap_model(model) if model is trainer.ref_model else trainer.model
         asked = LaidOut(model, policy, layouts, loss_mask_of(batch), contexts, values)
+        routes = routes_of(batch) if routing == "replay" else None
+        if self.routers is not None and (routing == "record" or routes is not None):
+            asked.routing = Routing(self.routers, routes)
         options = {"batch_size": rows, "compute_entropy": entropies, "compute_aux_loss": router, **images}
         length = batch["completion_ids"].size(1)
         logps, entropy, aux_loss = trainer._get_per_token_logps_and_entropies(asked, ids, mask, length, **options)
-        return Pass(logps, entropy, torch.cat(asked.values)[:, -length:] if values else None, aux_loss)
+        critic_values = torch.cat(asked.values)[:, -length:] if values else None
+        return Pass(logps, entropy, critic_values, aux_loss, asked.routing)
 
     def _try_out(self) -> None:
         """Compare the layouts on short texts, and say which are left. All processes decide alike."""
@@ -205,6 +219,7 @@ class LaidOut:
         self._scored, self._contexts, self._row = scored, contexts, 0
         self._with_values = with_values
         self.values: list[Tensor] = []
+        self.routing: Routing | None = None
         self._has_router = getattr(self._causal_lm.config.get_text_config(), "output_router_logits", False)
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **options: Any) -> Any:
@@ -223,7 +238,9 @@ class LaidOut:
             options |= {"position_ids": plan.position_ids, **plan.segments.arguments(self._causal_lm)}
         elif is_masked or layouts[0] == "rows":
             options |= {"attention_mask": plan.attention_mask}
-        output = self._run(plan, options)
+        around = self.routing.around(self._causal_lm, plan, rows, input_ids) if self.routing else nullcontext()
+        with around:
+            output = self._run(plan, options)
         for name in ("log_probs", "entropy"):
             if (found := getattr(output, name, None)) is not None:
                 setattr(output, name, plan.scatter(found, input_ids))

@@ -89,6 +89,8 @@ class Plan:
     position_ids: Tensor | None = None
     """(1, N) each token's place in its context."""
     segments: Segments | None = None
+    sources: Tensor | None = None
+    """Where each token of the flattened `input_ids` stands in the flattened batch, -1 for padding; None in a tree."""
 
     def predicting(self, found: Tensor) -> Tensor:
         """(S, L, ...) to (1, M, ...): what is found at the positions that predict scored tokens."""
@@ -127,7 +129,8 @@ def plan_of(
     if layouts[0] == "rows":
         wanted = pad(scored[:, 1:] & mask[:, 1:].bool() & mask[:, :-1].bool(), (1, 0), value=False)
         targets = wanted.flatten().nonzero().squeeze(1)
-        return _plan(ids, ids, targets - 1, targets, attention_mask=mask)
+        sources = torch.arange(ids.numel(), device=ids.device).where(mask.flatten().bool(), -1)
+        return _plan(ids, ids, targets - 1, targets, attention_mask=mask, sources=sources)
     places = mask.flatten().nonzero().squeeze(1)
     texts = torch.arange(len(ids), device=ids.device).unsqueeze(1).expand_as(ids)
     if contexts is not None:
@@ -153,10 +156,11 @@ def plan_of(
         at, shape = row * width + within, (len(lengths), width)
         unfolded = ids.new_zeros(shape).flatten().scatter(0, at, tokens).view(shape)
         filled = mask.new_zeros(shape).flatten().index_fill(0, at, 1).view(shape)
-        return _plan(ids, unfolded, at[chosen] - 1, places[chosen], attention_mask=filled)
+        sources = places.new_full((unfolded.numel(),), -1).scatter(0, at, places)
+        return _plan(ids, unfolded, at[chosen] - 1, places[chosen], attention_mask=filled, sources=sources)
     if layout == "packed" or tree is None:
         segments = Segments(tuple(lengths), (), pad(ends, (1, 0)).int())
-        packed = {"position_ids": within[None], "segments": segments}
+        packed = {"position_ids": within[None], "segments": segments, "sources": places}
         return _plan(ids, tokens[None], chosen - 1, places[chosen], **packed)
     at = torch.tensor(tree.places, device=ids.device)
     first = torch.empty(tree.size, dtype=torch.long, device=ids.device)
