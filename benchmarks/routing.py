@@ -1,0 +1,244 @@
+"""Does routing replay keep a mixture of experts close to the engine that sampled, and stable?
+
+    python -m benchmarks.routing --prepare    # worlds and warm-started policies: minutes
+    python -m benchmarks.routing              # every run that is not there yet, about a minute each on one core
+    python -m benchmarks.routing --report     # only writes benchmarks/results/routing.md again
+
+The policy is a Mixtral of 8 experts, 2 to a token. The engine that samples has its weights, but differs: the logits of
+its routers are noisy, or it computes in bfloat16. A rollout of 64 trajectories serves 1, 4 or 16 updates.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from examples.quickstart import LIMITS, PROTOCOL, WarmStartConfig
+from examples.quickstart.imitation import expert_examples, imitate, store_policy, train_tokenizer
+from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
+
+from benchmarks.common import QUIET, RESULTS, Row, table, write_rows
+from benchmarks.stability import in_parallel
+from benchmarks.stability_plan import GROUP, Regime
+from benchmarks.stability_run import Examiner
+from benchmarks.worlds.invented import build_invented
+from benchmarks.worlds.questions import EVALUATION_QUESTIONS, POLICY, TRAIN_QUESTIONS, QuestionWorld
+from examples.quickstart import WorldSize
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.command_line import Parser, at_least, run_command
+from sorl_trl.files import write_whole
+from sorl_trl.methods import SETTINGS
+from sorl_trl.rollout import SlotEngine, TurnEnd
+from sorl_trl.rollout.routing import WEIGHTS, Routers
+
+RUNS = Path(__file__).parents[1] / "runs/routing"
+SEEDS = range(40, 45)
+REPLAYS, UPDATES, ENGINES = ("none", "r2", "r3"), (1, 4, 16), ("noise", "bfloat16")
+NOISE = 0.5
+"""The standard deviation of what is added to the logits of the engine's routers."""
+LEARNING_RATE, ROLLOUTS, TRAJECTORIES = 1e-3, 20, 64
+PRACTICE = 4
+"""Worlds in which an expert is imitated."""
+
+
+@dataclass(frozen=True)
+class Job:
+    engine: str
+    updates: int
+    replay: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine}-{self.updates}-{self.replay}-{self.seed}"
+
+
+JOBS = [
+    Job(engine, updates, replay, seed)
+    for seed, engine, updates, replay in product(SEEDS, ENGINES, UPDATES, REPLAYS)
+    if (updates, replay) != (1, "r2")  # one update has nothing to replay
+]
+
+
+@dataclass(frozen=True)
+class MixtureWorld(QuestionWorld):
+    """The world of `benchmarks.stability`, with a policy that is a mixture of experts."""
+
+    @property
+    def name(self) -> str:
+        return "mixture"
+
+    def build(self, seed: int, target: Path, cache: Path) -> Path:
+        size = WorldSize(TRAIN_QUESTIONS, EVALUATION_QUESTIONS, self.hop_shares)
+        world, unseen, *practice = (build_invented(1000 * seed + i, size=size) for i in range(2 + PRACTICE))
+        self.write({"train": world, "unseen": unseen}, target)
+        tokenizer = train_tokenizer([world, *practice])
+        torch.manual_seed(seed)
+        policy = MixtralForCausalLM(
+            MixtralConfig(
+                **{"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+                **{"num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 8},
+                **{"max_position_embeddings": 2 * (LIMITS.max_trajectory_tokens or 0), "tie_word_embeddings": True},
+                **{"initializer_range": 0.05, "sliding_window": None, "bos_token_id": None},
+                **{"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id},
+            )
+        )
+        how = replace(self.warm_start, seed=seed)
+        share = how.trajectories // len(practice)
+        examples = [each for part in practice for each in expert_examples(part, tokenizer, share, how)]
+        imitate(policy, examples, how.steps, how.batch_size, how.learning_rate, seed)
+        return store_policy(policy, tokenizer, cache / f"mixture-{seed}")
+
+
+WORLD = MixtureWorld("Mixture", "", warm_start=WarmStartConfig())
+
+
+def choose_noisily(router: Any, _args: Any, output: Any) -> tuple[Any, Any, Any]:
+    """A hook: the router's logits have noise, and so has its choice."""
+    logits, weights, _ = output
+    noisy = logits + NOISE * torch.randn_like(logits)
+    experts = noisy.topk(router.top_k, dim=-1).indices
+    return noisy, WEIGHTS[type(router).__name__](router, noisy, experts).to(weights.dtype), experts
+
+
+class OtherEngine(SearchRollout):
+    """Samples with a copy of the policy that computes otherwise, and reports its experts and log-probabilities."""
+
+    kind: str
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        sampler = copy.deepcopy(trainer.model).eval()
+        if self.kind == "bfloat16":
+            sampler.to(torch.bfloat16)
+        else:
+            for router in Routers(sampler)._modules:
+                router.register_forward_hook(choose_noisily)
+        end = TurnEnd(trainer._tokenizer, self.stop_strings, trainer.eos_token_ids)
+        engine = SlotEngine(sampler, end, trainer.generation_config, routes=True)
+        engine.logprobs_at = trainer.temperature
+        return self.sample(prompts, trainer, engine)
+
+
+class MeasuredTrainer(SOGRPOTrainer):
+    """Logs how far the log-probabilities of the old policy, replayed if at all, are from the engine's."""
+
+    def _apply_method(self, rollout: Any) -> Any:
+        batch = rollout.batch
+        if self.model.training:
+            old = rollout.old_logps
+            old = self._score(self.model, batch, routing="replay").logps if old is None else old
+            self._log("gap", (old - batch["sampling_per_token_logps"]).abs(), batch["turn_ids"] >= 0)
+        return super()._apply_method(rollout)
+
+
+def prepare(seed: int) -> None:
+    torch.set_num_threads(1)
+    WORLD.prepare(seed, RUNS)
+
+
+def run(job: Job) -> None:
+    """Train and evaluate. Weights that become NaN count as collapsed."""
+    torch.set_num_threads(1)
+    folder = WORLD.prepare(job.seed, RUNS)
+    minibatch = TRAJECTORIES // min(job.updates, 4)
+    regime = Regime(
+        "", "", LEARNING_RATE, world=WORLD, trajectories=TRAJECTORIES, minibatch=minibatch, rollouts=ROLLOUTS,
+        epochs=max(job.updates // 4, 1),
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder / POLICY)
+    config = SOGRPOConfig(
+        **{**SETTINGS["grpo"], **QUIET, "output_dir": str(RUNS / job.name), "seed": job.seed},
+        **{"router_replay": job.replay, "learning_rate": LEARNING_RATE, "lr_scheduler_type": "constant"},
+        **{"per_device_train_batch_size": minibatch, "steps_per_generation": TRAJECTORIES // minibatch},
+        **{"num_iterations": regime.epochs, "num_generations": GROUP, "max_steps": ROLLOUTS * job.updates},
+        **{"max_completion_length": WORLD.max_completion_length, "gradient_checkpointing": False},
+        **{"log_turn_details": True, "logging_steps": 1, "router_aux_loss_coef": 0.0},
+    )
+    given = WORLD.trainer_arguments(folder)
+    rollout = OtherEngine(given["rollout_func"].search, PROTOCOL, WORLD.limits)
+    rollout.kind = job.engine
+    examiner = Examiner(regime, WORLD.examination(folder, tokenizer))
+    arguments = {**given, "rollout_func": rollout, "callbacks": [examiner], "processing_class": tokenizer}
+    trainer = MeasuredTrainer(str(folder / POLICY), args=config, method="grpo", **arguments)
+    error = None
+    try:
+        trainer.train()
+    except RuntimeError as failure:
+        if all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()):
+            raise
+        error = str(failure).splitlines()[0]
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    ends = examiner.evaluations[-5:]
+
+    def mean(name: str) -> float | None:
+        found = [entry[name] for entry in log if entry.get(name) is not None and entry[name] == entry[name]]
+        return statistics.fmean(found) if found else None
+
+    row = {
+        **{"engine": job.engine, "updates": job.updates, "replay": job.replay, "seed": job.seed, "error": error},
+        **{"start": examiner.evaluations[0]["sampled_em"], "parameters": trainer.model.num_parameters()},
+        **{name: statistics.fmean(each[name] for each in ends) for name in ("sampled_em", "greedy_em")},
+        **{"gap": mean("gap"), "rerouted": mean("router_replay/rerouted"), "kl": mean("kl_to_old")},
+        **{"grad_norm": max(entry["grad_norm"] for entry in log), "clipped": mean("clip_fraction/token")},
+    }
+    write_whole(RUNS / f"{job.name}.json", json.dumps(row).encode())
+
+
+COLUMNS = ("start", "sampled_em", "greedy_em", "gap", "rerouted", "kl", "clipped", "grad_norm")
+
+
+def report(rows: Sequence[Row]) -> str:
+    """`routing.md`."""
+    lines = []
+    for engine, updates, replay in product(ENGINES, UPDATES, REPLAYS):
+        of_arm = [row for row in rows if (row["engine"], row["updates"], row["replay"]) == (engine, updates, replay)]
+        if not of_arm:
+            continue
+        collapsed = sum(row["error"] is not None or row["sampled_em"] < row["start"] for row in of_arm)
+        cells = []
+        for name in COLUMNS:
+            found = [row[name] for row in of_arm if row[name] is not None]
+            error = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
+            cells.append(f"{statistics.fmean(found):.3f} ± {error:.3f}" if found else "–")
+        lines.append([engine, str(updates), replay, *cells, f"{collapsed} of {len(of_arm)}"])
+    names = ["engine", "updates", "replay", "start", "sampled EM", "greedy EM", "gap", "rerouted"]
+    names += ["KL", "clipped", "largest gradient", "below start"]
+    says = (__doc__ or "").split("\n\n")
+    notes = (
+        "The mean ± standard error over seeds; exact match on an unseen world, mean of the last five evaluations. The "
+        "gap is the mean |log π_old − log μ| of the policy's tokens, in nats; *rerouted* is the share of tokens whose "
+        "replayed experts the policy would not have chosen. The method is GRPO without a target KL, at a learning "
+        f"rate of {LEARNING_RATE:g} in all arms; the noise has a standard deviation of {NOISE}."
+    )
+    return f"# Routing replay\n\n{says[0]}\n\n{says[-1].strip()}\n\n{notes}\n\n{table(names, lines, 3)}"
+
+
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--prepare", action="store_true", help="make worlds and policies alone")
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--processes", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
+    arguments = parser.parse_args(words)
+    RUNS.mkdir(parents=True, exist_ok=True)
+    if not arguments.report:
+        in_parallel(prepare, [(seed,) for seed in SEEDS], arguments.processes, "Worlds and policies")
+    if not (arguments.report or arguments.prepare):
+        todo = [job for job in JOBS if not (RUNS / f"{job.name}.json").is_file()]
+        in_parallel(run, [(job,) for job in todo], arguments.processes, "Routing replay")
+    if not arguments.prepare:
+        rows = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*.json"))]
+        write_rows(rows, RESULTS / "routing.json")
+        (RESULTS / "routing.md").write_text(report(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
