@@ -58,6 +58,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "t5": (lambda: hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=32, d_model=8, num_layers=1)), "an encoder"),
 }
 """Those that slots do not serve, and a part of the reason that is given."""
+DENSE_FIRST = {**GQA, **MOE, "num_hidden_layers": 3, "mlp_only_layers": [0], "head_dim": 8}
+MIXTURES: dict[str, Callable[[], Any]] = {
+    "qwen3_moe": lambda: hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**DENSE_FIRST)),
+    "mixtral": SERVED["mixtral"],
+}
+"""Mixtures with two routers that choose two of four experts. The first layer of "qwen3_moe" has none."""
 
 
 def build(make: Callable[[], Any], seed: int = 0) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -106,6 +106,8 @@ class Turn:
     """The agent whose turn it is, if several share the policy: the `model` that an API call names."""
     context: int = 0
     """The context that it continues."""
+    routes: Any = field(default=None, compare=False, repr=False)
+    """The experts that the sampling engine chose, if it reports them: see `Generation.routes`."""
 
 
 @dataclass(frozen=True)

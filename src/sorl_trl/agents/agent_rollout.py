@@ -112,7 +112,7 @@ class AgentRollout(PolicyRollout):
         metrics = {f"rollout/{name}": value for name, value in statistics.items()}
         for name, value in environment_statistics(trajectories, self._responder).items():
             metrics[f"environment/{name}"] = value
-        output = rollout_output(trajectories, setup.tokenizer.eos_token_id, engine.window)
+        output = rollout_output(trajectories, setup.tokenizer.eos_token_id, engine.window, routes=engine.routes)
         if environments := self._responder.environments:
             output["environments"] = [*environments]
         if self.shows_tools:

@@ -16,6 +16,7 @@ from trl.models import unwrap_model_for_generation
 from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.agents.vllm import vllm_engine
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, assemble, model_engine
+from sorl_trl.rollout.trajectories import laid_out_routes
 from sorl_trl.types import StopReason, Trajectory
 
 MESSAGES = "trajectory_messages"
@@ -120,12 +121,17 @@ class PolicyRollout(ABC):
 
 
 def rollout_output(
-    trajectories: Sequence[Trajectory], eos_token_id: int, window: int | None = None, contexts: bool = False
+    trajectories: Sequence[Trajectory],
+    eos_token_id: int,
+    window: int | None = None,
+    contexts: bool = False,
+    routes: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """The return value of a `rollout_func`: one row per trajectory, no context with more tokens than the `window`.
 
     A complete trajectory ends in an end-of-sequence token, which tells TRL that it was not cut, unless it is full.
-    With `contexts`, it says in which context each token is.
+    With `contexts`, it says in which context each token is; with the engine's `routes`, which experts were chosen for
+    each token of prompt and completion, as an array (tokens, L, k).
     """
     rows = assemble(trajectories)
     # A prompt without a turn was too long to be read. Kept whole, it would lengthen every row of the batch.
@@ -148,7 +154,16 @@ def rollout_output(
                 output["context_ids"][i].append(last)
             if has_logprobs:
                 output["logprobs"][i].append(0.0)
+    if routes is not None:
+        sizes = [len(prompt) + len(ids) for prompt, ids in zip(prompt_ids, output["completion_ids"], strict=True)]
+        of_rows = zip(trajectories, sizes, strict=True)
+        output["routes"] = [laid_out_routes(trajectory, size, routes) for trajectory, size in of_rows]
     return output
+
+
+def asks_for_routes(args: Any) -> bool:
+    """Whether a trainer's config asks for the experts that the engine chooses. TRL's own never does."""
+    return bool(getattr(args, "router_replay", "none") == "r3")
 
 
 @contextmanager
@@ -162,8 +177,11 @@ def policy_engine(
     """
     accelerator = trainer.accelerator
     end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
+    with_routes = asks_for_routes(trainer.args) and trainer.model.training  # nothing is replayed in evaluation
     if trainer.use_vllm:
         vllm = vllm_engine(trainer.vllm_generation, end)
+        if with_routes:
+            vllm.report_routes()
         yield vllm, _active_on(vllm, accelerator)
         return
     sharded = trainer._dist.is_fsdp or (trainer._dist.is_zero3 and not trainer.args.ds3_gather_for_generation)
@@ -183,6 +201,8 @@ def policy_engine(
         how = (options.rollout_engine, options.kv_cache_gib, sharded)
         engine = model_engine(model, end, trainer.generation_config, *how)
         try:
+            if with_routes:
+                engine.report_routes()
             yield engine, _active_on(engine, accelerator)
         except BaseException as error:  # it would keep TRL's contexts from restoring anything
             failure = error

@@ -10,11 +10,13 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 
 from sorl_trl.agents.vllm_server import EngineUnavailable, Sampled, VLLMServer, server_url
 from sorl_trl.rollout import Engine, Generation, TurnEnd
+from sorl_trl.rollout.routing import Routers
 
 __all__ = ["EngineUnavailable", "VLLMColocateEngine", "VLLMEngine", "VLLMServerEngine", "vllm_engine"]
 
@@ -35,6 +37,8 @@ class TurnRequest:
     seed: int
     stops: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
+    covered: int = 0
+    """How many tokens of the context have routes already."""
 
 
 class VLLMEngine(Engine):
@@ -52,15 +56,23 @@ class VLLMEngine(Engine):
 
     def __init__(self, vllm_generation: Any, end: TurnEnd, window: int) -> None:
         self.window = window
+        self._vllm = vllm_generation
         self._end = end
         self._settings = sampling_settings(vllm_generation, end)
         self._base_seed = 0
         self._turns: Counter[int] = Counter()
+        self._covered: Counter[int] = Counter()
         self._generating: dict[int, TurnRequest] = {}
+        self._layers: list[int] = []
+        """The layers that have a router, among those of which vLLM reports routes."""
+
+    def report_routes(self) -> None:
+        routers = Routers(self._vllm.model)
+        self.routes, self._layers = routers.shape, routers.layers
 
     def open(self, rows: int) -> None:
         self._base_seed = self.rollout_seed()
-        self._turns = Counter()
+        self._turns, self._covered = Counter(), Counter()
         self._generating = {}
 
     def release(self, row: int) -> None:
@@ -83,7 +95,8 @@ class VLLMEngine(Engine):
         self._turns[row] += 1
         limit = min(limit, self.window - len(context_ids))
         seed = turn_seed(self._base_seed, row, turn)
-        request = TurnRequest(row, turn, tuple(context_ids), limit, seed, tuple(stops), schema)
+        covered = min(self._covered[row], len(context_ids) - 1)  # shorter than before if turns were taken back
+        request = TurnRequest(row, turn, tuple(context_ids), limit, seed, tuple(stops), schema, covered)
         self._generating[row] = request
         return request
 
@@ -96,7 +109,26 @@ class VLLMEngine(Engine):
             )
         del self._generating[request.row]
         (stopped,) = self._end.reached([sampled.token_ids], [request.stops])
-        return request.row, Generation(sampled.token_ids, sampled.logprobs, stopped, sampled.versions)
+        routes = None
+        if self.routes is not None:
+            routes = self._routes_of(sampled)
+            self._covered[request.row] = len(request.context_ids) + len(sampled.token_ids) - 1
+        return request.row, Generation(sampled.token_ids, sampled.logprobs, stopped, sampled.versions, routes)
+
+    def _routes_of(self, sampled: Sampled) -> np.ndarray[Any, Any]:
+        """Those of the layers that have a router. Raises RuntimeError if there are none."""
+        if sampled.routes is None:
+            raise RuntimeError(
+                "`router_replay` is 'r3', but vLLM does not report which experts it chose: start its server with "
+                "`--enable-return-routed-experts`."
+            )
+        routes: np.ndarray[Any, Any] = sampled.routes[:, self._layers].astype(np.int16)
+        if routes.shape[2] > 1 and (routes[..., 0] == routes[..., 1]).any():
+            raise RuntimeError(
+                "vLLM reports one expert twice for a token, so it has not recorded what it chose: its kernel for "
+                "mixtures of experts cannot."
+            )
+        return routes
 
 
 @dataclass
@@ -122,7 +154,6 @@ class VLLMColocateEngine(VLLMEngine):
 
     def __init__(self, vllm_generation: Any, end: TurnEnd) -> None:
         super().__init__(vllm_generation, end, int(vllm_generation.llm.llm_engine.model_config.max_model_len))
-        self._vllm = vllm_generation
         self._rank = vllm_generation.accelerator.process_index
         self.polls_together = vllm_generation.tensor_parallel_size > 1
         self._changes = _Changes()
@@ -331,6 +362,8 @@ def turn_settings(settings: dict[str, Any], request: TurnRequest) -> dict[str, A
     """The `settings` of every turn, with those of one."""
     own: dict[str, Any] = {"max_tokens": request.limit, "seed": request.seed}
     own["stop"] = [*settings["stop"], *request.stops]
+    if request.covered:
+        own["routed_experts_prompt_start"] = request.covered
     if request.schema is not None:
         own["structured_outputs"] = {"json": dict(request.schema)}
     return settings | own
@@ -350,4 +383,5 @@ def _sampled(output: Any) -> Sampled:
     (completion,) = output.outputs
     token_ids = tuple(completion.token_ids)
     logprobs = (choices[token].logprob for choices, token in zip(completion.logprobs, token_ids, strict=True))
-    return Sampled(token_ids, tuple(logprobs), completion.finish_reason)
+    routes = getattr(completion, "routed_experts", None)
+    return Sampled(token_ids, tuple(logprobs), completion.finish_reason, routes=routes)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import httpx2
+import numpy as np
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from sorl_trl.threads import DaemonThreads
@@ -41,6 +44,8 @@ class Sampled:
     finish_reason: str | None
     versions: tuple[int, int] | None = None
     """Versions of the weights when the turn was requested and when it was answered, if they can change meanwhile."""
+    routes: Any = field(default=None, compare=False, repr=False)
+    """A NumPy array of the experts that were chosen, if it reports them: (tokens that were read, all layers, k)."""
 
 
 class VLLMServer:
@@ -144,6 +149,12 @@ def _sampled(answer: Mapping[str, Any], count: int, versions: tuple[int, int] | 
             tuple(math.nan if each is None else each for each in choice["logprobs"]["token_logprobs"]),
             choice["finish_reason"],
             versions,
+            _array(choice.get("routed_experts")),
         )
         for choice in choices
     ]
+
+
+def _array(encoded: str | None) -> Any:
+    """The NumPy array of a `.npy` file in base64."""
+    return None if encoded is None else np.load(io.BytesIO(base64.b64decode(encoded)))

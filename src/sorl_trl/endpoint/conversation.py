@@ -92,6 +92,7 @@ class Conversation:
             if context.is_busy or context.parts[-1] is not call.answer:
                 return
             read.append(call.answer.turn.token_ids)
+            context.has_lost_routes = True
             context.messages = call.known
             del context.answers[len(call.messages)]
         del context.parts[len(context.parts) - len(read) :]
@@ -121,6 +122,7 @@ class Conversation:
             generation.logprobs,
             versions=generation.versions,
             role=request.model,
+            routes=None if context.has_lost_routes else generation.routes,
         )
         reason = "tool_calls" if calls else "stop" if end or cut >= 0 else "length"
         answer = call.answer = Answer(turn, message, full, reason, bool(end))

@@ -181,7 +181,9 @@ class EndpointRollout(PolicyRollout):
             run.conversation.trajectory(_stop_reason(run, outcome))
             for run, outcome in zip(runs, outcomes, strict=True)
         ]
-        output = rollout_output(trajectories, setup.tokenizer.eos_token_id, engine.window, contexts=True)
+        output = rollout_output(
+            trajectories, setup.tokenizer.eos_token_id, engine.window, contexts=True, routes=engine.routes
+        )
         output["agent_rewards"] = [*self._rewards]
         if is_conversational({"prompt": prompts[0]}):
             output[MESSAGES] = [run.conversation.completion() for run in runs]

@@ -283,7 +283,8 @@ class _Row:
     def take_turn(self, generation: Generation, text: str, action: Action) -> None:
         """Append a turn, and set the stop reason if the row ends here."""
         room, reason = self._room()
-        self._append(Turn(generation.token_ids, text, action, generation.logprobs, versions=generation.versions))
+        turn = Turn(generation.token_ids, text, action, generation.logprobs, versions=generation.versions)
+        self._append(replace(turn, routes=generation.routes))
         self.turns += 1
         if action.kind is ActionKind.ANSWER:
             self.stop_reason = StopReason.ANSWERED

@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from transformers import (
     GenerationConfig,
@@ -35,12 +36,16 @@ class Generation:
     string. `logprobs` are those of the sampling engine, one per token, if it reports them. `stopped` tells whether a
     stop string or an end-of-sequence token ended the row, even with its last allowed token; otherwise `max_new_tokens`
     did. `versions` are those of the weights when the turn was requested and when it was complete, if they can change.
+    `routes` (n, L, k) int16 are the experts that the engine chose, if it reports them (`Engine.report_routes`), in the
+    order of `Routers`. They cover, in order, the n tokens of the row that the engine has read and that no earlier turn
+    of the row has covered: the last token that a turn samples is read, and so covered, in the next one.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     stopped: bool
     versions: tuple[int, int] | None = None
+    routes: np.ndarray[Any, Any] | None = field(default=None, compare=False, repr=False)
 
 
 class Generator(Protocol):
@@ -118,6 +123,18 @@ class Engine(ABC):
     """Whether a turn can be made to follow a JSON schema."""
     seed: int | None = None
     """The seed of the rollout. If it is None, `open` draws one."""
+    routes: tuple[int, int] | None = None
+    """(L, k) of the `routes` of generations; None for none, which is so before `report_routes`."""
+
+    def report_routes(self) -> None:
+        """From the next rollout on, have generations include `routes`.
+
+        Raises ValueError if the engine cannot report them, or the model is no mixture of experts that `Routers` knows.
+        """
+        raise ValueError(
+            f"`router_replay` is 'r3', but {type(self).__name__} does not report which experts it chose: set "
+            "`rollout_engine` of `EngineOptions` to 'slots', or `use_vllm` to True."
+        )
 
     @abstractmethod
     def open(self, rows: int) -> None:

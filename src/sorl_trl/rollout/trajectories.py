@@ -6,10 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from sorl_trl.rollout.routing import LIVE
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -111,6 +113,32 @@ def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
     has_logprobs = all(turn.logprobs is not None for turn in trajectory.turns)
     env_mask = [int(turn_id >= 0) for turn_id in turn_ids]
     return AssembledTrajectory(completion_ids, env_mask, turn_ids, context_ids, logprobs if has_logprobs else None)
+
+
+def laid_out_routes(trajectory: Trajectory, size: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """The experts that the engine chose for each token of prompt and completion, (`size`, L, k).
+
+    They are `LIVE` where none is known: for the last token of each context, for observations after its last turn, and
+    for what is appended to a completion. The turns of a context are those of one row of the engine, and their routes,
+    joined, are those of its tokens. Raises RuntimeError if they are more or fewer.
+    """
+    routes = np.full((size, *shape), LIVE, dtype=np.int16)
+    sizes = [len(trajectory.prompt_ids), *(len(each.token_ids) for each in trajectory.segments)]
+    contexts = np.repeat([0, *(each.context for each in trajectory.segments)], sizes)
+    ends = np.cumsum(sizes)[1:]
+    turns: dict[int, list[tuple[Turn, int]]] = {}
+    for segment, end in zip(trajectory.segments, ends, strict=True):
+        if isinstance(segment, Turn):
+            turns.setdefault(segment.context, []).append((segment, end))
+    for context, own in turns.items():
+        if any(turn.routes is None for turn, _ in own):
+            continue
+        joined = np.concatenate([turn.routes for turn, _ in own])
+        read = np.flatnonzero(contexts[: own[-1][1]] == context)[:-1]
+        if len(joined) != len(read):
+            raise RuntimeError(f"the engine reported routes of {len(joined)} tokens, but has read {len(read)}")
+        routes[read] = joined
+    return routes
 
 
 def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -24,7 +24,7 @@ from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid,
 
 from sorl_trl.agents.chat import ensure_response_template
 from sorl_trl.agents.native_tools import ToolSanitizer, tools_as_rollout
-from sorl_trl.agents.policy_rollout import PolicyRollout
+from sorl_trl.agents.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
@@ -97,7 +97,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if has_tools:
             given["processing_class"] = ensure_response_template(name, given, args.trust_remote_code)
         self._tools = ToolSanitizer(self)
-        with used_by_trl():
+        with used_by_trl(asks_for_routes(args)):
             super().__init__(**given)
         if args.disable_dropout:
             disable_noise(self.model)

@@ -119,7 +119,7 @@ class AdapterCritic(Critic):
     def forward(self, call: BackboneCall) -> Tensor:
         # Gradient checkpointing recomputes layers during backward, when the policy's adapter is active again.
         checkpointed = [m for m in call.backbone.modules() if getattr(m, "gradient_checkpointing", False)]
-        with self.active(), _replaced(checkpointed, _gradient_checkpointing_func=self._with_adapter):
+        with self.active(), replaced(checkpointed, _gradient_checkpointing_func=self._with_adapter):
             hidden_states = call.backbone(*call.args, **call.kwargs).last_hidden_state
         return self.head(hidden_states)
 
@@ -130,7 +130,7 @@ class AdapterCritic(Critic):
         It does what PEFT's `set_adapter` does, but leaves `requires_grad` alone: PEFT freezes every adapter but the
         active one, and two that train in one forward pass need both.
         """
-        with _replaced(self._layers, _active_adapter=lambda _: [CRITIC_ATTRIBUTE], _disable_adapters=lambda _: False):
+        with replaced(self._layers, _active_adapter=lambda _: [CRITIC_ATTRIBUTE], _disable_adapters=lambda _: False):
             yield
 
     def _with_adapter(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,7 +139,7 @@ class AdapterCritic(Critic):
 
 
 @contextmanager
-def _replaced(holders: Sequence[Any], **new: Callable[[Any], Any]) -> Iterator[None]:
+def replaced(holders: Sequence[Any], **new: Callable[[Any], Any]) -> Iterator[None]:
     """Within it, the named attributes of each holder are what the functions make of them."""
     before = [(holder, name, getattr(holder, name)) for holder in holders for name in new]
     for holder, name, value in before:
@@ -195,7 +195,7 @@ def trained_dtype(model: nn.Module) -> torch.dtype:
 
 def known_adapter(model: PeftModel, config: LoraConfig) -> AbstractContextManager[None]:
     """Within it, PEFT knows the critic's adapter and can collect and set its weights."""
-    return _replaced([model], peft_config=lambda known: {**known, CRITIC_ATTRIBUTE: config})
+    return replaced([model], peft_config=lambda known: {**known, CRITIC_ATTRIBUTE: config})
 
 
 @dataclass

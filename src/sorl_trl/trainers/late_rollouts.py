@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from sorl_trl.agents.chat import RolloutSetup
-from sorl_trl.agents.policy_rollout import PolicyRollout
+from sorl_trl.agents.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.engine import draw_seed
 from sorl_trl.rollout.slots import SlotEngine
@@ -58,6 +58,8 @@ class PolicyCopies:
         engine = model_engine(self._fresh, end, self._trainer.generation_config, "slots", options.kv_cache_gib)
         assert isinstance(engine, SlotEngine)  # "slots" refuses a model that it does not serve
         engine.logprobs_at = self._trainer.temperature  # those that the trainer computes
+        if asks_for_routes(self._trainer.args):
+            engine.report_routes()
         return engine
 
     def close(self) -> None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
+from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import pad
 
+from sorl_trl.agents.policy_rollout import asks_for_routes
 from sorl_trl.agents.vllm import VLLMServerEngine
 from sorl_trl.agents.vllm_server import EngineUnavailable, VLLMServer, server_url
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd
 from sorl_trl.trainers.checkpoint import checkpoint_now
-from sorl_trl.trainers.critic import is_critic_name
+from sorl_trl.trainers.critic import is_critic_name, replaced
 
 TOLERANCE = 0.2
 """The largest mean difference of a probe, in nats. Rounding to bfloat16 causes less, and other weights more:
@@ -87,18 +90,18 @@ class PolicyGeneration(VLLMGeneration):
 
 
 @contextmanager
-def used_by_trl() -> Iterator[None]:
-    """Within it, TRL's constructor of a trainer makes a `PolicyGeneration`.
+def used_by_trl(routes: bool = False) -> Iterator[None]:
+    """Within it, TRL's constructor of a trainer makes a `PolicyGeneration`; vLLM in its process may report routes.
 
-    It looks the class up in its module, and the object connects to a server at once. There is nothing to pass and
+    TRL looks the classes up in its modules, and the object connects to a server at once. There is nothing to pass and
     nothing to override.
     """
-    trls = grpo_trainer.VLLMGeneration
-    grpo_trainer.VLLMGeneration = PolicyGeneration
-    try:
+    of_vllm = [vllm_generation] if routes and hasattr(vllm_generation, "LLM") else []
+    with (
+        replaced([grpo_trainer], VLLMGeneration=lambda _: PolicyGeneration),
+        replaced(of_vllm, LLM=lambda llm: partial(llm, enable_return_routed_experts=True)),
+    ):
         yield
-    finally:
-        grpo_trainer.VLLMGeneration = trls
 
 
 Probe: TypeAlias = "list[tuple[list[int], int, float]]"
@@ -183,6 +186,8 @@ class ServerPolicy:
         """
         engine = VLLMServerEngine(self._vllm, end, self._server)
         engine.constrains = False
+        if asks_for_routes(self._trainer.args):
+            engine.report_routes()
         return engine
 
     def close(self) -> None:

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from sorl_trl.rollout import assemble, rollout_statistics
+from sorl_trl.rollout.trajectories import laid_out_routes
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.unit.evaluation.trajectories import TWO_AGENTS
 
@@ -30,6 +34,34 @@ def test_contexts_are_laid_out_as_they_alternate() -> None:
     assert row.logprobs == [-0.5, -0.6, 0.0, 0.0, 0.0, -0.9, 0.0, -1.0, -1.1, 0.0, -1.2, 0.0, 0.0, -1.3]
     (down,) = assemble([replace(TWO_AGENTS, stop_reason=StopReason.ENVIRONMENT_UNAVAILABLE)])
     assert down == replace(row, turn_ids=[-1] * 14, env_mask=[0] * 14)
+
+
+def routed(trajectory: Trajectory, *by_turn: list[int]) -> Trajectory:
+    """With one router that chooses one expert, whose number is given for each token that a turn covers."""
+    routes = iter([np.array(chosen, dtype=np.int16).reshape(-1, 1, 1) for chosen in by_turn])
+    segments = (replace(s, routes=next(routes)) if isinstance(s, Turn) else s for s in trajectory.segments)
+    return replace(trajectory, segments=tuple(segments))
+
+
+def test_routes_are_laid_out_by_context() -> None:
+    """Here each token goes to the expert of its own number. What follows the last turn of a context has none."""
+    known = routed(TWO_AGENTS, [2, 3, 5], [4, 7, 8], [4, 10], [9, 14], [6, 15, 16])
+    found = laid_out_routes(known, 18, (1, 1))
+    assert (found.dtype, found.shape) == (np.int16, (18, 1, 1))
+    assert found.ravel().tolist() == [2, 3, 5, 6, 4, 7, 8, 9, 4, 10, -1, 14, -1, 15, 16, -1, -1, -1]
+    ends_with = replace(known, segments=(*known.segments, Observation((20,), "", context=2)))
+    assert laid_out_routes(ends_with, 19, (1, 1)).ravel().tolist() == [*found.ravel()[:17], -1, -1]
+
+
+def test_routes_that_are_no_engine_s_are_refused_or_left_out() -> None:
+    wrong = routed(TWO_AGENTS, [2, 3, 5], [4, 7, 8], [4, 10], [9, 14, 12], [6, 15, 16])
+    with pytest.raises(RuntimeError, match="routes of 6 tokens, but has read 5"):
+        laid_out_routes(wrong, 18, (1, 1))
+    partly = routed(TWO_AGENTS, [2, 3, 5], [4, 7, 8], [4, 10], [9, 14], [6, 15, 16])
+    segments = [replace(s, routes=None) if s.token_ids == (12,) else s for s in partly.segments]
+    partly = replace(partly, segments=tuple(segments))
+    found = laid_out_routes(partly, 18, (1, 1)).ravel().tolist()
+    assert found == [2, 3, 5, 6, -1, -1, -1, -1, 4, 10, -1, -1, -1, 15, 16, -1, -1, -1]
 
 
 def test_statistics_of_a_batch() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from functools import cache
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from transformers import (
 from sorl_trl.checks import check_choice
 from sorl_trl.rollout.engine import Engine, Generation, HFGenerator, LockStepEngine, TurnEnd, positions_of
 from sorl_trl.rollout.options import ENGINES
+from sorl_trl.rollout.routing import Routers
 from sorl_trl.rollout.slots.cache import Forward
 from sorl_trl.rollout.slots.rows import Row, SlotTable, plan
 from sorl_trl.rollout.slots.support import NotServed, base_model, bytes_per_token, check_generation_config, check_model
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _BELOW_ONE = 1 - 2**-32  # keeps rounding from putting a draw beyond the last token
 
+_RECORDING = threading.Lock()
+"""For one pass at a time, because threads may sample from the same model."""
 CACHE_SHARE = {"cuda": 0.6, "cpu": 0.5}
 """Which part of the free memory of a device keys and values may take by default. Ours."""
 
@@ -80,11 +84,16 @@ class SlotEngine(Engine):
         self._sampler = Sampler(check_generation_config(generation_config, model))
         self._bytes_per_token = bytes_per_token(model, self._base)
         self._forward = Forward(model, self._base)
+        self._routers: Routers | None = None
         self.window = self._positions = positions_of(self._base)
         self._row_seed: int | None = None
         self._rows: dict[int, Row] = {}
         self._waiting: list[Row] = []
         self._table = SlotTable(0)
+
+    def report_routes(self) -> None:
+        self._routers = Routers(self._base)
+        self.routes = self._routers.shape
 
     def open(self, rows: int) -> None:
         self.prefilled_tokens = 0
@@ -194,10 +203,10 @@ class SlotEngine(Engine):
         while new := [row.context[len(row.cached) : len(row.cached) + size] for row in batch]:
             if not new[0]:
                 break
-            logits = self._forward.prefill(self._table.cache, batch[0].slot, new, [len(row.cached) for row in batch])
-            for row, ids in zip(batch, new, strict=True):
-                row.cached.extend(ids)
-                self.prefilled_tokens += len(ids)
+            lengths = [len(row.cached) for row in batch]
+            prefill = partial(self._forward.prefill, self._table.cache, batch[0].slot, new, lengths)
+            logits = self._run(prefill, batch, new)
+            self.prefilled_tokens += sum(map(len, new))
         assert logits is not None
         return logits
 
@@ -206,10 +215,24 @@ class SlotEngine(Engine):
         lengths = [len(row.cached) for row in rows]
         self._table.make_room(max(lengths) + 1)
         last = [row.sampled[-1] for row in rows]
-        logits = self._forward.decode(self._table.cache, last, lengths)
-        for row, token in zip(rows, last, strict=True):
-            row.cached.append(token)
-        return self._take(rows, logits)
+        decode = partial(self._forward.decode, self._table.cache, last, lengths)
+        return self._take(rows, self._run(decode, rows, [[token] for token in last]))
+
+    def _run(
+        self, forward: Callable[[], torch.Tensor], rows: Sequence[Row], new: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """Make a forward that reads `new` tokens of rows, which then are cached. Returns its logits."""
+        if self._routers is None:
+            logits = forward()
+        else:
+            with _RECORDING, self._routers.recorded() as experts:
+                logits = forward()
+                routes = experts().to("cpu", torch.int16).reshape(len(rows), -1, *self._routers.shape).numpy()
+            for row, ids, own in zip(rows, new, routes, strict=True):
+                row.routes.extend(own[-len(ids) :])  # shorter rows are padded in front
+        for row, ids in zip(rows, new, strict=True):
+            row.cached.extend(ids)
+        return logits
 
     def _take(self, rows: Sequence[Row], logits: torch.Tensor) -> list[tuple[int, Generation]]:
         """Sample one token per row, and park the rows whose turn it ends."""
@@ -225,7 +248,8 @@ class SlotEngine(Engine):
             if stopped or len(row.sampled) >= row.limit:
                 self._table.park(row)
                 reported = None if self.logprobs_at is None else tuple(row.logprobs)
-                ended.append((row.index, Generation(tuple(row.sampled), reported, stopped)))
+                routes = None if self.routes is None else row.uncovered()
+                ended.append((row.index, Generation(tuple(row.sampled), reported, stopped, routes=routes)))
         return ended
 
 

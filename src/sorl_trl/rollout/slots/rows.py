@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,10 @@ class Row:
     random: np.random.Generator | None
     cached: list[int] = field(default_factory=list)
     """The token ids whose keys and values are in the slot."""
+    routes: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    """The experts (L, k) of each cached token, if the engine reports them."""
+    covered: int = 0
+    """How many tokens the routes of its turns have covered, also in slots that it has given up."""
     slot: int | None = None
     """The slot that the row was given, if any."""
     home: int | None = None
@@ -36,6 +41,13 @@ class Row:
     def begin(self, context: Sequence[int], limit: int, stops: Sequence[str]) -> None:
         self.context, self.limit, self.stops, self.busy = tuple(context), limit, tuple(stops), True
         self.sampled, self.logprobs = [], []
+        self.covered = min(self.covered, len(self.context) - 1)  # shorter than before if turns were taken back
+
+    def uncovered(self) -> np.ndarray[Any, Any]:
+        """The routes (n, L, k) of the cached tokens that are not covered yet, which covers them."""
+        routes = np.stack(self.routes[self.covered :])
+        self.covered = len(self.cached)
+        return routes
 
     def known(self) -> int:
         """How many cached tokens begin the context; 0 if others do. The context's last token is always read again."""
@@ -154,7 +166,7 @@ class SlotTable:
         if not twins:
             return
         for row, twin in twins:
-            twin.cached = list(row.cached)
+            twin.cached, twin.routes = list(row.cached), list(row.routes)
         pairs = [(row.slot, twin.slot) for row, twin in twins if row.slot is not None and twin.slot is not None]
         sources, targets = zip(*pairs, strict=True)
         self.cache.copy(sources, targets, max(len(row.cached) for row, _ in twins))
@@ -163,7 +175,7 @@ class SlotTable:
         """Forget the row's cached tokens from index `length` on."""
         if row.home is not None and length < len(row.cached):
             self.cache.clear([row.home], length, len(row.cached))
-            del row.cached[length:]
+            del row.cached[length:], row.routes[length:]
 
     def park(self, row: Row) -> None:
         """Stop decoding a row. It keeps a slot."""
@@ -178,7 +190,7 @@ class SlotTable:
         if row.slot is not None:
             self._rows[row.slot] = None
         row.slot = row.home = None
-        row.cached = []
+        row.cached, row.routes = [], []
 
 
 @dataclass(frozen=True)
