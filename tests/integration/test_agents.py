@@ -17,25 +17,11 @@ from sorl_trl.trainers.batch import micro_batches
 from tests.distributed.cases import agreeing_reward
 from tests.policies import build_policy
 from tests.training import settings
-from tests.trajectories import FixedRollout, parity_reward, prompts
+from tests.trajectories import FixedRollout, Team, parity_reward, prompts
 
 pytestmark = pytest.mark.trains
 
 NAMES = ("completion_ids", "agent_ids")
-
-
-class Team(FixedRollout):
-    """Two agents take turns. Which two they are, and which of them begins, changes with the call and the row."""
-
-    def __init__(self, *teams: tuple[str, str]) -> None:
-        super().__init__()
-        self.teams = teams
-
-    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        team = self.teams[self.calls % len(self.teams)]
-        output = super().__call__(prompts, trainer)
-        turns = [max(row) + 1 for row in output["turn_ids"]]
-        return {**output, "agents": [[team[(i + k) % 2] for k in range(count)] for i, count in enumerate(turns)]}
 
 
 def build(folder: Path, tokenizer: Any, rollout: Any, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
