@@ -13,17 +13,8 @@ from transformers import PreTrainedConfig
 
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.agents.policy_rollout import PolicyRollout
-from sorl_trl.methods import (
-    AgentWise,
-    EngineTurnMask,
-    EngineVeto,
-    LeaveOneOut,
-    Method,
-    TopK,
-    TopP,
-    TurnRatio,
-    ZeroVariance,
-)
+from sorl_trl.methods import EngineTurnMask, EngineVeto, LeaveOneOut, Method, TopK, TopP, TurnRatio, ZeroVariance
+from sorl_trl.methods.dr_mas import AgentWise
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.slots import NotServed, check_served
 from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
