@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from examples.quickstart import LIMITS, PROTOCOL, WarmStartConfig
+from examples.quickstart import LIMITS, PROTOCOL, WarmStartConfig, WorldSize
 from examples.quickstart.imitation import expert_examples, imitate, store_policy, train_tokenizer
 from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
@@ -32,7 +32,6 @@ from benchmarks.stability_plan import GROUP, Regime
 from benchmarks.stability_run import Examiner
 from benchmarks.worlds.invented import build_invented
 from benchmarks.worlds.questions import EVALUATION_QUESTIONS, POLICY, TRAIN_QUESTIONS, QuestionWorld
-from examples.quickstart import WorldSize
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.files import write_whole
@@ -123,7 +122,8 @@ class OtherEngine(SearchRollout):
             for router in Routers(sampler)._modules:
                 router.register_forward_hook(choose_noisily)
         end = TurnEnd(trainer._tokenizer, self.stop_strings, trainer.eos_token_ids)
-        engine = SlotEngine(sampler, end, trainer.generation_config, routes=True)
+        engine = SlotEngine(sampler, end, trainer.generation_config)
+        engine.report_routes()
         engine.logprobs_at = trainer.temperature
         return self.sample(prompts, trainer, engine)
 
@@ -151,7 +151,13 @@ def run(job: Job) -> None:
     folder = WORLD.prepare(job.seed, RUNS)
     minibatch = TRAJECTORIES // min(job.updates, 4)
     regime = Regime(
-        "", "", LEARNING_RATE, world=WORLD, trajectories=TRAJECTORIES, minibatch=minibatch, rollouts=ROLLOUTS,
+        "",
+        "",
+        LEARNING_RATE,
+        world=WORLD,
+        trajectories=TRAJECTORIES,
+        minibatch=minibatch,
+        rollouts=ROLLOUTS,
         epochs=max(job.updates // 4, 1),
     )
     tokenizer = AutoTokenizer.from_pretrained(folder / POLICY)

@@ -131,7 +131,8 @@ def rollout_output(
 
     A complete trajectory ends in an end-of-sequence token, which tells TRL that it was not cut, unless it is full.
     With `contexts`, it says in which context each token is; with the engine's `routes`, which experts were chosen for
-    each token of prompt and completion, as an array (tokens, L, k).
+    each token of prompt and completion, as an array (tokens, L, k). If turns have agents, it names that of each
+    trained turn.
     """
     rows = assemble(trajectories)
     # A prompt without a turn was too long to be read. Kept whole, it would lengthen every row of the batch.
@@ -140,6 +141,11 @@ def rollout_output(
     output: dict[str, Any] = {"prompt_ids": prompt_ids, "trajectory": [*trajectories]}
     for key in ("completion_ids", "env_mask", "turn_ids", *(["context_ids"] if contexts else [])):
         output[key] = [list(getattr(row, key)) for row in rows]
+    if any(turn.agent for each in trajectories for turn in each.turns):
+        output["agents"] = [
+            [turn.agent for turn in each.turns if not each.stop_reason.is_infrastructure_failure]
+            for each in trajectories
+        ]
     has_logprobs = all(row.logprobs is not None for row in rows)
     output["logprobs"] = [list(row.logprobs or ()) for row in rows] if has_logprobs else None
     for i, (trajectory, row) in enumerate(zip(trajectories, rows, strict=True)):

@@ -121,8 +121,8 @@ class Conversation:
             Action(ActionKind.MESSAGE, message["content"], calls=calls),
             generation.logprobs,
             versions=generation.versions,
-            role=request.model,
             routes=None if context.has_lost_routes else generation.routes,
+            agent=request.model,
         )
         reason = "tool_calls" if calls else "stop" if end or cut >= 0 else "length"
         answer = call.answer = Answer(turn, message, full, reason, bool(end))

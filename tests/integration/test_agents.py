@@ -1,0 +1,160 @@
+"""Turns of several agents that share the policy: from a rollout's names to the tensors that are trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from trl.trainer.utils import shuffle_sequence_dict
+
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer
+from sorl_trl.methods import SETTINGS
+from sorl_trl.records.trained import read_trained
+from sorl_trl.records.view import training_entry
+from sorl_trl.trainers.agents import names_of
+from sorl_trl.trainers.batch import micro_batches
+from tests.distributed.cases import agreeing_reward
+from tests.policies import build_policy
+from tests.training import settings
+from tests.trajectories import FixedRollout, Team, parity_reward, prompts
+
+pytestmark = pytest.mark.trains
+
+NAMES = ("completion_ids", "agent_ids")
+
+
+def build(folder: Path, tokenizer: Any, rollout: Any, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
+    reward, method = overrides.pop("reward_funcs", parity_reward), overrides.pop("method", None)
+    config_class = {SOGRPOTrainer: SOGRPOConfig, GroupRefillTrainer: GroupRefillConfig}[trainer_class]
+    torch.manual_seed(0)
+    return trainer_class(
+        build_policy(), reward, config_class(**settings(folder, **overrides)), prompts(),
+        processing_class=tokenizer, rollout_func=rollout, method=method,
+    )  # fmt: skip
+
+
+def rows(trainer: Any, count: int = 8) -> list[dict[str, Any]]:
+    trainer.model.train()
+    return [dict(trainer.train_dataset[i // 4]) for i in range(count)]
+
+
+def expected(turn_ids: Tensor, agents: list[list[int]]) -> list[list[int]]:
+    """The agent of each token, from that of each turn."""
+    return [[-1 if turn < 0 else agents[row][turn] for turn in turns] for row, turns in enumerate(turn_ids.tolist())]
+
+
+def test_every_token_of_a_turn_has_its_agent(tmp_path: Path, tokenizer: Any) -> None:
+    """Also if rows and tokens are dropped, which numbers turns anew, and in micro-batches of other rows."""
+    trainer = build(tmp_path, tokenizer, Team(("searcher", "planner")))
+    rollout = trainer._collect(rows(trainer))
+    assert rollout.scored.agent_names == names_of(rollout.batch) == ("planner", "searcher")
+    agents = [[(i + k + 1) % 2 for k in range(len(row.turns))] for i, row in enumerate(rollout.sampled)]
+    found = [[number for number in row if number >= 0] for row in rollout.scored.agents.tolist()]
+    assert found == agents and {len(row) for row in agents} == {1, 2, 3}
+    before = rollout.batch["turn_ids"].clone()
+    assert rollout.batch["agent_ids"].tolist() == expected(before, agents)
+    rollout.drop(torch.arange(8) != 2)
+    rollout.drop(before != 0)  # the first turn of each row
+    kept = torch.where(rollout.batch["turn_ids"] >= 0, before, -1)
+    assert rollout.batch["agent_ids"].tolist() == expected(kept, agents)
+    assert rollout.batch["agent_ids"].amax() == 1
+    whole = {tuple(ids): agents for ids, agents in zip(*(rollout.batch[n].tolist() for n in NAMES), strict=True)}
+    assert len(whole) == 8
+    for micro in micro_batches(shuffle_sequence_dict(rollout.batch), 4, 2, False, 1):
+        assert names_of(micro) == ("planner", "searcher")
+        for ids, found in zip(*(micro[name].tolist() for name in NAMES), strict=True):
+            assert found == whole[tuple(ids)]
+
+
+def test_groups_of_several_rollouts_have_the_names_of_all(tmp_path: Path, tokenizer: Any) -> None:
+    rollout_func = Team(("b", "c"), ("a", "b"))
+    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "steps_per_generation": 2}
+    options |= {"refill_rounds": 1, "reward_funcs": agreeing_reward, "method": "dapo"}
+    trainer = build(tmp_path, tokenizer, rollout_func, GroupRefillTrainer, **options)
+    rollout = trainer._collect(rows(trainer, 16))
+    assert rollout_func.calls == 2
+    assert rollout.scored.agent_names == names_of(rollout.batch) == ("a", "b", "c")
+    numbers = [[rollout.scored.agent_names.index(name) for name in row.agents] for row in rollout.sampled]
+    assert {number for row in numbers for number in row} == {0, 1, 2}
+    assert [[number for number in row if number >= 0] for row in rollout.scored.agents.tolist()] == numbers
+    assert rollout.batch["agent_ids"].tolist() == expected(rollout.batch["turn_ids"], numbers)
+
+
+def test_without_names_there_is_nothing(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = build(tmp_path, tokenizer, FixedRollout())
+    rollout = trainer._collect(rows(trainer))
+    assert rollout.scored.agents is None and not rollout.batch.keys() & {"agent_ids", "agent_names"}
+
+
+@pytest.mark.parametrize("bad", [["planner"], "p", ["p", 3], 7], ids=["few", "text", "number", "none"])
+def test_what_names_no_agents_is_refused_with_its_row(tmp_path: Path, tokenizer: Any, bad: Any) -> None:
+    class Bad(Team):
+        def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+            output = super().__call__(prompts, trainer)
+            row = [i for i, names in enumerate(output["agents"]) if len(names) == 2][-1]
+            return {**output, "agents": [*output["agents"][:row], bad, *output["agents"][row + 1 :]]}
+
+    trainer = build(tmp_path, tokenizer, Bad(("a", "b")))
+    with pytest.raises(ValueError, match=r"`agents` is .* in row [1-7], .* for each of the row's 2 turns"):
+        trainer._collect(rows(trainer))
+
+
+def test_a_resumed_run_logs_the_same_of_each_agent(tmp_path: Path, tokenizer: Any) -> None:
+    """Within a rollout, whose names are in the checkpoint, and with other names in the next one."""
+    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 6, "method": "dr_mas", **SETTINGS["dr_mas"]}
+    whole = build(tmp_path / "whole", tokenizer, Team(("b", "c"), ("a", "b")), **options)
+    whole.train()
+    rollout_func = Team(("b", "c"), ("a", "b"))
+    rollout_func.calls = 1  # the first is in the checkpoint
+    resumed = build(tmp_path / "resumed", tokenizer, rollout_func, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    logs = [
+        [{name: value for name, value in log.items() if name.startswith("agents/")} for log in run.state.log_history]
+        for run in (whole, resumed)
+    ]
+    assert logs[0] == logs[1]
+    of_step = [{name.split("/")[1] for name in log} for log in logs[0] if log]
+    assert of_step == [{"b", "c"}] * 4 + [{"a", "b"}] * 2
+    assert logs[0][0]["agents/b/turn_share"] + logs[0][0]["agents/c/turn_share"] == pytest.approx(1)
+    assert all(0 < log["agents/b/clip_fraction"] < 1 and log["agents/b/kl_to_old"] > 0 for log in logs[0][1:4])
+
+
+def test_rewards_are_those_of_trajectories_in_which_an_agent_acts(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = build(tmp_path, tokenizer, Team(("a", "b")))
+    scored = trainer._collect(rows(trainer)).scored
+    of_b = [float(total) for total, agents in zip(scored.totals(), scored.agents, strict=True) if 1 in agents.tolist()]
+    assert 0 < len(of_b) < 8
+    assert trainer._metrics["train"]["agents/b/reward"] == [pytest.approx(sum(of_b) / len(of_b))]
+
+
+def test_the_gradient_of_an_agent_is_that_of_its_tokens(tmp_path: Path, tokenizer: Any) -> None:
+    """As if the others had no advantage; and nothing else of the step changes."""
+    options = {"method": "grpo", **SETTINGS["grpo"], "bf16": False, "log_agent_gradients": True}
+    trainer = build(tmp_path, tokenizer, Team(("a", "b")), **options)
+    trainer.model.double()
+    trainer.current_gradient_accumulation_steps = 2
+    batch = trainer._generate_and_score_completions(rows(trainer))
+    batch["advantages"] = batch["advantages"].unsqueeze(1).expand_as(batch["turn_ids"]).double()
+    for number, name in enumerate("ab"):
+        trainer.model.zero_grad()
+        alone = {**batch, "advantages": torch.where(batch["agent_ids"] == number, batch["advantages"], 0.0)}
+        trainer._compute_loss(trainer.model, alone).backward()
+        parts = [each.grad.norm() for each in trainer.model.parameters() if each.grad is not None]
+        expected = float(torch.stack(parts).norm()) * 2  # the loss is divided by the micro-batches of a step
+        trainer.accelerator.gradient_state._set_sync_gradients(True)
+        trainer._metrics["train"].clear()
+        trainer._compute_loss(trainer.model, batch)
+        assert trainer._metrics["train"][f"agents/{name}/gradient_norm"] == [pytest.approx(expected, rel=1e-6)]
+
+
+def test_who_spoke_is_shown(tmp_path: Path, tokenizer: Any) -> None:
+    """Whatever function has collected the trajectories."""
+    build(tmp_path, tokenizer, Team(("a", "b")), save_trajectories_steps=1, max_steps=1).train()
+    for trained in read_trained(tmp_path):
+        turns = [each for each in training_entry(trained, "k").segments if each["kind"] == "turn"]
+        assert len(turns) == len(trained.agents)
+        assert [each["agent"] for each in turns] in (["a", "b", "a"][: len(turns)], ["b", "a", "b"][: len(turns)])
