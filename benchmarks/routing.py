@@ -4,13 +4,12 @@
     python -m benchmarks.routing              # every run that is not there yet, about a minute each on one core
     python -m benchmarks.routing --report     # only writes benchmarks/results/routing.md again
 
-The policy is a Mixtral of 8 experts, 2 to a token. The engine that samples has its weights, but differs: the logits of
-its routers are noisy, or it computes in bfloat16. A rollout of 64 trajectories serves 1, 4 or 16 updates.
+The policy is a Mixtral of 8 experts, 2 to a token. The engine that samples has its weights, but differs: its
+routers choose by noisy logits, or it computes in bfloat16. A rollout of 64 trajectories serves 1, 4 or 16 updates.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import statistics
@@ -102,11 +101,10 @@ WORLD = MixtureWorld("Mixture", "", warm_start=WarmStartConfig())
 
 
 def choose_noisily(router: Any, _args: Any, output: Any) -> tuple[Any, Any, Any]:
-    """A hook: the router's logits have noise, and so has its choice."""
+    """A hook: the router chooses by noisy logits, and weighs its choice as always."""
     logits, weights, _ = output
-    noisy = logits + NOISE * torch.randn_like(logits)
-    experts = noisy.topk(router.top_k, dim=-1).indices
-    return noisy, WEIGHTS[type(router).__name__](router, noisy, experts).to(weights.dtype), experts
+    experts = (logits + NOISE * torch.randn_like(logits)).topk(router.top_k, dim=-1).indices
+    return logits, WEIGHTS[type(router).__name__](router, logits, experts).to(weights.dtype), experts
 
 
 class OtherEngine(SearchRollout):
@@ -115,15 +113,16 @@ class OtherEngine(SearchRollout):
     kind: str
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        sampler = copy.deepcopy(trainer.model).eval()
+        sampler = MixtralForCausalLM.from_pretrained(trainer.model.name_or_path)  # TRL changes its own forward
+        sampler.load_state_dict(trainer.model.state_dict())
         if self.kind == "bfloat16":
             sampler.to(torch.bfloat16)
-        else:
-            for router in Routers(sampler)._modules:
-                router.register_forward_hook(choose_noisily)
         end = TurnEnd(trainer._tokenizer, self.stop_strings, trainer.eos_token_ids)
         engine = SlotEngine(sampler, end, trainer.generation_config)
         engine.report_routes()
+        if self.kind == "noise":
+            for router in Routers(sampler)._modules:
+                router.register_forward_hook(choose_noisily)
         engine.logprobs_at = trainer.temperature
         return self.sample(prompts, trainer, engine)
 
