@@ -35,10 +35,25 @@ def build(tmp_path: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:
     return trainer
 
 
-def units_of(turn_ids: Tensor, level: str) -> list[list[int]]:
-    """The tokens of each time step of one trajectory."""
-    spans = positions(turn_ids)
-    return spans if level == "turn" else [[t] for span in spans for t in span]
+LEVELS: dict[str, dict[str, Any]] = {
+    "turn": {"advantage_level": "turn"},
+    "token": {"advantage_level": "token"},
+    "macro": {"advantage_level": "macro", "macro_action_tokens": 2},
+    "macro-mean": {"advantage_level": "macro", "macro_action_tokens": 2, "value_pool": "mean"},
+    "macro-last": {"advantage_level": "macro", "macro_action_tokens": 3, "value_pool": "last"},
+}
+"""Time steps of critic and GAE."""
+
+
+def units_of(span: list[int], args: Any) -> list[list[int]]:
+    """The tokens of each time step of a turn."""
+    tokens = {"turn": len(span), "token": 1, "macro": args.macro_action_tokens}[args.advantage_level]
+    return [span[start : start + tokens] for start in range(0, len(span), tokens)]
+
+
+def valued(unit: list[int], args: Any) -> list[int]:
+    """The tokens of a time step before which its value is read."""
+    return {"first": unit[:1], "mean": unit, "last": unit[-1:]}[args.value_pool]
 
 
 def state_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
@@ -67,13 +82,13 @@ def aggregate(x: list[list[Tensor]], loss_type: str) -> Tensor:
 
 
 def value_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
-    """½ max((v − R)², (clip(v, v_old ± c) − R)²) where a turn starts, or at each token of the policy."""
+    """½ max((v − R)², (clip(v, v_old ± c) − R)²) where values are read."""
     args, values = trainer.args, state_values(trainer, batch)
     losses: list[list[Tensor]] = []
     for i, turn_ids in enumerate(batch["turn_ids"]):
         losses.append([])
         for span in positions(turn_ids):
-            read = span[:1] if args.advantage_level == "turn" else span
+            read = [t for unit in units_of(span, args) for t in valued(unit, args)]
             loss = []
             for t in read:
                 v, old, target = values[i, t], batch["old_values"][i, t].double(), batch["returns"][i, t].double()

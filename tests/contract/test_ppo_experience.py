@@ -15,11 +15,13 @@ from tests.critics import BATCH_SIZE, rollout_batch
 from tests.losses import gradient, positions, token_logps
 from tests.ppo_losses import (
     DISCOUNTED,
+    LEVELS,
     assert_follows_the_formula,
     build,
     state_values,
     turn_reward,
     units_of,
+    valued,
 )
 from tests.trajectories import SearchDown, parity_reward
 from tests.unit.ops import reference
@@ -38,12 +40,13 @@ def expected_experience(
     args, values = trainer.args, state_values(trainer, batch).detach()
     advantages, returns, kept = torch.zeros_like(values), torch.zeros_like(values), []
     for i, turn_ids in enumerate(batch["turn_ids"]):
-        spans, units = positions(turn_ids), units_of(turn_ids, args.advantage_level)
+        spans = positions(turn_ids)
+        units = [unit for span in spans for unit in units_of(span, args)]
         rewards = [0.0 if token_rewards is None else sum(token_rewards[i, t].item() for t in unit) for unit in units]
         for span, reward in zip(spans, turn_rewards[i], strict=True):
             rewards[next(u for u, unit in enumerate(units) if span[-1] in unit)] += reward
-        starts = [values[i, unit[0]].item() for unit in units]
-        found = reference.gae(rewards, starts, [1.0] * len(units), args.gamma, args.gae_lambda)
+        pooled = [values[i, valued(unit, args)].mean().item() for unit in units]
+        found = reference.gae(rewards, pooled, [1.0] * len(units), args.gamma, args.gae_lambda)
         for unit, advantage, target in zip(units, *found, strict=True):
             advantages[i, unit], returns[i, unit] = advantage, target
             kept.append(advantage)
@@ -82,9 +85,9 @@ def assert_old_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("whiten", [True, False], ids=["whitened", "plain"])
-@pytest.mark.parametrize("level", ["turn", "token"])
+@pytest.mark.parametrize("level", LEVELS)
 def test_advantages_and_returns(tmp_path: Path, tokenizer: Any, level: str, whiten: bool) -> None:
-    overrides = {"advantage_level": level, "whiten_advantages": whiten, **DISCOUNTED}
+    overrides = {**LEVELS[level], "whiten_advantages": whiten, **DISCOUNTED}
     trainer = build(tmp_path, tokenizer, **overrides)
     batch = rollout_batch(trainer)
     assert_experience(batch, expected_experience(trainer, batch, rewards_of(batch)))
@@ -98,14 +101,14 @@ def test_advantages_and_returns(tmp_path: Path, tokenizer: Any, level: str, whit
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("num_iterations", [1, 2], ids=["aligned", "reused"])
-@pytest.mark.parametrize("level", ["turn", "token"])
+@pytest.mark.parametrize("level", ["turn", "token", "macro"])
 def test_reference_kl_in_the_reward(
     tmp_path: Path, tokenizer: Any, level: str, num_iterations: int, training: bool
 ) -> None:
     """β (log π_old − log π_ref) is taken off each token's reward, and the loss has no KL of its own."""
     trainer = build(
-        tmp_path, tokenizer, beta=0.3, kl_in_reward=True, advantage_level=level, num_iterations=num_iterations,
-        num_generations_eval=1,
+        tmp_path, tokenizer, beta=0.3, kl_in_reward=True, num_iterations=num_iterations, num_generations_eval=1,
+        **LEVELS[level],
     )  # fmt: skip
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -147,7 +150,7 @@ def assert_no_trace(trainer: SOPPOTrainer, batch: dict[str, Any], rows: list[int
     assert torch.equal(gradient(again, trainer), expected)
 
 
-@pytest.mark.parametrize("level", ["turn", "token"])
+@pytest.mark.parametrize("level", ["turn", "token", "macro"])
 @pytest.mark.parametrize("reward", [None, -math.inf], ids=str)
 def test_unscored_trajectories_leave_no_trace(tmp_path: Path, tokenizer: Any, reward: Any, level: str) -> None:
     unscored = [1, 6, 7]
@@ -156,7 +159,7 @@ def test_unscored_trajectories_leave_no_trace(tmp_path: Path, tokenizer: Any, re
         rewards: list[Any] = turn_reward(turn_ids, completion_ids)
         return [reward if i in unscored else row for i, row in enumerate(rewards)]
 
-    trainer = build(tmp_path, tokenizer, reward_funcs=[some], advantage_level=level, beta=0.1, num_iterations=2)
+    trainer = build(tmp_path, tokenizer, reward_funcs=[some], beta=0.1, num_iterations=2, **LEVELS[level])
     batch = rollout_batch(trainer)
     assert trainer._metrics["train"]["trajectories_unscored"] == [pytest.approx(3 / 16)]
     assert_no_trace(trainer, batch, unscored)

@@ -14,8 +14,8 @@ from sorl_trl import SOPPOTrainer
 from sorl_trl.methods import Method
 from sorl_trl.trainers.optimizer_step import bias_normalizer
 from tests.critics import BATCH_SIZE, critic_parameters, rollout_batch
-from tests.losses import gradient
-from tests.ppo_losses import DISCOUNTED, assert_follows_the_formula, build, value_reference
+from tests.losses import gradient, positions
+from tests.ppo_losses import DISCOUNTED, LEVELS, assert_follows_the_formula, build, units_of, value_reference
 from tests.trajectories import SeveralContexts
 
 pytestmark = pytest.mark.trains
@@ -27,6 +27,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SO-PPO": {},
     "SO-PPO arithmetic": {"turn_ratio": "arithmetic"},
     "SO-PPO at token level": {"advantage_level": "token"},
+    "MA-RLHF": {**LEVELS["macro-mean"], "importance_sampling_level": "token", "method": Method(), "loss_type": "bnpo"},
+    "SO-PPO with macro actions": LEVELS["macro-last"],
     "SO-PPO with contexts": {"rollout_func": SeveralContexts()},
 }
 
@@ -61,16 +63,17 @@ def test_loss_and_gradient_are_those_of_the_formula(
     assert 0.1 < share < 0.9 if clip_range else share == 0.0
 
 
-@pytest.mark.parametrize("level", ["turn", "token"])
+@pytest.mark.parametrize("level", ["turn", "token", "macro"])
 @pytest.mark.parametrize("loss_type", ["turn", "grpo", "dapo", "cispo", "vespo", "dr_grpo"])
 def test_micro_batches_add_up(tmp_path: Path, tokenizer: Any, loss_type: str, level: str) -> None:
     """Micro-batches with different numbers of turns and tokens: a mean over each would weigh them alike."""
     ratios = "token" if loss_type in ("cispo", "vespo") else "turn"
-    overrides = {"loss_type": loss_type, "epsilon_high": 5.0, "advantage_level": level, "vf_coef": 3.0}
+    overrides = {"loss_type": loss_type, "epsilon_high": 5.0, "vf_coef": 3.0, **LEVELS[level]}
     overrides["importance_sampling_level"] = ratios
     trainer, batch = off_policy_batch(tmp_path, tokenizer, **overrides)
     whole = gradient(trainer._compute_loss(trainer.model, batch), trainer)
-    pooled = {"turn": batch["turn_ids"].amax(1) + 1, "token": (batch["turn_ids"] >= 0).sum(1)}[level]
+    units = [[unit for span in positions(row) for unit in units_of(span, trainer.args)] for row in batch["turn_ids"]]
+    pooled = torch.tensor([len(row) for row in units])
     assert int(batch["value_units"]) == int(pooled.sum())
     order = pooled.argsort()
     trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = 4

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from trl import GRPOConfig
 
 from sorl_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE_COUNT, SHARE, SWITCH, Allowed, Number, OneOf, check_fields
-from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS
+from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS, VALUE_POOLS
 
 SOFT_LOSS_TYPES = ("cispo", "sapo", "vespo")
 """The loss types whose surrogate clips no gradient away."""
@@ -97,7 +97,7 @@ class TurnLevelConfig(GRPOConfig):
     )
     gamma: Annotated[float, SHARE] = field(
         default=1.0,
-        metadata={"help": "Discount per turn, in [0, 1]; per token with SO-PPO's `advantage_level='token'`."},
+        metadata={"help": "Discount per turn, in [0, 1]; with SO-PPO, per unit of `advantage_level`."},
     )
     async_staleness: Annotated[int, COUNT] = field(
         default=0,
@@ -239,11 +239,25 @@ class SOPPOConfig(TurnLevelConfig):
         default=1,
         metadata={"help": "Trajectories per prompt. One (default) is enough, because the critic is the baseline."},
     )
-    advantage_level: Annotated[str, OneOf(("turn", "token"))] = field(
+    advantage_level: Annotated[str, OneOf(("turn", "token", "macro"))] = field(
         default="turn",
         metadata={
-            "help": "The time step of the critic and of GAE. 'turn' (default): V is read where a turn starts, and all "
-            "tokens of a turn share its advantage. 'token': GAE runs over the policy's tokens and skips observations."
+            "help": "The unit that is a time step of critic and GAE, and shares an advantage: 'turn' (default), "
+            "'token', or 'macro', a part of a turn (`macro_action_tokens`). Observations are skipped."
+        },
+    )
+    macro_action_tokens: Annotated[int | None, COUNT] = field(
+        default=None,
+        metadata={
+            "help": "With `advantage_level='macro'` alone: the tokens of a macro action. The last one of a turn may "
+            "have fewer. 0: 1, 2, 3, 5 and 10 in an order that each trajectory's tokens decide."
+        },
+    )
+    value_pool: Annotated[str, OneOf(VALUE_POOLS)] = field(
+        default="first",
+        metadata={
+            "help": "Before which tokens of a unit the critic is read and trained: the 'first' (default), the 'last', "
+            "or all ('mean'). After the first, it has seen a part of what it judges, which biases advantages."
         },
     )
     gae_lambda: Annotated[float, SHARE] = field(
@@ -343,6 +357,13 @@ class SOPPOConfig(TurnLevelConfig):
                 f"`scale_rewards` is {self.scale_rewards!r}, but must be 'none': advantages come from the critic, and "
                 "`whiten_advantages` scales them."
             )
+        if (self.advantage_level == "macro") != (self.macro_action_tokens is not None):
+            raise ValueError(
+                f"`macro_action_tokens` is {self.macro_action_tokens}, but `advantage_level` is "
+                f"{self.advantage_level!r}: 'macro' needs a number, such as 5, and other levels take None."
+            )
+        if self.advantage_level == "token" and self.value_pool != "first":
+            raise ValueError(f"`value_pool` is {self.value_pool!r}, but a unit has one token: set it to 'first'.")
         if self.kl_in_reward and self.beta == 0.0:
             raise ValueError("`kl_in_reward` is set, but `beta`, the coefficient of that KL, is 0.0: set `beta`.")
         if self.critic_trunk_gradient and (self.critic in ("adapter", "model") or self.bias_norm):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,18 +16,20 @@ from trl.trainer.callbacks import SyncRefModelCallback
 
 from sorl_trl.methods import Method, MicroBatch
 from sorl_trl.ops import (
+    TurnLayout,
     aggregate_turns,
     explained_variance,
     is_value_clipped,
+    macro_action_ids,
     masked_mean,
+    random_lengths,
     token_gae,
     turn_broadcast,
     turn_layout,
-    turn_mask,
     turn_reduce,
     turn_rewards_to_tokens,
-    turn_starts,
     value_loss,
+    valued_tokens,
     whiten,
 )
 from sorl_trl.trainers.base import TurnLevelTrainer
@@ -99,7 +101,7 @@ class SOPPOTrainer(TurnLevelTrainer):
 
     def _apply_method(self, rollout: Rollout) -> Tensor:
         shown = super()._apply_method(rollout)
-        units = self._value_units(rollout.batch["turn_ids"]).sum()
+        units = self._valued(rollout.batch).sum()
         rollout.batch["value_units"] = self.accelerator.gather(units).sum()
         return shown
 
@@ -108,19 +110,32 @@ class SOPPOTrainer(TurnLevelTrainer):
         self.critic.unfreeze()  # the reference pass of a PEFT model has frozen it
         rollout.drop(rollout.own(scored.scored))
         token_rewards = rollout.gather(self._token_rewards(rollout))
-        turn_ids, values = rollout.gather(batch["turn_ids"], padding=-1), rollout.gather(old_values)
-        rewards = scored.rewards[:, : int(turn_ids.max()) + 1]  # the trajectory with the most turns may be dropped
-        build = turn_experience if self.args.advantage_level == "turn" else token_experience
-        experience = build(rewards, token_rewards, values, turn_ids, self.args.gamma, self.args.gae_lambda)
+        batch["unit_ids"] = self._unit_ids(rollout)
+        turn_ids, unit_ids = (rollout.gather(batch[name], padding=-1) for name in ("turn_ids", "unit_ids"))
+        units = turn_layout(unit_ids, None if self.args.advantage_level == "turn" else unit_ids.size(1))
+        rewards = turn_rewards_to_tokens(scored.rewards, turn_ids), token_rewards
+        values, pool = rollout.gather(old_values), self.args.value_pool
+        experience = unit_experience(rewards, values, units, pool, self.args.gamma, self.args.gae_lambda)
         for name, value in critic_metrics(experience).items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
-        advantages, kept = experience.advantages, experience.unit_turns >= 0
+        advantages, kept = experience.advantages, experience.mask
         if self.args.whiten_advantages:
             advantages = whiten(advantages, kept)
-        for name, units in (("advantages", advantages), ("returns", experience.returns)):
-            own = rollout.own(experience.on_tokens(units, turn_ids))
+        for name, of_units in (("advantages", advantages), ("returns", experience.returns)):
+            own = rollout.own(turn_broadcast(of_units, units))
             batch[name] = own[:, : old_values.size(1)]  # other processes may have longer trajectories
         return masked_mean(advantages, kept, dim=1)
+
+    def _unit_ids(self, rollout: Rollout) -> Tensor:
+        """(B, T) the unit of each model token, -1 elsewhere: its turn, or where its macro action (of 1: it) starts."""
+        turn_ids: Tensor = rollout.batch["turn_ids"]
+        if self.args.advantage_level == "turn":
+            return turn_ids
+        if self.args.macro_action_tokens == 0:
+            lengths = random_lengths([*row.prompt_ids, *row.completion_ids] for row in rollout.sampled)
+        else:
+            lengths = torch.tensor([[self.args.macro_action_tokens or 1]])
+        return macro_action_ids(turn_ids, lengths.to(turn_ids.device))
 
     def _token_rewards(self, rollout: Rollout) -> Tensor:
         """(B, T) the rewards of tokens, which are -beta times the reference KL with `kl_in_reward` and 0 without."""
@@ -144,7 +159,7 @@ class SOPPOTrainer(TurnLevelTrainer):
     def _own_term(self, batch: MicroBatch, scores: Pass) -> tuple[Tensor, dict[str, Any]]:
         """The clipped value loss of the micro-batch."""
         inputs, clip_range = batch.inputs, self.args.value_clip_range
-        kept = self._value_units(batch.turns.turn_ids)
+        kept = self._valued(inputs)
         assert scores.values is not None
         given = scores.values, inputs["old_values"], inputs["returns"]
         # The loss must not depend on the values at observations and padding.
@@ -154,12 +169,12 @@ class SOPPOTrainer(TurnLevelTrainer):
         metrics = {"critic/value_loss": loss, "critic/value_clip_fraction": (is_clipped.float(), kept)}
         return self.args.vf_coef * loss, metrics
 
-    def _value_units(self, turn_ids: Tensor) -> Tensor:
-        """(B, T) bool: where the critic's value is trained, at the start of each turn or at each of its tokens."""
-        return turn_starts(turn_ids) if self.args.advantage_level == "turn" else turn_ids >= 0
+    def _valued(self, batch: Mapping[str, Any]) -> Tensor:
+        """(B, T) bool: the tokens before which the critic's value is trained."""
+        return valued_tokens(torch.where(batch["turn_ids"] >= 0, batch["unit_ids"], -1), self.args.value_pool)
 
     def _mean_over_units(self, losses: Tensor, kept: Tensor, batch: MicroBatch) -> Tensor:
-        """The mean over turns or tokens, averaged as the policy's loss is over tokens.
+        """The mean over units, averaged as the policy's loss is over tokens.
 
         TRL divides some losses by the number of tokens of all micro-batches and processes ("dapo", "cispo", "vespo")
         or by a constant ("dr_grpo"), so that gradients do not depend on how a batch is split. There, the sum over the
@@ -270,68 +285,47 @@ class SOPPOTrainer(TurnLevelTrainer):
 
 
 # -------------------------------------------------------------------------------------------------------------------
-# Experience: advantages and returns of turns or tokens, and what is logged of them
+# Experience: advantages and returns of units, and what is logged of them
 # -------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Experience:
-    """What GAE says of each unit of B trajectories, (B, U): of each turn if `per_turn`, else of each token."""
+    """What GAE says of each unit of B trajectories, (B, U)."""
 
     values: Tensor
-    """V of the state in which the unit starts, before any update."""
+    """V of the unit, before any update."""
     advantages: Tensor
     """Not whitened."""
     returns: Tensor
     """The critic's targets, Â + V."""
     rewards_to_go: Tensor
     """Discounted sum of the rewards from here on."""
-    unit_turns: Tensor
-    """int64, the turn that a unit is or belongs to; -1 where there is no unit."""
-    per_turn: bool
-
-    def on_tokens(self, units: Tensor, turn_ids: Tensor) -> Tensor:
-        """(B, U) to (B, T): each token gets the value of its turn."""
-        return turn_broadcast(units, turn_ids) if self.per_turn else units
+    mask: Tensor
+    """bool, where there is a unit."""
 
 
-def turn_experience(
-    turn_rewards: Tensor, token_rewards: Tensor, values: Tensor, turn_ids: Tensor, gamma: float, gae_lambda: float
+def unit_experience(
+    rewards: tuple[Tensor, Tensor], values: Tensor, units: TurnLayout, pool: str, gamma: float, gae_lambda: float
 ) -> Experience:
-    """GAE with a turn as the time step (docs/paper_to_code.md).
+    """GAE with a unit as the time step: a turn (docs/paper_to_code.md), a macro action, or a token.
+
+    The value of a unit is the mean of V before its `valued_tokens`. The value loss trains each of these V towards the
+    unit's return, as MA-RLHF's code does: ½ mean (V − R)² is ½ (mean V − R)² plus half the variance of V.
 
     Args:
-        turn_rewards: (B, K).
-        token_rewards: (B, T), whose sum over each turn is added to `turn_rewards`.
-        values: (B, T), V of the state before each token; V(s_k) is read at the first token of turn k.
-        turn_ids: (B, T).
-        gamma, gae_lambda: The discount per turn, and λ.
+        rewards: (B, T) each: those of turns, on the last token, and those of tokens. Those of a unit are added up.
+        values: (B, T), V of the state before each token.
+        units: U of them, which do not cross turns.
+        pool: One of `VALUE_POOLS`.
+        gamma, gae_lambda: The discount per unit, and λ.
     """
-    rewards = turn_rewards + turn_reduce(token_rewards, turn_ids, "sum")
-    turn_values = turn_reduce(torch.where(turn_starts(turn_ids), values, 0.0), turn_ids, "sum")
-    unit_turns = torch.where(turn_mask(turn_ids), torch.arange(rewards.size(1), device=rewards.device), -1)
-    return _experience(rewards, turn_values, unit_turns, gamma, gae_lambda, per_turn=True)
-
-
-def token_experience(
-    turn_rewards: Tensor, token_rewards: Tensor, values: Tensor, turn_ids: Tensor, gamma: float, gae_lambda: float
-) -> Experience:
-    """GAE over the policy's tokens, skipping observations, with each turn's reward on its last token.
-
-    The arguments are those of `turn_experience`, except that `gamma` is per token.
-    """
-    rewards = turn_rewards_to_tokens(turn_rewards, turn_ids) + token_rewards
-    return _experience(rewards, values, turn_ids, gamma, gae_lambda, per_turn=False)
-
-
-def _experience(
-    rewards: Tensor, values: Tensor, unit_turns: Tensor, gamma: float, gae_lambda: float, per_turn: bool
-) -> Experience:
-    mask = unit_turns >= 0
-    values = torch.where(mask, values, 0.0)
-    advantages, returns = token_gae(rewards, values, mask, gamma, gae_lambda)
-    _, rewards_to_go = token_gae(rewards, torch.zeros_like(values), mask, gamma, 1.0)
-    return Experience(values, advantages, returns, rewards_to_go, unit_turns, per_turn)
+    of_turns, of_tokens = (turn_reduce(each, units, "sum") for each in rewards)
+    valued = torch.where(valued_tokens(units.turn_ids, pool), units.turn_ids, -1)
+    values, mask = turn_reduce(values, turn_layout(valued, units.num_turns)), units.lengths > 0
+    advantages, returns = token_gae(of_turns + of_tokens, values, mask, gamma, gae_lambda)
+    _, rewards_to_go = token_gae(of_turns + of_tokens, torch.zeros_like(values), mask, gamma, 1.0)
+    return Experience(values, advantages, returns, rewards_to_go, mask)
 
 
 def critic_metrics(experience: Experience) -> dict[str, float]:
@@ -342,7 +336,7 @@ def critic_metrics(experience: Experience) -> dict[str, float]:
     none. Positions without a unit are ignored.
     """
     given = experience.values, experience.rewards_to_go, experience.advantages
-    values, returns, advantages = (each[experience.unit_turns >= 0].float() for each in given)
+    values, returns, advantages = (each[experience.mask].float() for each in given)
     metrics = {
         "critic/explained_variance": explained_variance(values, returns, torch.ones_like(values)),
         "critic/value_mean": values.mean(),

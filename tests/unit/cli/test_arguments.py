@@ -68,4 +68,5 @@ class TestMethod:
     def test_one_with_a_critic_needs_its_trainer(self, name: str, folder: Path) -> None:
         with pytest.raises(UserMistake, match=f"`method` is '{name}', which has a critic: add `--trainer so_ppo`"):
             parse(f"method: {name}\n")
-        assert parse(f"method: {name}\ntrainer: so_ppo\n").config.advantage_level == "token"
+        config = parse(f"method: {name}\ntrainer: so_ppo\n").config
+        assert config.advantage_level == SETTINGS[name]["advantage_level"]

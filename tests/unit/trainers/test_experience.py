@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.trainers.so_ppo_trainer import Experience, critic_metrics, token_experience, turn_experience
+from sorl_trl.ops import TurnLayout, macro_action_ids, turn_layout, turn_rewards_to_tokens
+from sorl_trl.trainers.so_ppo_trainer import Experience, critic_metrics, unit_experience
 from tests.unit.ops.batches import GARBAGE
 
 NAN = float("nan")
@@ -21,50 +22,54 @@ class TestHandWorked:
     values = torch.tensor([[1.0, 2.0, 9.0, 3.0], [9.0, 0.5, 0.25, 9.0]])
     turn_rewards = torch.tensor([[0.5, 4.0], [1.0, 0.0]])
 
+    def experience(self, units: TurnLayout, pool: str = "first") -> Experience:
+        rewards = turn_rewards_to_tokens(self.turn_rewards, self.turn_ids), torch.zeros(2, 4)
+        return unit_experience(rewards, self.values, units, pool, gamma=0.5, gae_lambda=0.5)
+
     def test_turns(self) -> None:
         """δ_0 = 0.5 + 0.5 · 3 − 1 = 1 and δ_1 = 4 − 3 = 1; Â_0 = 1 + 0.5 · 0.5 · 1; the second: 1 − 0.5."""
-        experience = turn_experience(
-            self.turn_rewards, torch.zeros(2, 4), self.values, self.turn_ids, gamma=0.5, gae_lambda=0.5
-        )
+        experience = self.experience(turn_layout(self.turn_ids))
         assert experience.values.tolist() == [[1.0, 3.0], [0.5, 0.0]]
         assert experience.advantages.tolist() == [[1.25, 1.0], [0.5, 0.0]]
         assert experience.returns.tolist() == [[2.25, 4.0], [1.0, 0.0]]
         assert experience.rewards_to_go.tolist() == [[2.5, 4.0], [1.0, 0.0]]
-        assert experience.unit_turns.tolist() == [[0, 1], [0, -1]]
-        assert experience.on_tokens(experience.advantages, self.turn_ids).tolist() == [
-            [1.25, 1.25, 0.0, 1.0],
-            [0.0, 0.5, 0.5, 0.0],
-        ]
+        assert experience.mask.tolist() == [[True, True], [True, False]]
 
     def test_tokens(self) -> None:
         """Rewards 0, 0.5, 4 and values 1, 2, 3 in the first trajectory; 0, 1 and 0.5, 0.25 in the second."""
-        experience = token_experience(
-            self.turn_rewards, torch.zeros(2, 4), self.values, self.turn_ids, gamma=0.5, gae_lambda=0.5
-        )
+        ids = macro_action_ids(self.turn_ids, torch.tensor([[1]]))
+        experience = self.experience(turn_layout(ids, 4))
         # δ = 0 + 1 − 1, 0.5 + 1.5 − 2, 4 − 3 and 0 + 0.125 − 0.5, 1 − 0.25; discount · λ = 0.25.
         assert experience.advantages.tolist() == [[0.0625, 0.25, 0.0, 1.0], [0.0, -0.1875, 0.75, 0.0]]
         assert experience.returns.tolist() == [[1.0625, 2.25, 0.0, 4.0], [0.0, 0.3125, 1.0, 0.0]]
         assert experience.rewards_to_go.tolist() == [[1.25, 2.5, 0.0, 4.0], [0.0, 0.5, 1.0, 0.0]]
-        assert experience.unit_turns is self.turn_ids
-        assert experience.on_tokens(experience.advantages, self.turn_ids) is experience.advantages
+        assert torch.equal(experience.mask, self.turn_ids >= 0)
+
+    @pytest.mark.parametrize(("pool", "values"), [("mean", [1.5, 3.0, 0.375]), ("last", [2.0, 3.0, 0.25])])
+    def test_values_of_other_states(self, pool: str, values: list[float]) -> None:
+        """Of turn 0 in both trajectories: 1 and 2, and .5 and .25. Advantages compare with what was pooled."""
+        experience = self.experience(turn_layout(self.turn_ids), pool)
+        assert experience.values[experience.mask].tolist() == values
+        # δ_0 = 0.5 + 0.5 · 3 − V and Â_0 = δ_0 + 0.25 · 1; the second: 1 − V.
+        assert experience.advantages[:, 0].tolist() == [2.25 - values[0], 1 - values[2]]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Metrics
 # ---------------------------------------------------------------------------------------------------------------------
 
-UNIT_TURNS = torch.tensor([[0, 0, 1, -1], [0, -1, 1, 3], [-1, -1, -1, -1]])
+MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1], [0] * 4]).bool()
 VALUES = torch.tensor([[0.0, 2.0, 5.0, NAN], [2.0, NAN, 5.0, 1.0], [NAN] * 4])
 RETURNS = torch.tensor([[0.0, 3.0, 1.0, NAN], [3.0, NAN, 1.0, 5.0], [NAN] * 4])
 ADVANTAGES = torch.tensor([[1.0, 2.0, -1.0, NAN], [3.0, NAN, 1.0, 0.0], [NAN] * 4])
 
 
 def describe(
-    values: Tensor = VALUES, returns: Tensor = RETURNS, advantages: Tensor = ADVANTAGES, units: Tensor = UNIT_TURNS
+    values: Tensor = VALUES, returns: Tensor = RETURNS, advantages: Tensor = ADVANTAGES, mask: Tensor = MASK
 ) -> dict[str, float]:
     """With targets that nothing may read."""
     targets = torch.full_like(returns, NAN)
-    return critic_metrics(Experience(values, advantages, targets, returns, units, per_turn=False))
+    return critic_metrics(Experience(values, advantages, targets, returns, mask))
 
 
 @pytest.mark.filterwarnings("error")
@@ -81,14 +86,14 @@ class TestCriticMetrics:
 
     @pytest.mark.parametrize("shape", [(3, 4), (3, 0), (0, 4)])
     def test_no_unit(self, shape: tuple[int, int]) -> None:
-        metrics = describe(*(torch.full(shape, NAN),) * 3, torch.full(shape, -1))
+        metrics = describe(*(torch.full(shape, NAN),) * 3, torch.zeros(shape).bool())
         assert len(metrics) == 5
         assert all(math.isnan(value) for value in metrics.values())
 
     def test_blind_to_padding_and_to_the_order_of_trajectories(self) -> None:
         """Ranks gather rows in their own order, padded to the widest."""
         for garbage in GARBAGE:
-            arrays = [torch.where(UNIT_TURNS >= 0, x, garbage) for x in (VALUES, RETURNS, ADVANTAGES)]
+            arrays = [torch.where(MASK, x, garbage) for x in (VALUES, RETURNS, ADVANTAGES)]
             arrays = [torch.nn.functional.pad(x[[2, 1, 0]], (0, 3), value=garbage) for x in arrays]
-            metrics = describe(*arrays, torch.nn.functional.pad(UNIT_TURNS[[2, 1, 0]], (0, 3), value=-1))
+            metrics = describe(*arrays, torch.nn.functional.pad(MASK[[2, 1, 0]], (0, 3), value=False))
             assert metrics == pytest.approx(describe(), rel=1e-6, nan_ok=True)
