@@ -118,6 +118,8 @@ class Engine(ABC):
     """Whether a turn can be made to follow a JSON schema."""
     seed: int | None = None
     """The seed of the rollout. If it is None, `open` draws one."""
+    memory_share: float = 1.0
+    """Which part of the memory for keys and values it may take, where several engines have it together."""
 
     @abstractmethod
     def open(self, rows: int) -> None:
@@ -133,6 +135,10 @@ class Engine(ABC):
     def rollout_seed(self) -> int:
         """The seed that was set, or a new one."""
         return draw_seed() if self.seed is None else self.seed
+
+    def of_agent(self, agent: str) -> Engine:
+        """The engine to which an agent's turns are submitted: this one, unless agents have weights of their own."""
+        return self
 
     @abstractmethod
     def submit(

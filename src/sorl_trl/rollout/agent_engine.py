@@ -1,0 +1,77 @@
+"""An engine for agents with weights of their own: one engine for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from sorl_trl.rollout.engine import Engine, Generation
+
+
+class AgentEngine(Engine):
+    """Samples each agent's turns with an engine of its own, which reads whole contexts with the agent's weights.
+
+    Keys and values of the same tokens differ between agents, so each engine keeps its own, in its share of memory.
+
+    Args:
+        engines: By the name of the agent, all of one kind, and none of which polls together with other ranks.
+        active: Within `active(name)`, the model has the weights of this agent.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine], active: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._engines, self._active = engines, active
+        for engine in engines.values():
+            engine.memory_share = 1 / len(engines)
+        self.in_turns = any(engine.in_turns for engine in engines.values())
+        self._read_window()
+
+    def _read_window(self) -> None:
+        windows = [engine.window for engine in self._engines.values() if engine.window is not None]
+        self.window = min(windows, default=None)
+
+    def open(self, rows: int) -> None:
+        seed = self.rollout_seed()
+        for number, engine in enumerate(self._engines.values()):
+            engine.seed = seed + number  # a row does not draw the same numbers for two agents
+            engine.open(rows)
+        self._read_window()
+
+    def of_agent(self, agent: str) -> Engine:
+        """See `Engine.of_agent`. Raises ValueError for an agent without weights."""
+        if agent not in self._engines:
+            raise ValueError(
+                f"A turn is that of the agent {agent!r}, but the agents with weights are {[*self._engines]}."
+            )
+        return self._engines[agent]
+
+    def submit(
+        self,
+        row: int,
+        context_ids: Sequence[int],
+        limit: int,
+        stops: Sequence[str] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Raises ValueError: turns are submitted to the engine of their agent."""
+        self.of_agent("").submit(row, context_ids, limit, stops, schema)
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        ended: list[tuple[int, Generation]] = []
+        for agent, engine in self._engines.items():
+            if not engine.idle:
+                with self._active(agent):
+                    ended += engine.poll()
+        return sorted(ended, key=lambda each: each[0])
+
+    def release(self, row: int) -> None:
+        for engine in self._engines.values():
+            engine.release(row)
+
+    @property
+    def idle(self) -> bool:
+        return all(engine.idle for engine in self._engines.values())
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
