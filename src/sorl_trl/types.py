@@ -102,8 +102,8 @@ class Turn:
     """The environment's reward for this turn, if it gives rewards."""
     versions: tuple[int, int] | None = None
     """For rollouts ahead: versions of the weights (batches) when the turn was requested and when it was complete."""
-    role: str = ""
-    """The agent whose turn it is, if several share the policy: the `model` that an API call names."""
+    agent: str = ""
+    """The agent whose turn it is, if there are several: the environment names it, or an API call as its `model`."""
     context: int = 0
     """The context that it continues."""
 

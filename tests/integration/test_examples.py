@@ -115,7 +115,7 @@ def test_the_planner_asks_the_searcher() -> None:
     pytest.importorskip("openai")
     ran = run_script("two_agents", ["Where?", "Here, in Oslo.", "Answer: Oslo"])
     assert ran.rewards == {"reward": 1.0}
-    assert [turn.role for turn in ran.trajectory.turns] == ["planner", "searcher", "planner"]
+    assert [turn.agent for turn in ran.trajectory.turns] == ["planner", "searcher", "planner"]
     assert "where oslo" in ran.read[1]
     assert "Here, in Oslo." in ran.read[2]
 

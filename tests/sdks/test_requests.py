@@ -117,7 +117,7 @@ def test_agents_of_a_handoff_have_roles() -> None:
 
     ran = run_agent(agent, {}, qwen_tokenizer(), say)
     assert ran.rewards == {"reward": 1.0}
-    assert [turn.role for turn in ran.trajectory.turns] == ["planner", "searcher"]
+    assert [turn.agent for turn in ran.trajectory.turns] == ["planner", "searcher"]
     assert ran.metrics["endpoint/turns/planner"] == ran.metrics["endpoint/turns/searcher"] == 1
 
 

@@ -126,7 +126,7 @@ def rollout_output(
     """The return value of a `rollout_func`: one row per trajectory, no context with more tokens than the `window`.
 
     A complete trajectory ends in an end-of-sequence token, which tells TRL that it was not cut, unless it is full.
-    With `contexts`, it says in which context each token is.
+    With `contexts`, it says in which context each token is. If turns have agents, it names that of each trained turn.
     """
     rows = assemble(trajectories)
     # A prompt without a turn was too long to be read. Kept whole, it would lengthen every row of the batch.
@@ -135,6 +135,12 @@ def rollout_output(
     output: dict[str, Any] = {"prompt_ids": prompt_ids, "trajectory": [*trajectories]}
     for key in ("completion_ids", "env_mask", "turn_ids", *(["context_ids"] if contexts else [])):
         output[key] = [list(getattr(row, key)) for row in rows]
+    if any(turn.agent for trajectory in trajectories for turn in trajectory.turns):
+        is_trained = [not trajectory.stop_reason.is_infrastructure_failure for trajectory in trajectories]
+        output["agents"] = [
+            [turn.agent for turn in trajectory.turns if trained]
+            for trajectory, trained in zip(trajectories, is_trained, strict=True)
+        ]
     has_logprobs = all(row.logprobs is not None for row in rows)
     output["logprobs"] = [list(row.logprobs or ()) for row in rows] if has_logprobs else None
     for i, (trajectory, row) in enumerate(zip(trajectories, rows, strict=True)):

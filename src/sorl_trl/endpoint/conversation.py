@@ -120,7 +120,7 @@ class Conversation:
             Action(ActionKind.MESSAGE, message["content"], calls=calls),
             generation.logprobs,
             versions=generation.versions,
-            role=request.model,
+            agent=request.model,
         )
         reason = "tool_calls" if calls else "stop" if end or cut >= 0 else "length"
         answer = call.answer = Answer(turn, message, full, reason, bool(end))

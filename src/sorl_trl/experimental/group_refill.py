@@ -17,8 +17,9 @@ from torch.nn.functional import pad
 from sorl_trl.checks import COUNT
 from sorl_trl.methods import ScoredRollout, ZeroVariance
 from sorl_trl.ops import turn_layout
+from sorl_trl.trainers.agents import agent_fields, agents_of_all, names_of
 from sorl_trl.trainers.base import TurnLevelTrainer
-from sorl_trl.trainers.batch import own_rows, token_count
+from sorl_trl.trainers.batch import AGENT_IDS, AGENT_NAMES, own_rows, token_count
 from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.rollout import Rollout
 
@@ -176,12 +177,16 @@ def merged(first: Rollout, second: Rollout, takes: Tensor, pad_token_id: int) ->
         name: _chosen(first.extra.get(name, nothing), second.extra.get(name, nothing), own.tolist())
         for name in {**first.extra, **second.extra}
     }
+    sampled = _chosen(first.sampled, second.sampled, own.tolist())
+    batch = merged_batch(first.batch, second.batch, own, pad_token_id)
+    batch |= agent_fields(sampled, batch["turn_ids"])  # two rollouts may number their agents differently
+    scored = merged_rollout(first.scored, second.scored, takes)
     return Rollout(
         first.accelerator,
         _chosen(first.rows, second.rows, own.tolist()),
-        _chosen(first.sampled, second.sampled, own.tolist()),
-        merged_batch(first.batch, second.batch, own, pad_token_id),
-        merged_rollout(first.scored, second.scored, takes),
+        sampled,
+        batch,
+        replace(scored, **agents_of_all(first.accelerator, sampled, names_of(batch))),
         torch.where(takes, second.advantages, first.advantages),
         _chosen(first.prompts, second.prompts, own.tolist()),
         _chosen(first.completions, second.completions, own.tolist()),
@@ -198,12 +203,15 @@ def merged_batch(
 ) -> dict[str, Any]:
     """A batch of B trajectories: the rows of `second` where `takes` (B,) is True, and of `first` elsewhere.
 
-    Fields without a row per trajectory come from `first`. No trajectory may have been dropped yet.
+    Fields without a row per trajectory come from `first`, and those of agents are left out. No trajectory may have
+    been dropped yet.
     """
     # TRL makes no `tool_mask` if all tokens of a rollout are the policy's.
     first, second = ({"tool_mask": torch.ones_like(each["completion_mask"]), **each} for each in (first, second))
     merged: dict[str, Any] = {}
     for name, value in first.items():
+        if name in (AGENT_IDS, AGENT_NAMES):
+            continue
         other = second[name]
         if isinstance(value, list):
             merged[name] = _chosen(value, other, takes.tolist())
@@ -216,11 +224,16 @@ def merged_batch(
 
 
 def merged_rollout(first: ScoredRollout, second: ScoredRollout, takes: Tensor) -> ScoredRollout:
-    """N trajectories of all processes: those of `second` where `takes` (N,) is True, and of `first` elsewhere."""
+    """N trajectories of all processes: those of `second` where `takes` (N,) is True, and of `first` elsewhere.
+
+    Their agents are left out.
+    """
     merged: dict[str, Any] = {
-        "turns": turn_layout(_taken(first.turns.turn_ids, second.turns.turn_ids, takes, padding=-1))
+        "turns": turn_layout(_taken(first.turns.turn_ids, second.turns.turn_ids, takes, padding=-1)),
+        "agents": None,
+        "agent_names": (),
     }
-    for name in (each.name for each in fields(first)):
+    for name in (each.name for each in fields(first) if each.name not in merged):
         value, other = getattr(first, name), getattr(second, name)
         if name in ("void", "mismatch") and (value is None or other is None):
             merged[name] = None

@@ -47,6 +47,10 @@ class ScoredRollout:
     """(N,) bool, whether some turn neither acts nor answers; None if the rollout does not say."""
     mismatch: Tensor | None = None
     """(N, T) log π_old − log μ with μ the sampling engine, 0 off the model tokens; None without such an engine."""
+    agents: Tensor | None = None
+    """(N, K) int64, the number of each turn's agent in `agent_names`, -1 where there is none; None without names."""
+    agent_names: tuple[str, ...] = ()
+    """The agents of these trajectories, sorted. If some turns have a name, those without have the name ""."""
 
     @property
     def scored(self) -> Tensor:

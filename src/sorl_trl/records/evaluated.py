@@ -226,5 +226,5 @@ def outdated(evaluation: str | os.PathLike[str]) -> str | None:
 def _segment_row(segment: Turn | Observation) -> dict[str, Any]:
     if isinstance(segment, Turn):
         action = {"action": segment.action.kind.value, "content": segment.action.content, "tool": segment.action.tool}
-        return {"kind": "turn", **vars(segment), **action}
+        return {"kind": "turn", **vars(segment), "role": segment.agent, **action}
     return {"kind": "observation", **vars(segment), "passages": list(map(vars, segment.passages))}

@@ -187,8 +187,9 @@ class _Rollout:
             check_generation(index, generation, self._generating.pop(index))
             row = self._rows[index]
             text = decode(self._collector.tokenizer, generation.token_ids)
-            protocol = self._collector.responder.protocol_of(index, self._collector.protocol)
-            row.take_turn(generation, text, protocol.parse(text))
+            responder = self._collector.responder
+            action = responder.protocol_of(index, self._collector.protocol).parse(text)
+            row.take_turn(generation, text, action, responder.agent_of(index))
             if row.stop_reason is not None:
                 self._engine.release(index)
             elif row.last_turn.action.kind is ActionKind.INVALID:
@@ -281,10 +282,11 @@ class _Row:
         """How many tokens the next turn may have; below 1 if there is no room for one."""
         return min(self.limits.max_turn_tokens, self._room()[0])
 
-    def take_turn(self, generation: Generation, text: str, action: Action) -> None:
+    def take_turn(self, generation: Generation, text: str, action: Action, agent: str) -> None:
         """Append a turn, and set the stop reason if the row ends here."""
         room, reason = self._room()
-        self._append(Turn(generation.token_ids, text, action, generation.logprobs, versions=generation.versions))
+        sampled = generation.token_ids, text, action, generation.logprobs
+        self._append(Turn(*sampled, versions=generation.versions, agent=agent))
         self.turns += 1
         if action.kind is ActionKind.ANSWER:
             self.stop_reason = StopReason.ANSWERED

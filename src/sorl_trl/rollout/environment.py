@@ -66,6 +66,9 @@ class Environment(Protocol):
     Two methods are optional. `reset` gets the dataset columns that it has parameters for, and may return text for the
     end of the prompt. `measures` is called after the rollout, in the rollout's thread, and returns numbers by name,
     which are averaged over trajectories and logged. `EnvironmentResponder` makes one environment per trajectory.
+
+    If several agents share the policy, the optional attribute `agent` is the name of the one whose turn is next:
+    `reset` sets the first, and `step` those after it.
     """
 
     def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
@@ -116,6 +119,10 @@ class Responder(ABC):
     def protocol_of(self, row: int, protocol: TagProtocol) -> TagProtocol:
         """The rollout's protocol for reading a row's turns, where rows have different tools."""
         return protocol
+
+    def agent_of(self, row: int) -> str:
+        """The agent whose turn is next in a row, "" if there is only one."""
+        return ""
 
     def measures(self, row: int) -> Mapping[str, float]:
         """The measures of a row whose trajectory has ended, by name."""

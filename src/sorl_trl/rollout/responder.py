@@ -211,6 +211,14 @@ class EnvironmentResponder(Responder):
             )
         self._greetings = None
 
+    def agent_of(self, row: int) -> str:
+        """See `Responder.agent_of`. Raises TypeError if the environment's `agent` is no name."""
+        agent = getattr(self._environments[row], "agent", "")
+        if not isinstance(agent, str):
+            name = type(self._environments[row]).__name__
+            raise TypeError(f"`{name}.agent` is {agent!r}, but must be the name of the agent whose turn is next")
+        return agent
+
     def measures(self, row: int) -> Mapping[str, float]:
         """See `Responder.measures`: the row's environment answers, if it has such a method."""
         measures: Callable[[], Mapping[str, float]] | None = getattr(self._environments[row], "measures", None)

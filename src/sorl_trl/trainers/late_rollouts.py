@@ -183,7 +183,9 @@ class RolloutsAhead:
         self._log(parts, waited)
         self._taken += 1
         outputs = [part.result.result()[0] for part in parts]
-        output = {key: [each for output in outputs for each in output[key]] for key in outputs[0]}
+        unnamed = {"agents": [None] * self._rows_of_part}  # of a part in which no turn has an agent
+        keys = dict.fromkeys(key for each in outputs for key in each)
+        output = {key: [row for each in outputs for row in {**unnamed, **each}[key]] for key in keys}
         sampled_at = min(gather_object([min(part.step for part in parts)]))
         return {**output, "rows": [row for part in parts for row in part.rows], "sampled_at_step": sampled_at}
 

@@ -307,5 +307,5 @@ def _asked(example: Mapping[str, Any], length: int, reward: float) -> dict[str, 
         "actions": [turn.action.tool or turn.action.kind.value for turn in turns],
         "turn_rewards": [turn.reward for turn in turns],
         "roles": [reply.role if reply else "" for reply in trajectory.replies] if trajectory else [],
-        "agents": [turn.role for turn in turns],
+        "agents": [turn.agent for turn in turns],
     }

@@ -18,6 +18,7 @@ from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import bounded_log_ratio, engine_ratio, outcome_advantages, summed_advantages, turn_layout
 from sorl_trl.records.resume_point import ranks_where
 from sorl_trl.rollout.engine import positions_of
+from sorl_trl.trainers.agents import agent_fields, agents_of_all, names_of
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
     OLD_POLICY_STEP,
@@ -29,7 +30,7 @@ from sorl_trl.trainers.batch import (
 )
 from sorl_trl.trainers.prompts import image_inputs, prompts_of
 from sorl_trl.trainers.rewards import SAMPLED, scorable, split_rewards
-from sorl_trl.trainers.sampled import Sampled, padded, sampled_rows, state_keys
+from sorl_trl.trainers.sampled import Sampled, name_agents, padded, sampled_rows, state_keys
 from sorl_trl.types import ActionKind, Trajectory
 
 
@@ -85,10 +86,12 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     window = None if context_ids is None else positions_of(trainer.accelerator.unwrap_model(trainer.model))
     turn_ids = columns.pop("turn_ids", None)
     sampled = sampled_rows(prompt_ids, completion_ids, env_mask, turn_ids, context_ids, window)
+    name_agents(sampled, columns.get("agents"))
     completions = columns.pop(MESSAGES, None) or _shown(trainer, completions, sampled)
 
     # Old policy and reference policy
     batch = tensors(trainer, sampled, env_mask, logprobs, context_ids is not None)
+    batch |= agent_fields(sampled, batch["turn_ids"])
     if ranks_where(any(by_tools)):
         raise ValueError("A tool has returned an image, but only images in prompts are trained on: return text.")
     batch |= image_inputs(trainer, prompts, images, batch)
@@ -291,6 +294,7 @@ def scored_rollout(
         scale=str(trainer.scale_rewards),
         void=_void(rows, accelerator),
         mismatch=None if mismatch is None else gather_rows(accelerator, mismatch),
+        **agents_of_all(accelerator, sampled, names_of(batch)),
     )
 
 

@@ -40,6 +40,8 @@ class Sampled:
     """The context of each token, as a negative number where a context repeats what another one has shown."""
     turn_rewards: dict[int, list[float | None]] = field(default_factory=dict)
     """By the index of a reward function, what it gave each turn. Functions that reward turns add to it."""
+    agents: Sequence[str] = ()
+    """The agent of each turn; empty if the rollout names none."""
 
     @cached_property
     def turns(self) -> list[tuple[int, int]]:
@@ -183,6 +185,23 @@ def sampled_rows(
         for number, row in enumerate(rows):
             _check_window(number, row, window)
     return rows
+
+
+def name_agents(rows: Sequence[Sampled], agents: Any) -> None:
+    """Record whose turns they are, as a rollout says in `agents`: for each trajectory a name per turn, or None.
+
+    Raises ValueError for anything else, with the number of the row.
+    """
+    given = agents if isinstance(agents, list) else [agents] * len(rows)
+    for number, (row, names) in enumerate(zip(rows, given, strict=True)):
+        if names is None:
+            continue
+        if not isinstance(names, list | tuple) or [*map(type, names)] != [str] * len(row.turns):
+            raise ValueError(
+                f"The rollout's `agents` is {names!r:.200} in row {number}, but must be a list with the name of an "
+                f"agent for each of the row's {len(row.turns)} turns. If it means something else, rename it."
+            )
+        row.agents = names
 
 
 def _check_window(number: int, row: Sampled, window: int) -> None:

@@ -13,7 +13,7 @@ from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason,
 def _said(agent: str, context: int, *ids: int) -> Turn:
     """Token 7 has the log-probability -0.7."""
     text = " ".join(map(str, ids))
-    return Turn(ids, text, Action(ActionKind.MESSAGE, text), tuple(-i / 10 for i in ids), role=agent, context=context)
+    return Turn(ids, text, Action(ActionKind.MESSAGE, text), tuple(-i / 10 for i in ids), agent=agent, context=context)
 
 
 def _read(role: str, context: int, *ids: int, repeats: bool = False) -> Observation:

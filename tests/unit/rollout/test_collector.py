@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sorl_trl.agents.policy_rollout import rollout_output
 from sorl_trl.rollout import (
     Collector,
     Frame,
@@ -17,6 +19,7 @@ from sorl_trl.rollout import (
     assemble,
     rollout_statistics,
 )
+from sorl_trl.rollout.environment import Reply, RowTurn
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Observation, StopReason, Trajectory
 
@@ -64,6 +67,27 @@ def test_search_then_answer() -> None:
     assert trajectory.observations[0].passages == (PARIS,)
     observed = tuple(map(WORDS.index, FOUND.split()))
     assert generator.calls == [[(11,)], [(11, *SEARCH.token_ids, *observed)]]
+
+
+def test_a_turn_is_that_of_the_agent_who_was_next_when_it_was_sampled() -> None:
+    class Team(SearchResponder):
+        """The planner speaks until a search is answered."""
+
+        searched = False
+
+        def respond(self, turns: Sequence[RowTurn]) -> Sequence[Reply]:
+            self.searched = True
+            return super().respond(turns)
+
+        def agent_of(self, row: int) -> str:
+            return "searcher" if self.searched else "planner"
+
+    responder = Team(FakeSearch(), PROTOCOL, retry=RetryPolicy(attempts=1))
+    collector = Collector(word_tokenizer(), responder, PROTOCOL)
+    (trajectory,) = collector.collect([(11,)], ScriptedGenerator({11: [SILENCE, SEARCH, ANSWER]}))
+    assert [turn.agent for turn in trajectory.turns] == ["planner", "planner", "searcher"]
+    lost = replace(trajectory, stop_reason=StopReason.SEARCH_UNAVAILABLE)
+    assert rollout_output([trajectory, lost], 1)["agents"] == [["planner", "planner", "searcher"], []]
 
 
 def test_ids_and_logprobs_are_those_that_were_sampled() -> None:

@@ -253,6 +253,27 @@ def test_a_reset_of_a_world_that_is_down_masks_one_trajectory(opened: Any) -> No
         responder.open([{"at_first": [{"type": "text", "text": "a"}]}])
 
 
+class Team:
+    """Two agents take turns."""
+
+    def __init__(self) -> None:
+        self.agent: Any = "planner"
+
+    def step(self, taken: Turn) -> Reply:
+        self.agent = {"planner": "searcher", "searcher": None}[self.agent]
+        return Reply("go on")
+
+
+def test_an_environment_says_whose_turn_is_next(opened: Any) -> None:
+    responder = opened(Team, {}, {})
+    ask(responder, "a")
+    assert [responder.agent_of(row) for row in (0, 1)] == ["searcher", "planner"]
+    ask(responder, "b")
+    with pytest.raises(TypeError, match=r"`Team\.agent` is None"):
+        responder.agent_of(0)
+    assert opened(Counter).agent_of(0) == ""
+
+
 class Game:
     def reset(self, number: int, hint: str = "none", **_: Any) -> str:
         self.number, self.hint = number, hint

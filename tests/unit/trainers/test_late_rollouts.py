@@ -170,6 +170,22 @@ def test_the_end_of_a_run_ends_what_is_under_way() -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith("sorl-ahead")]
 
 
+def test_groups_with_agents_and_without_are_one_batch() -> None:
+    class Team(Run):
+        def collect(self, setup: Any, prompts: list[int], *_: Any) -> tuple[dict[str, Any], dict[str, float]]:
+            output, metrics = super().collect(setup, prompts)
+            is_named = prompts[0] == self.expected()[0][0]
+            return {**output, **({"agents": [["a"]] * ROWS} if is_named else {})}, metrics
+
+    run = Team(2, 0, True, [0.0])
+    with run.ahead.running():
+        run.ahead.begin_at(0)
+        output = run.ahead(run.expected()[0], run.trainer)
+    assert output["agents"] == [
+        ["a"] if prompt == run.expected()[0][0] else None for prompt in output["completion_ids"]
+    ]
+
+
 def test_another_batch_than_the_sampler_has_shown_is_an_error() -> None:
     run = Run(4, 1, False, [0.0])
     with run.ahead.running(), pytest.raises(RuntimeError, match="changes or skips rows"):
