@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from peft import LoraConfig, set_peft_model_state_dict
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from sorl_trl.checks import NOT_NEGATIVE
 from sorl_trl.command_line import UserMistake
@@ -29,30 +28,22 @@ from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.optimizer_step import clip_apart, move_to_own_groups
 from sorl_trl.trainers.prompts import IMAGE_INPUTS
 
-_ONLY: Mapping[str, tuple[Any, str]] = {
-    "use_vllm": (False, "its engine has one set of weights"),
-    "async_staleness": (0, "what samples ahead has one set of weights"),
-    "ddp_find_unused_parameters": (False, "each agent has a pass of its own, which uses no other's parameters"),
+_OFF: Mapping[str, str] = {
+    "use_vllm": "its engine has one set of weights",
+    "async_staleness": "what samples ahead has one set of weights",
+    "ddp_find_unused_parameters": "an agent's pass uses no other agent's parameters",
 }
-"""The only value that a field may have, and why."""
+"""What agents with weights of their own cannot have, and why."""
 
 
 @dataclass
 class MultiAgentConfig(TurnLevelConfig):
-    """Configuration of [`MultiAgentTrainer`]: [`TurnLevelConfig`] plus a learning rate per agent.
-
-    For Dr. MAS, use `MultiAgentConfig(**SETTINGS["dr_mas"])`, with `sorl_trl.methods.SETTINGS`.
-
-    Parameters:
-        agent_learning_rates: The learning rates of agents, by name.
-        ddp_find_unused_parameters: Must be False.
-    """
+    """[`TurnLevelConfig`] plus learning rates per agent. For Dr. MAS, use `MultiAgentConfig(**SETTINGS["dr_mas"])`."""
 
     agent_learning_rates: dict[str, float] | None = field(
         default=None,
         metadata={
-            "help": "The learning rates of agents by name, if they differ from `learning_rate`. An agent whose rate "
-            "is 0 stays as it is."
+            "help": "Learning rates of agents, by name, that differ from `learning_rate`. 0: it is not trained."
         },
     )
     ddp_find_unused_parameters: bool | None = field(
@@ -61,9 +52,9 @@ class MultiAgentConfig(TurnLevelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, (only, why) in _ONLY.items():
-            if getattr(self, name) != only:
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}, but must be {only!r} with `agents`: {why}.")
+        for name, why in _OFF.items():
+            if getattr(self, name):
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}, which does not go with `agents`: {why}.")
         for agent, rate in (self.agent_learning_rates or {}).items():
             NOT_NEGATIVE.check(f"agent_learning_rates[{agent!r}]", rate)
 
@@ -71,32 +62,28 @@ class MultiAgentConfig(TurnLevelConfig):
 class MultiAgentTrainer(TurnLevelTrainer):
     """`SOGRPOTrainer` for agents that do not share their weights: each has a LoRA adapter on one base model.
 
-    An agent's turns are sampled and trained with its own adapter, which reads the whole context, whoever wrote it.
-    Each agent has a pass in every micro-batch, a learning rate, and a gradient that is clipped by `max_grad_norm` on
-    its own. The loss is the method's over all turns, so an agent's gradient is its share of it. The reference policy
-    (`beta`) is the base model. Checkpoints hold every adapter in a folder of its name, for
-    `PeftModel.from_pretrained(base, "out/planner", adapter_name="planner")`.
+    An agent's turns are sampled and trained with its adapter, which reads the whole context, whoever wrote it. Each
+    agent has a pass in every micro-batch, a learning rate, and a gradient that `max_grad_norm` clips on its own. The
+    reference policy (`beta`) is the base model. Every adapter is saved in a folder of its name, from which
+    `PeftModel.from_pretrained(base, "out/planner", adapter_name="planner")` loads it.
 
-    The rollout names the agent of each turn: `AgentRollout` asks the environment, `EndpointRollout` takes the `model`
-    of the API call, and a function of your own returns `agents`, and samples within `trainer.adapters.active(agent)`.
-
-    Example:
+    The rollout says whose turn it is: the environment of an `AgentRollout`, the `model` of API calls to an
+    `EndpointRollout`, or `agents` in what a function returns, which samples within `trainer.adapters.active(agent)`.
 
     ```python
     trainer = MultiAgentTrainer(
-        model="Qwen/Qwen2.5-0.5B-Instruct",
-        reward_funcs=agent_reward,
-        args=MultiAgentConfig(**SETTINGS["dr_mas"], output_dir="out", agent_learning_rates={"searcher": 2e-5}),
-        train_dataset=dataset,
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        agent_reward,
+        MultiAgentConfig("out", **SETTINGS["dr_mas"], agent_learning_rates={"searcher": 2e-5}),
+        dataset,
         rollout_func=EndpointRollout(team),
         agents={"planner": LoraConfig(r=16), "searcher": LoraConfig(r=8)},
     )
-    trainer.train()
     ```
 
     Raises:
         TypeError: `args` is not a `MultiAgentConfig`.
-        ValueError: `agents` has a name or an adapter that cannot stand beside the others, there is no `rollout_func`,
+        ValueError: A name or an adapter of `agents` cannot stand beside the others, there is no `rollout_func`,
             DeepSpeed or FSDP is used, or one of the reasons of `SOGRPOTrainer`.
     """
 
@@ -104,51 +91,38 @@ class MultiAgentTrainer(TurnLevelTrainer):
     default_method: ClassVar[str] = "dr_mas"
     args: MultiAgentConfig
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "multi-agent"]
+    _forward: Any
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: MultiAgentConfig | None = None,
-        *positional: Any,
-        agents: Mapping[str, LoraConfig],
-        **named: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, agents: Mapping[str, LoraConfig], **named: Any) -> None:
         for name, config in agents.items():
             if reason := why_not_beside_others(config):
                 raise ValueError(f"`agents[{name!r}]` cannot stand beside other adapters: {reason}.")
         # TRL makes an adapter "default", and sees to what a PEFT model needs.
-        named["peft_config"] = copy.deepcopy(next(iter(agents.values()), None))
-        super().__init__(model, reward_funcs, args, *positional, **named)
+        first = copy.deepcopy(next(iter(agents.values()), None))
+        super().__init__(*arguments, peft_config=first, **named)
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise ValueError("`agents` are given, but DeepSpeed and FSDP clip all gradients together: use DDP.")
         if self.rollout_func is None:
-            raise ValueError("`rollout_func` is None, but with `agents` it must say whose turn each is.")
-        self._add_agents(agents)
+            raise ValueError("`rollout_func` is None, but with `agents`, it must say whose turn each is.")
         self.agents = tuple(agents)
+        self._add(agents)
         self.adapters = Adapters(self.model)
-        self._forward: Any = AgentForward(self)
+        self._forward = AgentForward(self)
         if self.args.disable_dropout:
             disable_noise(self.model)
 
-    def _add_agents(self, agents: Mapping[str, LoraConfig]) -> None:
-        """Give the policy an adapter for each agent, the same on all ranks, in place of TRL's."""
+    def _add(self, agents: Mapping[str, LoraConfig]) -> None:
+        """Replace TRL's adapter by one for each agent."""
         taken = {"ref", *(part for name, _ in self.model.named_modules() for part in name.split("."))}
-        for name in agents:
-            if name in taken or not re.fullmatch(r"[\w-]+", name):
-                raise ValueError(
-                    f"`agents` has {name!r}, but a name must consist of letters, digits, `_` and `-`, and be no part "
-                    "of the names of the model's modules."
-                )
+        if unfit := [name for name in agents if name in taken]:
+            raise ValueError(f"`agents` has {unfit[0]!r}, but no name may be that of a module of the model.")
         if unknown := [name for name in self.args.agent_learning_rates or {} if name not in agents]:
             raise ValueError(f"`agent_learning_rates` has {unknown[0]!r}, but `agents` has {[*agents]}.")
-        with torch.random.fork_rng([self.model.device] if self.model.device.type == "cuda" else []):
-            torch.manual_seed(self.args.seed)
-            for name, config in agents.items():
-                self.model.add_adapter(name, copy.deepcopy(config))
-        self.model.set_adapter(next(iter(agents)))
+        for name, config in agents.items():
+            self.model.add_adapter(name, copy.deepcopy(config))
+        self.model.set_adapter(self.agents[0])
         self.model.delete_adapter("default")
-        self.model.set_requires_grad([*agents])
+        self.model.set_requires_grad(self.agents)
 
     def agent_engine(self, make: Callable[[], Engine]) -> Engine:
         """The engine that samples: one that `make` makes for each agent."""
@@ -162,26 +136,23 @@ class MultiAgentTrainer(TurnLevelTrainer):
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if not any("agent" in group for group in optimizer.param_groups):
             rates = dict.fromkeys(self.agents, self.args.learning_rate) | (self.args.agent_learning_rates or {})
-            options = {agent: {"lr": rate, "agent": agent} for agent, rate in rates.items()}
-            move_to_own_groups(optimizer, [(self._parameters_of(agent), options[agent]) for agent in self.agents])
+            parts = [(self._parameters_of(agent), {"lr": rates[agent], "agent": agent}) for agent in self.agents]
+            move_to_own_groups(optimizer, parts)
         return optimizer
 
-    def _clip_grad_norm(self, model: Any) -> Tensor:
+    def _clip_grad_norm(self, model: Any) -> Any:
         parts = [self._parameters_of(agent).values() for agent in self.agents]
         norms = clip_apart(self.accelerator, parts, self.args.max_grad_norm)
         for agent, norm in zip(self.agents, norms, strict=True):
             self._metrics["train"][f"agents/{agent}/grad_norm"].append(float(norm))
         return torch.stack(norms).norm()
 
-    # transformers would load the adapters of a checkpoint with all but one frozen, and only one of the best.
-
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        # transformers would freeze all adapters but one
         for agent in self.agents:
             file = Path(resume_from_checkpoint, agent, ADAPTERS[0])
             if not file.is_file():
-                raise UserMistake(
-                    f"{resume_from_checkpoint} has no adapter of the agent {agent!r}: {file} is missing."
-                )
+                raise UserMistake(f"`agents` has {agent!r}, but {file} is missing.")
             set_peft_model_state_dict(self.model, load_file(file), adapter_name=agent)
 
     def _load_best_model(self) -> None:
@@ -189,9 +160,9 @@ class MultiAgentTrainer(TurnLevelTrainer):
 
 
 class AgentForward:
-    """Makes a pass for each agent, with its adapter, over what the agent has read and written. See `Forward`.
+    """Makes a pass for each agent, with its adapter, over what it has read and written: see `Forward`.
 
-    Each pass is made on every process, also if the agent has no turn in a batch, since DDP waits for every gradient.
+    Every process makes all passes, even of an agent without a turn in a batch, because DDP waits for each gradient.
     """
 
     def __init__(self, trainer: MultiAgentTrainer) -> None:
@@ -202,46 +173,43 @@ class AgentForward:
         return self._forward.layouts
 
     def __call__(self, model: Any, batch: Mapping[str, Any], **options: Any) -> Pass:
-        """What the agents say of their turns; if PEFT has switched all adapters off, the base model of all turns.
+        """What each agent's policy says of its turns, or what the reference policy says, as which the base model acts.
 
-        Raises:
-            ValueError: A turn's agent has no adapter.
+        Raises ValueError if the agent of a turn has no adapter.
         """
-        trainer, names = self._trainer, names_of(batch)
-        if trainer.adapters.are_off:
+        trainer, agents, names = self._trainer, self._trainer.agents, names_of(batch)
+        if trainer.adapters.are_off:  # for the reference policy
             return self._forward(model, batch, **options)
-        unknown = [name for name in names or ("",) if name not in trainer.agents]
+        unknown = [name for name in names or ("",) if name not in agents]
         if unknown and loss_mask_of(batch).any():
-            raise ValueError(
-                f"The rollout has a turn of the agent {unknown[0]!r}, but `agents` has {[*trainer.agents]}."
-            )
-        trainer.model.set_requires_grad([*trainer.agents])  # the pass of the reference has frozen all but one
-        passes: list[Any] = []
-        for agent in trainer.agents:
-            share = share_of(batch, names.index(agent) if agent in names else len(names))
+            raise ValueError(f"The rollout has a turn of the agent {unknown[0]!r}, but `agents` has {[*agents]}.")
+        trainer.model.set_requires_grad(agents)  # PEFT has frozen all but one after the reference's pass
+        passes = []
+        for agent in agents:
             with trainer.adapters.active(agent):
+                share = share_of(batch, names.index(agent) if agent in names else len(names))
                 passes.append(self._forward(model, share, **options))
-        logps, entropies = sum(each.logps for each in passes), None
-        if passes[0].entropies is not None:
-            entropies = sum(each.entropies for each in passes)
-        aux_loss = None if passes[0].aux_loss is None else sum(each.aux_loss for each in passes) / len(passes)
-        return Pass(logps, entropies, None, aux_loss)
+
+        def summed(name: str) -> Any:
+            found = [getattr(each, name) for each in passes]
+            return None if found[0] is None else sum(found)
+
+        return Pass(summed("logps"), summed("entropies"), None, summed("aux_loss"))
 
 
 def share_of(batch: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A batch in which only the tokens of the agent with this number are scored, and only what comes before them is read.
+    """A batch that scores only the tokens of the agent with this number, and reads only what comes before these.
 
-    Something of each row is read in any case. With images, all of it is.
+    Something is read of each row, and all if there are images.
     """
     mask = loss_mask_of(batch)
-    scored = mask.bool() & (batch[AGENT_IDS] == number) if AGENT_IDS in batch else torch.zeros_like(mask).bool()
-    share = {**batch, "tool_mask": scored.to(mask.dtype)}
+    scored = mask * (batch[AGENT_IDS] == number) if AGENT_IDS in batch else torch.zeros_like(mask)
+    share = {**batch, "tool_mask": scored}
     if any(name in batch for name in IMAGE_INPUTS):
         return share
-    contexts = batch["context_ids"].abs() if "context_ids" in batch else torch.zeros_like(mask, dtype=torch.long)
-    places = torch.arange(1, mask.size(1) + 1, device=mask.device).expand_as(mask)
-    last = mask.new_zeros((len(mask), int(contexts.max()) + 1), dtype=torch.long)
-    last = last.scatter_reduce(1, contexts, places * scored, "amax")
+    contexts = batch.get("context_ids", torch.zeros_like(batch["turn_ids"])).abs()
+    places = torch.arange(1, mask.size(1) + 1, device=mask.device).expand_as(contexts)
+    last = places.new_zeros(len(mask), int(contexts.max()) + 1).scatter_reduce(1, contexts, places * scored, "amax")
     share["completion_mask"] = batch["completion_mask"] * (places <= last.gather(1, contexts))
     share["prompt_mask"] = batch["prompt_mask"].clone()
     share["prompt_mask"][:, :-1] *= last[:, :1] > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,40 +21,25 @@ class AgentEngine(Engine):
 
     def __init__(self, engines: Mapping[str, Engine], active: Callable[[str], AbstractContextManager[None]]) -> None:
         self._engines, self._active = engines, active
-        for engine in engines.values():
-            engine.memory_share = 1 / len(engines)
         self.in_turns = any(engine.in_turns for engine in engines.values())
-        self._read_window()
-
-    def _read_window(self) -> None:
-        windows = [engine.window for engine in self._engines.values() if engine.window is not None]
-        self.window = min(windows, default=None)
 
     def open(self, rows: int) -> None:
         seed = self.rollout_seed()
         for number, engine in enumerate(self._engines.values()):
-            engine.seed = seed + number  # a row does not draw the same numbers for two agents
+            engine.seed = seed + number  # so that a row does not draw the same numbers for two agents
+            engine.memory_share = 1 / len(self._engines)
             engine.open(rows)
-        self._read_window()
+        self.window = min((e.window for e in self._engines.values() if e.window is not None), default=None)
 
     def of_agent(self, agent: str) -> Engine:
         """See `Engine.of_agent`. Raises ValueError for an agent without weights."""
         if agent not in self._engines:
-            raise ValueError(
-                f"A turn is that of the agent {agent!r}, but the agents with weights are {[*self._engines]}."
-            )
+            raise ValueError(f"A turn is due of the agent {agent!r}, but only {[*self._engines]} have weights.")
         return self._engines[agent]
 
-    def submit(
-        self,
-        row: int,
-        context_ids: Sequence[int],
-        limit: int,
-        stops: Sequence[str] = (),
-        schema: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Raises ValueError: turns are submitted to the engine of their agent."""
-        self.of_agent("").submit(row, context_ids, limit, stops, schema)
+    def submit(self, *turn: Any, **options: Any) -> None:
+        """A turn of no agent; raises ValueError."""
+        self.of_agent("").submit(*turn, **options)
 
     def poll(self) -> list[tuple[int, Generation]]:
         ended: list[tuple[int, Generation]] = []
@@ -62,7 +47,7 @@ class AgentEngine(Engine):
             if not engine.idle:
                 with self._active(agent):
                     ended += engine.poll()
-        return sorted(ended, key=lambda each: each[0])
+        return ended
 
     def release(self, row: int) -> None:
         for engine in self._engines.values():

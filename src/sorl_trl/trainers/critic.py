@@ -135,7 +135,7 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
     config: Any = copy.deepcopy(model.peft_config[model.active_adapter])
     if reason := why_not_beside_others(config):
         raise ValueError(
-            f"`critic='adapter'` adds an adapter of the policy's shape beside it, but {reason}. Use `critic='head'` or "
+            f"`critic='adapter'` adds an adapter like the policy's beside it, but {reason}. Use `critic='head'` or "
             "`critic='model'`, or plain LoRA with `bias='none'`."
         )
     config.inference_mode = False
