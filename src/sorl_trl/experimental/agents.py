@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from sorl_trl.checks import NOT_NEGATIVE
-from sorl_trl.command_line import UserMistake
 from sorl_trl.records.resume_point import ADAPTERS
 from sorl_trl.rollout import Engine
 from sorl_trl.rollout.agent_engine import AgentEngine
@@ -24,6 +23,7 @@ from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.batch import AGENT_IDS, loss_mask_of
 from sorl_trl.trainers.checks import disable_noise
 from sorl_trl.trainers.config import TurnLevelConfig
+from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE
 from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.optimizer_step import clip_apart, move_to_own_groups
 from sorl_trl.trainers.prompts import IMAGE_INPUTS
@@ -94,17 +94,18 @@ class MultiAgentTrainer(TurnLevelTrainer):
     _forward: Any
 
     def __init__(self, *arguments: Any, agents: Mapping[str, LoraConfig], **named: Any) -> None:
+        if not agents:
+            raise ValueError("`agents` is empty, but must have a `LoraConfig` for each agent.")
         for name, config in agents.items():
             if reason := why_not_beside_others(config):
                 raise ValueError(f"`agents[{name!r}]` cannot stand beside other adapters: {reason}.")
         # TRL makes an adapter "default", and sees to what a PEFT model needs.
-        first = copy.deepcopy(next(iter(agents.values()), None))
-        super().__init__(*arguments, peft_config=first, **named)
+        super().__init__(*arguments, peft_config=copy.deepcopy(next(iter(agents.values()))), **named)
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise ValueError("`agents` are given, but DeepSpeed and FSDP clip all gradients together: use DDP.")
         if self.rollout_func is None:
             raise ValueError("`rollout_func` is None, but with `agents`, it must say whose turn each is.")
-        self.agents = tuple(agents)
+        self.agents = sorted(agents)  # so that a resumed run finds an agent's optimizer group, whatever their order
         self._add(agents)
         self.adapters = Adapters(self.model)
         self._forward = AgentForward(self)
@@ -113,13 +114,17 @@ class MultiAgentTrainer(TurnLevelTrainer):
 
     def _add(self, agents: Mapping[str, LoraConfig]) -> None:
         """Replace TRL's adapter by one for each agent."""
-        taken = {"ref", *(part for name, _ in self.model.named_modules() for part in name.split("."))}
+        taken = {
+            "ref",
+            CRITIC_ATTRIBUTE,
+            *(part for name, _ in self.model.named_modules() for part in name.split(".")),
+        }
         if unfit := [name for name in agents if name in taken]:
-            raise ValueError(f"`agents` has {unfit[0]!r}, but no name may be that of a module of the model.")
+            raise ValueError(f"`agents` has {unfit[0]!r}, but that is the name of a part of the model.")
         if unknown := [name for name in self.args.agent_learning_rates or {} if name not in agents]:
             raise ValueError(f"`agent_learning_rates` has {unknown[0]!r}, but `agents` has {[*agents]}.")
-        for name, config in agents.items():
-            self.model.add_adapter(name, copy.deepcopy(config))
+        for name in self.agents:
+            self.model.add_adapter(name, copy.deepcopy(agents[name]))
         self.model.set_adapter(self.agents[0])
         self.model.delete_adapter("default")
         self.model.set_requires_grad(self.agents)
@@ -150,10 +155,8 @@ class MultiAgentTrainer(TurnLevelTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         # transformers would freeze all adapters but one
         for agent in self.agents:
-            file = Path(resume_from_checkpoint, agent, ADAPTERS[0])
-            if not file.is_file():
-                raise UserMistake(f"`agents` has {agent!r}, but {file} is missing.")
-            set_peft_model_state_dict(self.model, load_file(file), adapter_name=agent)
+            weights = load_file(Path(resume_from_checkpoint, agent, ADAPTERS[0]))
+            set_peft_model_state_dict(self.model, weights, adapter_name=agent)
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))

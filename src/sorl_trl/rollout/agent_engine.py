@@ -24,9 +24,7 @@ class AgentEngine(Engine):
         self.in_turns = any(engine.in_turns for engine in engines.values())
 
     def open(self, rows: int) -> None:
-        seed = self.rollout_seed()
-        for number, engine in enumerate(self._engines.values()):
-            engine.seed = seed + number  # so that a row does not draw the same numbers for two agents
+        for engine in self._engines.values():
             engine.memory_share = 1 / len(self._engines)
             engine.open(rows)
         self.window = min((e.window for e in self._engines.values() if e.window is not None), default=None)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-import torch
 
 from sorl_trl.rollout import Generation, SlotEngine, TurnEnd
 from sorl_trl.rollout.agent_engine import AgentEngine
@@ -65,21 +64,10 @@ def test_an_agent_without_weights_is_refused() -> None:
         engine.submit(0, [5], 1)
 
 
-def test_agents_draw_other_numbers_from_one_seed_and_share_the_memory() -> None:
-    engine, planner, searcher = team()
-    torch.manual_seed(3)
-    engine.open(1)
-    after = torch.random.get_rng_state()
-    assert planner.seed != searcher.seed
-    torch.manual_seed(3)
-    Listening(1).rollout_seed()
-    assert torch.equal(torch.random.get_rng_state(), after)
-    tokenizer = word_tokenizer(WORDS)
-    policy = build_policy()
-    slots = [
-        SlotEngine(policy, TurnEnd(tokenizer, (), [1]), policy.generation_config, cache_bytes=64 * 1000)
-        for _ in range(3)
-    ]
-    AgentEngine({"planner": slots[0], "searcher": slots[1]}, active).open(1)
-    slots[2].open(1)
-    assert slots[0].window == slots[1].window == (slots[2].window + 1) // 2
+def test_agents_share_the_memory() -> None:
+    end, policy = TurnEnd(word_tokenizer(WORDS), (), [1]), build_policy()
+    alone, *slots = (SlotEngine(policy, end, policy.generation_config, cache_bytes=64_000) for _ in range(3))
+    engine = AgentEngine({"planner": slots[0], "searcher": slots[1]}, active)
+    for each in (engine, alone):
+        each.open(1)
+    assert engine.window == slots[0].window == slots[1].window == (alone.window + 1) // 2
