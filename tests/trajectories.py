@@ -99,6 +99,20 @@ def length_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float 
     return [None if sum(ids) % 5 == 0 else float(len(ids)) for ids in completion_ids]
 
 
+class Team(FixedRollout):
+    """Two agents take turns. Which two they are, and which of them begins, changes with the call and the row."""
+
+    def __init__(self, *teams: tuple[str, str]) -> None:
+        super().__init__()
+        self.teams = teams
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        team = self.teams[self.calls % len(self.teams)]
+        output = super().__call__(prompts, trainer)
+        turns = [max(row) + 1 for row in output["turn_ids"]]
+        return {**output, "agents": [[team[(i + k) % 2] for k in range(count)] for i, count in enumerate(turns)]}
+
+
 class SearchDown(FixedRollout):
     """Two trajectories of the first call are without a token of the policy."""
 

@@ -12,30 +12,19 @@ from trl.trainer.utils import shuffle_sequence_dict
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer
+from sorl_trl.methods import SETTINGS
+from sorl_trl.records.trained import read_trained
+from sorl_trl.records.view import training_entry
 from sorl_trl.trainers.agents import names_of
 from sorl_trl.trainers.batch import micro_batches
 from tests.distributed.cases import agreeing_reward
 from tests.policies import build_policy
 from tests.training import settings
-from tests.trajectories import FixedRollout, parity_reward, prompts
+from tests.trajectories import FixedRollout, Team, parity_reward, prompts
 
 pytestmark = pytest.mark.trains
 
 NAMES = ("completion_ids", "agent_ids")
-
-
-class Team(FixedRollout):
-    """Two agents take turns. Which two they are, and which of them begins, changes with the call and the row."""
-
-    def __init__(self, *teams: tuple[str, str]) -> None:
-        super().__init__()
-        self.teams = teams
-
-    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        team = self.teams[self.calls % len(self.teams)]
-        output = super().__call__(prompts, trainer)
-        turns = [max(row) + 1 for row in output["turn_ids"]]
-        return {**output, "agents": [[team[(i + k) % 2] for k in range(count)] for i, count in enumerate(turns)]}
 
 
 def build(folder: Path, tokenizer: Any, rollout: Any, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
@@ -112,3 +101,60 @@ def test_what_names_no_agents_is_refused_with_its_row(tmp_path: Path, tokenizer:
     trainer = build(tmp_path, tokenizer, Bad(("a", "b")))
     with pytest.raises(ValueError, match=r"`agents` is .* in row [1-7], .* for each of the row's 2 turns"):
         trainer._collect(rows(trainer))
+
+
+def test_a_resumed_run_logs_the_same_of_each_agent(tmp_path: Path, tokenizer: Any) -> None:
+    """Within a rollout, whose names are in the checkpoint, and with other names in the next one."""
+    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 6, "method": "dr_mas", **SETTINGS["dr_mas"]}
+    whole = build(tmp_path / "whole", tokenizer, Team(("b", "c"), ("a", "b")), **options)
+    whole.train()
+    rollout_func = Team(("b", "c"), ("a", "b"))
+    rollout_func.calls = 1  # the first is in the checkpoint
+    resumed = build(tmp_path / "resumed", tokenizer, rollout_func, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    logs = [
+        [{name: value for name, value in log.items() if name.startswith("agents/")} for log in run.state.log_history]
+        for run in (whole, resumed)
+    ]
+    assert logs[0] == logs[1]
+    of_step = [{name.split("/")[1] for name in log} for log in logs[0] if log]
+    assert of_step == [{"b", "c"}] * 4 + [{"a", "b"}] * 2
+    assert logs[0][0]["agents/b/turn_share"] + logs[0][0]["agents/c/turn_share"] == pytest.approx(1)
+    assert all(0 < log["agents/b/clip_fraction"] < 1 and log["agents/b/kl_to_old"] > 0 for log in logs[0][1:4])
+
+
+def test_rewards_are_those_of_trajectories_in_which_an_agent_acts(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = build(tmp_path, tokenizer, Team(("a", "b")))
+    scored = trainer._collect(rows(trainer)).scored
+    of_b = [float(total) for total, agents in zip(scored.totals(), scored.agents, strict=True) if 1 in agents.tolist()]
+    assert 0 < len(of_b) < 8
+    assert trainer._metrics["train"]["agents/b/reward"] == [pytest.approx(sum(of_b) / len(of_b))]
+
+
+def test_the_gradient_of_an_agent_is_that_of_its_tokens(tmp_path: Path, tokenizer: Any) -> None:
+    """As if the others had no advantage; and nothing else of the step changes."""
+    options = {"method": "grpo", **SETTINGS["grpo"], "bf16": False, "log_agent_gradients": True}
+    trainer = build(tmp_path, tokenizer, Team(("a", "b")), **options)
+    trainer.model.double()
+    trainer.current_gradient_accumulation_steps = 2
+    batch = trainer._generate_and_score_completions(rows(trainer))
+    batch["advantages"] = batch["advantages"].unsqueeze(1).expand_as(batch["turn_ids"]).double()
+    for number, name in enumerate("ab"):
+        trainer.model.zero_grad()
+        alone = {**batch, "advantages": torch.where(batch["agent_ids"] == number, batch["advantages"], 0.0)}
+        trainer._compute_loss(trainer.model, alone).backward()
+        parts = [each.grad.norm() for each in trainer.model.parameters() if each.grad is not None]
+        expected = float(torch.stack(parts).norm()) * 2  # the loss is divided by the micro-batches of a step
+        trainer.accelerator.gradient_state._set_sync_gradients(True)
+        trainer._metrics["train"].clear()
+        trainer._compute_loss(trainer.model, batch)
+        assert trainer._metrics["train"][f"agents/{name}/gradient_norm"] == [pytest.approx(expected, rel=1e-6)]
+
+
+def test_who_spoke_is_shown(tmp_path: Path, tokenizer: Any) -> None:
+    """Whatever function has collected the trajectories."""
+    build(tmp_path, tokenizer, Team(("a", "b")), save_trajectories_steps=1, max_steps=1).train()
+    for trained in read_trained(tmp_path):
+        turns = [each for each in training_entry(trained, "k").segments if each["kind"] == "turn"]
+        assert len(turns) == len(trained.agents)
+        assert [each["agent"] for each in turns] in (["a", "b", "a"][: len(turns)], ["b", "a", "b"][: len(turns)])

@@ -22,7 +22,7 @@ from sorl_trl.methods import (
 )
 from tests.losses import build
 from tests.training import settings, train
-from tests.trajectories import parity_reward, prompts
+from tests.trajectories import Team, parity_reward, prompts
 
 pytestmark = pytest.mark.trains
 OF_PPO = ("so_ppo", "so_ppo_note", "sequence_ppo", *(name for name in SETTINGS if "advantage_level" in SETTINGS[name]))
@@ -48,6 +48,7 @@ def test_every_named_method_trains(tmp_path: Path, tokenizer: Any, name: str) ->
     if name in OF_PPO:
         kind = (SOPPOTrainer, SOPPOConfig)
         arguments["critic_warmup_steps"] = 0
+    arguments["rollout_func"] = Team(("a", "b")) if name == "dr_mas" else None
     trainer = train(*kind, tokenizer, **arguments, method=name)
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert len(logs) == 2 and all(math.isfinite(log["loss"]) for log in logs)

@@ -135,11 +135,10 @@ def rollout_output(
     output: dict[str, Any] = {"prompt_ids": prompt_ids, "trajectory": [*trajectories]}
     for key in ("completion_ids", "env_mask", "turn_ids", *(["context_ids"] if contexts else [])):
         output[key] = [list(getattr(row, key)) for row in rows]
-    if any(turn.agent for trajectory in trajectories for turn in trajectory.turns):
-        is_trained = [not trajectory.stop_reason.is_infrastructure_failure for trajectory in trajectories]
+    if any(turn.agent for each in trajectories for turn in each.turns):
         output["agents"] = [
-            [turn.agent for turn in trajectory.turns if trained]
-            for trajectory, trained in zip(trajectories, is_trained, strict=True)
+            [turn.agent for turn in each.turns if not each.stop_reason.is_infrastructure_failure]
+            for each in trajectories
         ]
     has_logprobs = all(row.logprobs is not None for row in rows)
     output["logprobs"] = [list(row.logprobs or ()) for row in rows] if has_logprobs else None

@@ -179,7 +179,7 @@ def merged(first: Rollout, second: Rollout, takes: Tensor, pad_token_id: int) ->
     }
     sampled = _chosen(first.sampled, second.sampled, own.tolist())
     batch = merged_batch(first.batch, second.batch, own, pad_token_id)
-    batch |= agent_fields(sampled, batch["turn_ids"])  # two rollouts may number their agents differently
+    batch |= agent_fields(sampled, batch["turn_ids"])
     scored = merged_rollout(first.scored, second.scored, takes)
     return Rollout(
         first.accelerator,
@@ -203,15 +203,14 @@ def merged_batch(
 ) -> dict[str, Any]:
     """A batch of B trajectories: the rows of `second` where `takes` (B,) is True, and of `first` elsewhere.
 
-    Fields without a row per trajectory come from `first`, and those of agents are left out. No trajectory may have
-    been dropped yet.
+    Fields without a row per trajectory come from `first`. No trajectory may have been dropped yet.
     """
     # TRL makes no `tool_mask` if all tokens of a rollout are the policy's.
     first, second = ({"tool_mask": torch.ones_like(each["completion_mask"]), **each} for each in (first, second))
     merged: dict[str, Any] = {}
     for name, value in first.items():
         if name in (AGENT_IDS, AGENT_NAMES):
-            continue
+            continue  # each rollout numbers its agents
         other = second[name]
         if isinstance(value, list):
             merged[name] = _chosen(value, other, takes.tolist())
@@ -224,16 +223,11 @@ def merged_batch(
 
 
 def merged_rollout(first: ScoredRollout, second: ScoredRollout, takes: Tensor) -> ScoredRollout:
-    """N trajectories of all processes: those of `second` where `takes` (N,) is True, and of `first` elsewhere.
-
-    Their agents are left out.
-    """
+    """N trajectories of all processes: those of `second` where `takes` (N,) is True, and of `first` elsewhere."""
     merged: dict[str, Any] = {
         "turns": turn_layout(_taken(first.turns.turn_ids, second.turns.turn_ids, takes, padding=-1)),
-        "agents": None,
-        "agent_names": (),
     }
-    for name in (each.name for each in fields(first) if each.name not in merged):
+    for name in (each.name for each in fields(first) if each.name not in ("agents", "agent_names")):
         value, other = getattr(first, name), getattr(second, name)
         if name in ("void", "mismatch") and (value is None or other is None):
             merged[name] = None

@@ -1,7 +1,7 @@
 """Other ways to credit turns, and the choice of groups to train on.
 
-Turns are credited by the information they gain, normalized separately from outcomes, or compared within a state or
-with all turns of their index.
+Turns are credited by the information they gain, normalized separately from outcomes, or compared within a state, with
+the turns of an agent, or with all turns of their index.
 
 Shapes: B trajectories, K turns in the longest one; `turn_mask` (B, K) is 1 where a trajectory has a turn. A group is
 the G trajectories of one prompt, in G consecutive rows; N groups make B = N · G rows. Values outside a mask are
@@ -23,6 +23,7 @@ from .masking import at_least_float32, check_groups, keep, widest
 
 __all__ = [
     "GROUP_FILTERS",
+    "agent_advantages",
     "backward_turn_advantages",
     "group_spread",
     "information_gains",
@@ -127,6 +128,42 @@ def state_advantages(
     return centred / (spread_within(centred, turn_mask, index) + STD_FLOOR) if scale else centred
 
 
+def agent_advantages(
+    returns: Tensor, mean_of: Tensor, spread_of: Tensor | None, turn_mask: Tensor, num_generations: int, votes: str
+) -> Tensor:
+    """Compare turns with those of the same agent, or of the whole group: Â_{i,k} = (R_{i,k} − μ) / (σ + 1e-4), (B, K).
+
+    μ and the unbiased σ are those of the turns of the group with the same number in `mean_of` and `spread_of`. With
+    the agents in both, this is Dr. MAS (arXiv 2602.08847, where σ is biased; as in its public code, where 1e-4, which
+    is TRL's, is 1e-6). Where σ is 0, as for a single vote, Â is 0; in that code, an agent's only turn gets its reward.
+
+    Args:
+        returns: (B, K), from `turn_returns`.
+        mean_of: (B, K) int64, the agent of each turn; the same number everywhere for the mean of the group.
+        spread_of: The same for σ; None does not divide.
+        turn_mask: (B, K), 1 where a trajectory has a turn.
+        num_generations: G, the trajectories of a group.
+        votes: What counts once: a "turn", or a "trajectory", with the mean of its turns that are compared.
+    """
+    returns = at_least_float32(returns)
+
+    def voters(compared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What each turn votes for, the weight of its vote, and the numbers of those that vote together."""
+        alone = torch.arange(compared.numel(), device=compared.device).view_as(compared)
+        voter = alone if votes == "turn" else _state_index(compared, turn_mask, num_generations=1)
+        present = turn_mask.to(returns.dtype)
+        weights = present / _sums_within(present, voter).clamp(min=1)
+        index = _state_index(compared, turn_mask, num_generations)
+        return returns - centred_within(returns, turn_mask, voter), weights, index
+
+    centred = centred_within(returns, *voters(mean_of)[1:])
+    if spread_of is None:
+        return centred
+    values, weights, index = voters(spread_of)
+    spread = spread_within(centred_within(values, weights, index), weights, index)
+    return torch.where(spread > _NO_SPREAD, centred / (spread + STD_FLOOR), 0.0)
+
+
 def backward_turn_advantages(rewards: Tensor, turn_mask: Tensor) -> Tensor:
     """Compare each turn with the same turn of all trajectories that have it: (B, K), 0 where there is none.
 
@@ -206,19 +243,21 @@ def kept_groups(spread: Tensor, group_filter: str, share: float = 1.0) -> Tensor
     return torch.zeros_like(differs).scatter(0, order, first) & differs
 
 
-def centred_within(x: Tensor, mask: Tensor, index: Tensor) -> Tensor:
-    """`x` less the mean of the kept entries that have the same `index`, 0 where `mask` is 0."""
-    count = _count_within(mask, index)
-    centred = keep(x, mask)
+def centred_within(x: Tensor, weights: Tensor, index: Tensor) -> Tensor:
+    """`x` less the mean of the entries that have the same `index`, 0 where `weights`, such as a mask, are 0."""
+    centred = keep(x, weights)
+    weights = weights.to(centred.dtype)
+    total = _sums_within(weights, index).clamp(min=1)
     # The second pass removes what rounding left of the mean of equal entries, which 1 / (σ + 1e-4) would blow up.
     for _ in range(2):
-        centred = keep(centred - _sums_within(centred, index) / count.clamp(min=1), mask)
+        centred = keep(centred - _sums_within(weights * centred, index) / total, weights)
     return centred
 
 
-def spread_within(centred: Tensor, mask: Tensor, index: Tensor) -> Tensor:
+def spread_within(centred: Tensor, weights: Tensor, index: Tensor) -> Tensor:
     """The unbiased standard deviation of the entries that have the same `index`, for each entry."""
-    variance = _sums_within(centred.square(), index) / (_count_within(mask, index) - 1).clamp(min=1)
+    weights = weights.to(centred.dtype)
+    variance = _sums_within(weights * centred.square(), index) / (_sums_within(weights, index) - 1).clamp(min=1)
     is_positive = variance > 0  # the square root of 0 has an infinite gradient
     return torch.where(is_positive, torch.where(is_positive, variance, 1.0).sqrt(), 0.0)
 
@@ -231,11 +270,6 @@ def _state_index(states: Tensor, turn_mask: Tensor, num_generations: int) -> Ten
     pairs = torch.stack([groups[kept], states[kept]], dim=1)
     index[kept] = torch.unique(pairs, dim=0, return_inverse=True)[1]
     return index
-
-
-def _count_within(mask: Tensor, index: Tensor) -> Tensor:
-    """How many kept entries have the same `index`, for each entry."""
-    return _sums_within(mask.bool().long(), index)
 
 
 def _sums_within(x: Tensor, index: Tensor) -> Tensor:

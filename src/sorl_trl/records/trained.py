@@ -64,7 +64,7 @@ class TrainedTrajectory:
     roles: tuple[str, ...] = ()
     """Who spoke in the observation after each turn, a "tool" or the "user", or "" if there is none; likewise."""
     agents: tuple[str, ...] = ()
-    """The agent whose turn each is, or "" if the rollout names none; likewise."""
+    """The agent whose turn each is, or "" if the rollout names none."""
     context_ids: tuple[int, ...] = ()
     """The context of each token, negative where a context repeats another; empty if the rollout has one context."""
 

@@ -279,7 +279,8 @@ def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _trained_segments(trained: TrainedTrajectory) -> Iterator[dict[str, Any]]:
     """Cut the completion where turn or context changes. What a turn did is known only if the rollout recorded it."""
-    is_recorded = len(trained.actions) == len(set(trained.turn_ids) - {ENVIRONMENT})
+    count = len(set(trained.turn_ids) - {ENVIRONMENT})
+    is_recorded, is_named = len(trained.actions) == count, len(trained.agents) == count
     contexts = trained.context_ids or (0,) * len(trained.turn_ids)
     start, last_turn = 0, ENVIRONMENT
     for (turn_id, context), tokens in groupby(zip(trained.turn_ids, contexts, strict=True)):
@@ -291,10 +292,10 @@ def _trained_segments(trained: TrainedTrajectory) -> Iterator[dict[str, Any]]:
             if context >= 0 and is_recorded and 0 <= last_turn < len(trained.roles):
                 segment["role"] = trained.roles[last_turn] or None
         else:
-            segment |= {"kind": "turn", "action": None, "tokens": _tokens(trained, span)}
-            if is_recorded:
-                agent = trained.agents[turn_id] if trained.agents else ""
-                segment |= {"action": trained.actions[turn_id], **_given(agent, trained.turn_rewards[turn_id])}
+            agent = trained.agents[turn_id] if is_named else ""
+            reward = trained.turn_rewards[turn_id] if is_recorded else None
+            action = trained.actions[turn_id] if is_recorded else None
+            segment |= {"kind": "turn", "action": action, "tokens": _tokens(trained, span), **_given(agent, reward)}
         yield segment
         start, last_turn = span.stop, last_turn if context < 0 else turn_id
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.agents.policy_rollout import PolicyRollout
 from sorl_trl.methods import EngineTurnMask, EngineVeto, LeaveOneOut, Method, TopK, TopP, TurnRatio, ZeroVariance
+from sorl_trl.methods.dr_mas import AgentWise
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.slots import NotServed, check_served
 from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
@@ -62,6 +63,10 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
     if isinstance(method.credit, LeaveOneOut) and args.scale_rewards != "none":
         raise ValueError(
             f"`scale_rewards` is {args.scale_rewards!r}, but must be 'none': {method.credit!r} divides by no spread."
+        )
+    if isinstance(method.credit, AgentWise) and args.gamma != 1:
+        raise ValueError(
+            f"`gamma` is {args.gamma!r}, but must be 1: {method.credit!r} compares turns at any place in a trajectory."
         )
     kinds = EngineVeto | EngineTurnMask | TurnRatio
     comparing = [piece for piece in (*method.keep, method.weight) if isinstance(piece, kinds)]

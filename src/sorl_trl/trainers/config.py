@@ -135,6 +135,10 @@ class TurnLevelConfig(GRPOConfig):
         default=False,
         metadata={"help": "Log every metric of docs/metrics.md instead of the dozen that matter most."},
     )
+    log_agent_gradients: Annotated[bool, SWITCH] = field(
+        default=False,
+        metadata={"help": "Log the gradient norm of each agent, which takes one more backward pass for each agent."},
+    )
     disable_dropout: Annotated[bool, SWITCH] = field(
         default=True,
         metadata={

@@ -29,6 +29,7 @@ from sorl_trl.trainers.batch import GENERATED_AT
 from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.loss import SURROGATES, unit_values
 from sorl_trl.trainers.rollout import Rollout
+from sorl_trl.trainers.sampled import Sampled
 from sorl_trl.types import StopReason, Trajectory
 
 DETAILS = (
@@ -93,14 +94,17 @@ _NUMBERS = {
 def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
     """The metrics of each micro-batch over all processes, in one collective and one wait for the device.
 
-    The last one also has the shares of all of them together. All processes and micro-batches must have the same
-    metrics.
+    The last one also has the shares of all of them together. All processes must have the same metrics, and all
+    micro-batches too, except for means.
     """
-    rows = torch.stack([torch.cat([*each.numbers.values()]) for each in sums])
+    kinds = {name: kind for each in sums for name, kind in each.kinds.items()}
+    known = {name: numbers for each in sums for name, numbers in each.numbers.items()}
+    filled = [[each.numbers.get(name, torch.zeros_like(numbers)) for name, numbers in known.items()] for each in sums]
+    rows = torch.stack([torch.cat(numbers) for numbers in filled])
     gathered = accelerator.gather(rows.unsqueeze(0)).cpu()  # (processes, micro-batches, numbers)
     found: list[dict[str, float]] = [{} for _ in sums]
-    widths = [len(numbers) for numbers in sums[0].numbers.values()]
-    for (name, kind), numbers in zip(sums[0].kinds.items(), gathered.split(widths, dim=-1), strict=True):
+    widths = [len(numbers) for numbers in known.values()]
+    for (name, kind), numbers in zip(kinds.items(), gathered.split(widths, dim=-1), strict=True):
         if kind == "share":
             found[-1][name] = effective_sample_size(numbers.sum((0, 1))).item()
             continue
@@ -237,7 +241,7 @@ class TrajectoryDump(TrainerCallback):
         if self.args.save_trajectories_steps:
             totals = rollout.own(rollout.scored.totals()).tolist()
             columns = zip(rollout.rows, rollout.sampled, totals, strict=True)
-            rollout.batch[_ASKED] = [_asked(row, len(own.completion_ids), reward) for row, own, reward in columns]
+            rollout.batch[_ASKED] = [_asked(*each) for each in columns]
 
     @torch.no_grad()
     def observe(self, batch: MicroBatch, objective: Objective) -> None:
@@ -287,7 +291,7 @@ def _clip_states(batch: MicroBatch, objective: Objective) -> list[list[str]]:
     return [[names[state] for state in row] for row in states.tolist()]
 
 
-def _asked(example: Mapping[str, Any], length: int, reward: float) -> dict[str, Any]:
+def _asked(example: Mapping[str, Any], sampled: Sampled, reward: float) -> dict[str, Any]:
     """What the tensors of a batch do not say about a trajectory, in types that a checkpoint can store.
 
     The columns of a training set may have any type, and a column of one of these names may mean something else.
@@ -298,7 +302,7 @@ def _asked(example: Mapping[str, Any], length: int, reward: float) -> dict[str, 
     trajectory = found if isinstance(found, Trajectory) else None
     turns = trajectory.turns if trajectory else ()
     return {
-        "tokens": length,
+        "tokens": len(sampled.completion_ids),
         "question": question if isinstance(question, str) else None,
         "golden_answers": [str(answer) for answer in answers if answer is not None],
         "reward": None if math.isnan(reward) else reward,
@@ -307,5 +311,5 @@ def _asked(example: Mapping[str, Any], length: int, reward: float) -> dict[str, 
         "actions": [turn.action.tool or turn.action.kind.value for turn in turns],
         "turn_rewards": [turn.reward for turn in turns],
         "roles": [reply.role if reply else "" for reply in trajectory.replies] if trajectory else [],
-        "agents": [turn.agent for turn in turns],
+        "agents": [*sampled.agents],
     }

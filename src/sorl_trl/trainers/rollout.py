@@ -18,7 +18,7 @@ from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import bounded_log_ratio, engine_ratio, outcome_advantages, summed_advantages, turn_layout
 from sorl_trl.records.resume_point import ranks_where
 from sorl_trl.rollout.engine import positions_of
-from sorl_trl.trainers.agents import agent_fields, agents_of_all, names_of
+from sorl_trl.trainers.agents import agent_fields, agents_of_all, log_agents, names_of
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
     OLD_POLICY_STEP,
@@ -112,6 +112,7 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     rewards = scorable(trainer, sampled, trainer._calculate_rewards(asked, prompts, completions, completion_ids))
     scored = scored_rollout(trainer, rows, sampled, batch, rewards)
     advantages = trls_advantages(trainer, scored)
+    log_agents(trainer, scored)
     extra = dict(trainer._pending_extra_logs)
     trainer._pending_extra_logs.clear()
     log_pending_metrics(trainer)

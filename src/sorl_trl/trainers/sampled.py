@@ -41,7 +41,7 @@ class Sampled:
     turn_rewards: dict[int, list[float | None]] = field(default_factory=dict)
     """By the index of a reward function, what it gave each turn. Functions that reward turns add to it."""
     agents: Sequence[str] = ()
-    """The agent of each turn; empty if the rollout names none."""
+    """The agent of each turn, "" if the rollout names none."""
 
     @cached_property
     def turns(self) -> list[tuple[int, int]]:
@@ -194,8 +194,7 @@ def name_agents(rows: Sequence[Sampled], agents: Any) -> None:
     """
     given = agents if isinstance(agents, list) else [agents] * len(rows)
     for number, (row, names) in enumerate(zip(rows, given, strict=True)):
-        if names is None:
-            continue
+        names = [""] * len(row.turns) if names is None else names
         if not isinstance(names, list | tuple) or [*map(type, names)] != [str] * len(row.turns):
             raise ValueError(
                 f"The rollout's `agents` is {names!r:.200} in row {number}, but must be a list with the name of an "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean, stdev
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from sorl_trl.methods import (
     ZeroVariance,
     method_from,
 )
-from sorl_trl.ops import turn_layout
+from sorl_trl.ops import outcome_advantages, turn_layout
 
 TURN_IDS = torch.tensor([[0, -1, 1], [0, 0, -1], [0, -1, 1], [0, -1, -1]])
 """Two groups of two: trajectories of 2, 1, 2 and 1 turns."""
@@ -167,32 +168,107 @@ class TestDPPO:
         assert value[0, 0] == value[0, 1]
 
 
-class TestDrMAS:
-    """Each agent's turns are compared with the turns of the same agent in the group."""
+ARMS = [AgentWise(*arm) for arm in product(("agent", "group"), ("agent", "group"), ("turn", "trajectory"))]
 
-    def rollout(self, counts: list[int], outcomes: Tensor, **fields: Any) -> ScoredRollout:
-        """Trajectories of so many turns of one token."""
-        turn_ids = [[k if k < count else -1 for k in range(max(counts))] for count in counts]
-        return rollout(torch.tensor(turn_ids), outcomes, **fields)
+
+class TestDrMAS:
+    """Each agent's turns are compared with the turns of the same agent in the group, or of the group."""
+
+    AGENTS = torch.tensor([[0, 1, 0, 2], [1, -1, -1, -1], [0, 0, 1, -1], [1, 0, 1, 0]] * 2)
+    """In groups of four. The third acts once in a group."""
+
+    def rollout(self, agents: Tensor = AGENTS, outcomes: Tensor | None = None, **fields: Any) -> ScoredRollout:
+        """Turns of one token, in groups of four and in float64."""
+        if outcomes is None:
+            outcomes = torch.randn(len(agents), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        steps = torch.arange(agents.size(1)).expand_as(agents)
+        given = {"agents": agents, "agent_names": ("a", "b", "c"), "num_generations": 4, "scale": "group", **fields}
+        return rollout(torch.where(agents >= 0, steps, -1), outcomes, **given)
 
     def test_two_agents_by_hand(self) -> None:
-        """The first acts in turns 0 and 2, and has the returns 1, 1, 0 and 4; the second has 1 and 0."""
-        found = AgentWise()(self.rollout([3, 2, 1], torch.tensor([1.0, 0.0, 4.0]), num_generations=3))
+        """The first has the returns 1, 1, 0 and 4, or 1, 0 and 4 if trajectories vote; the second has 1 and 0."""
+        agents = torch.tensor([[0, 1, 0], [0, 1, -1], [0, -1, -1]])
+        given = self.rollout(agents, torch.tensor([1.0, 0.0, 4.0]), num_generations=3, scale="none")
+        found = AgentWise()(given)
         torch.testing.assert_close(found, torch.tensor([[-0.5, 0.5, -0.5], [-1.5, -0.5, 0.0], [2.5, 0.0, 0.0]]))
+        once = AgentWise(votes="trajectory")(given)
+        expected = torch.tensor([[1.0, 0.5, 1.0], [0.0, -0.5, 0.0], [4.0, 0.0, 0.0]])
+        torch.testing.assert_close(
+            once, expected - torch.tensor([[5.0, 0.0, 5.0], [5.0, 0.0, 0.0], [5.0, 0.0, 0.0]]) / 3
+        )
 
-    @pytest.mark.parametrize("agents", [1, 2, 3])
-    def test_equals_loops(self, agents: int) -> None:
-        """Two groups of four. One trajectory has no reward; of three agents, one acts once in its group."""
-        counts, group, unscored = [3, 1, 4, 2, 2, 2, 3, 1], 4, 3
-        outcomes = torch.randn(8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        outcomes[unscored] = math.nan
-        turns = [(i, k) for i, count in enumerate(counts) for k in range(count) if i != unscored]
-        expected = torch.zeros(8, 4, dtype=torch.float64)
-        for i, k in turns:
-            own = [float(outcomes[j]) for j, turn in turns if j // group == i // group and (turn - k) % agents == 0]
-            expected[i, k] = (float(outcomes[i]) - fmean(own)) / (stdev(own) + 1e-4) if len(own) > 1 else 0.0
-        found = AgentWise(agents)(self.rollout(counts, outcomes, num_generations=group, scale="group"))
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    @pytest.mark.parametrize("arm", ARMS, ids=str)
+    def test_one_agent_that_acts_once_has_the_advantages_of_grpo(self, arm: AgentWise) -> None:
+        given = self.rollout(torch.zeros(8, 1, dtype=torch.long))
+        expected, _ = outcome_advantages(given.totals(), 4, "group")
+        torch.testing.assert_close(arm(given).squeeze(1), expected, rtol=0, atol=1e-12)
+
+    def test_the_advantages_of_an_agent_add_up_to_nothing(self) -> None:
+        given = self.rollout()
+        of_group = AgentWise("group", "group")(given)
+        for found in (AgentWise()(given), AgentWise(spread="group")(given)):
+            for agent, group in product((0, 1, 2), (slice(4), slice(4, 8))):
+                own = self.AGENTS[group] == agent
+                assert abs(found[group][own].sum()) < 1e-12
+                assert abs(of_group[group][own].sum()) > 0.05  # which changes how often the agent is called
+
+    @pytest.mark.parametrize("votes", ["turn", "trajectory"])
+    def test_what_the_statistics_of_the_group_do_to_the_variance(self, votes: str) -> None:
+        """The mean of Â² over an agent's turns is (σ_a² + (μ_a − μ)²) / σ², with a biased σ_a (lemma 4.2)."""
+        given = self.rollout()
+        found = AgentWise("group", "group", votes)(given)
+        for agent, group in product((0, 1), (slice(4), slice(4, 8))):
+            kept, returns = self.AGENTS[group] >= 0, given.returns[group]
+            voters = returns[kept] if votes == "turn" else returns[:, 0]
+            own = returns[self.AGENTS[group] == agent]
+            expected = (own.var(unbiased=False) + (own.mean() - voters.mean()) ** 2) / (voters.std() + 1e-4) ** 2
+            assert found[group][self.AGENTS[group] == agent].square().mean() == pytest.approx(
+                float(expected), rel=1e-12
+            )
+
+    @pytest.mark.parametrize("arm", ARMS, ids=str)
+    def test_without_a_spread_there_is_no_advantage(self, arm: AgentWise) -> None:
+        """An agent's only turn, and equal rewards, even where the others of the group differ."""
+        if arm.spread == "agent" or arm.mean == "agent":
+            assert arm(self.rollout())[[0, 4], 3].tolist() == [0.0, 0.0]
+        outcomes = torch.tensor([0.1, 0.1, 0.1, 0.1, 0.7, 0.1, 0.1, 0.1])  # the third agent acts in rows 0 and 4
+        agents = torch.tensor(
+            [[0, 1, 0], [1, 0, -1], [1, 1, -1], [0, -1, -1], [2, -1, -1], [1, 0, 0], [1, -1, -1], [0, -1, -1]]
+        )
+        found = arm(self.rollout(agents, outcomes))
+        assert found[:4].count_nonzero() == 0
+        is_compared = arm.mean == "group" and arm.spread == "group"
+        assert (found[5:].abs().max() > 1e-6) == is_compared and found.abs().max() < 3
+
+    @pytest.mark.parametrize("arm", ARMS, ids=str)
+    def test_who_is_not_scored_votes_for_nothing_and_groups_and_names_do_not_mix(self, arm: AgentWise) -> None:
+        outcomes = self.rollout().outcomes
+        outcomes[1] = math.nan
+        found = arm(self.rollout(outcomes=outcomes))
+        assert found[1].tolist() == [0.0] * 4 and found.isfinite().all()
+        alone = [arm(self.rollout(self.AGENTS[i : i + 4], outcomes[i : i + 4])) for i in (0, 4)]
+        torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=0)
+        fewer = arm(self.rollout(torch.where(outcomes.isnan().unsqueeze(1), -1, self.AGENTS), outcomes))
+        torch.testing.assert_close(found, fewer, rtol=0, atol=0)
+        renamed = torch.tensor([2, 0, 1, -1])[self.AGENTS]
+        torch.testing.assert_close(arm(self.rollout(renamed, outcomes)), found, rtol=0, atol=1e-12)
+
+    def test_votes_differ_only_if_an_agent_acts_more_often_in_some_trajectories(self) -> None:
+        """If it acts twice in each, only the unbiased σ differs, of which there are more votes."""
+        once, twice = torch.tensor([[0, 1], [1, 0]] * 4), torch.tensor([[0, 1, 0], [0, 0, 1]] * 4)
+
+        def both(agents: Tensor, scale: str) -> list[Tensor]:
+            return [AgentWise(votes=votes)(self.rollout(agents, scale=scale)) for votes in ("turn", "trajectory")]
+
+        torch.testing.assert_close(*both(once, "group"), rtol=0, atol=1e-12)
+        torch.testing.assert_close(*both(twice, "none"), rtol=0, atol=1e-12)
+        assert not torch.allclose(*both(self.AGENTS, "none"))
+
+    def test_without_names_nobody_is_compared(self) -> None:
+        with pytest.raises(ValueError, match="names no agents"):
+            AgentWise()(replace(self.rollout(), agents=None))
+        nobody = self.rollout(outcomes=torch.full((8,), math.nan))
+        assert AgentWise()(replace(nobody, agents=None)).count_nonzero() == 0
 
 
 class TestParsing:
@@ -217,7 +293,7 @@ class TestParsing:
             ({"credit": "gigp"}, r"`method\.credit` is 'gigp'"),
             ({"keep": [{"top_k": {"shar": 1}}]}, r"`method\.keep\.top_k` has 'shar'"),
             ({"keep": [{"top_k": {"share": 2}}]}, "`share` is 2"),
-            ({"credit": {"agent_wise": {"agents": 0}}}, "`agents` is 0"),
+            ({"credit": {"agent_wise": {"votes": "step"}}}, "`votes` is 'step'"),
             ({"terms": {"clip_penalty": {"kl_estimator": "k1"}}}, "`kl_estimator` is 'k1'"),
             ('{"credit": ', "`method`"),
         ],

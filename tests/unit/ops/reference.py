@@ -149,6 +149,26 @@ def state_advantages(returns: list[Row], states: list[list[int]], masks: list[Ro
     ]
 
 
+def agent_advantages(
+    returns: list[Row], labels: tuple[list[list[int]], list[list[int]]], masks: list[Row], once: bool
+) -> list[Row]:
+    """Of one group; `labels` for mean and spread. `once`: each trajectory votes once, with its mean."""
+    turns = [(i, k) for i, mask in enumerate(masks) for k, keep in enumerate(mask) if keep]
+
+    def votes(compared: list[list[int]], label: int) -> list[float]:
+        of_row = [
+            [returns[i][k] for i, k in turns if i == row and compared[i][k] == label] for row in range(len(masks))
+        ]
+        return [mean(own) for own in of_row if own] if once else [value for own in of_row for value in own]
+
+    found = [[0.0] * len(mask) for mask in masks]
+    for i, k in turns:
+        means, spreads = (votes(compared, compared[i][k]) for compared in labels)
+        if std(spreads) > 1e-6:
+            found[i][k] = (returns[i][k] - mean(means)) / (std(spreads) + 1e-4)
+    return found
+
+
 def information_gains(scores: Row, turns: int) -> list[float | None]:
     """Of one trajectory, of the turns that have one."""
     return [

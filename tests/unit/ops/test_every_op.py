@@ -22,6 +22,7 @@ from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, float64, normal,
 MASK = TURN_IDS >= 0
 TURNS = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]])
 GOOD = torch.tensor([True, False, True])
+VOTES = ("turn", "trajectory")
 STATES = torch.tensor([[7, 5, 0], [7, 8, 5], [7, 5, 7], [5, 5, 5]])
 ALL = GOOD | True
 STOPPED = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 0], [1] * 5]).bool()
@@ -45,6 +46,7 @@ BLIND = {
     **{f"entries {s}": (lambda x, s=s: normalize_entries(x, TURNS, 4, s), TURNS) for s in ("group", "batch", "none")},
     "separate": (lambda x: ops.separate_turn_advantages([(x, TURNS)], TURNS, 2, 0.9, "group"), TURNS),
     **{f"state {s}": (lambda x, s=s: ops.state_advantages(x, STATES, TURNS, 4, s), TURNS) for s in (True, False)},
+    **{f"agent {v}": (lambda x, v=v: ops.agent_advantages(x, STATES * 0, STATES, TURNS, 4, v), TURNS) for v in VOTES},
     "information_gains": (lambda x: ops.information_gains(x, TURNS)[0], TURNS),
     "leave_one_out": (lambda x: ops.leave_one_out_advantages(x, TURNS, 4), TURNS),
     **{str(k): (lambda x, k=k: ops.importance_ratio(x, TURN_IDS, *k), MASK) for k in BOTH},
@@ -92,6 +94,7 @@ NONE = {
     "turn_std": (lambda x, ids: ops.turn_std(x, ids >= 0, 2), 0.0),
     "normalize_entries": (lambda x, ids: normalize_entries(x, ids >= 0, 2, "group"), 0.0),
     "state_advantages": (lambda x, ids: ops.state_advantages(x, ids, ids >= 0, 2), 0.0),
+    "agent_advantages": (lambda x, ids: ops.agent_advantages(x, ids, ids, ids >= 0, 2, "trajectory"), 0.0),
     "information_gains": (lambda x, ids: ops.information_gains(x, ids >= 0)[0], 0.0),
     "likelihood_falls": (lambda x, ids: ops.likelihood_falls(x, ids, torch.ones(len(x)).bool())[0], 0.0),
     "gated_kl": (lambda x, ids: ops.clip_penalty(x, ids >= 0, 0.2, 0.2, "k1"), 0.0),
@@ -234,6 +237,21 @@ def state_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
     return ops.state_advantages(returns, states, turns, 3, scale), expected
 
 
+def agent_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
+    (returns, numbers), _, turns = _groups(seed)
+    agents = (numbers * 1.5).round().long()
+    compared = [torch.zeros_like(agents) if seed >> bit & 1 else agents for bit in (0, 1)]
+    once = seed % 3 == 0
+    groups = [
+        (returns[i : i + 3].tolist(), [each[i : i + 3].tolist() for each in compared], turns[i : i + 3].tolist())
+        for i in (0, 3)
+    ]
+    expected = [
+        row for values, labels, mask in groups for row in reference.agent_advantages(values, labels, mask, once)
+    ]
+    return ops.agent_advantages(returns, *compared, turns, 3, "trajectory" if once else "turn"), expected
+
+
 def information_gains(x: Tensor, ids: Tensor, seed: int) -> Any:
     (scores, others), _, turns = _groups(seed)
     scores[others < -0.5] = math.nan
@@ -276,7 +294,15 @@ EQUAL = {
             gae,
         ),
         *(explained_variance, leave_one_out_advantages, group_turn_advantages, entries, separate_turn_advantages),
-        *(state_advantages, information_gains, group_spread, good_trajectories, turn_mismatch, is_vetoed),
+        *(
+            state_advantages,
+            agent_advantages,
+            information_gains,
+            group_spread,
+            good_trajectories,
+            turn_mismatch,
+            is_vetoed,
+        ),
     )
 }
 """Of numbers (B, T), turn ids and a seed: what the operation of this name finds, and what the loops do."""

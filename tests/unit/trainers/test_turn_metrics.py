@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from accelerate import Accelerator
 
 from sorl_trl.methods import ClipRange, MicroBatch
 from sorl_trl.ops import turn_layout
+from sorl_trl.trainers.agents import agent_metrics
 from sorl_trl.trainers.loss import scaled
 from sorl_trl.trainers.metrics import MetricSums, batch_metrics, reduce_all
 
@@ -67,6 +69,44 @@ def test_without_a_turn_there_is_nothing_to_average() -> None:
     assert metrics["turns/per_trajectory"] == 0
     for name in ("turns/length", "turns/ratio_mean", "turns/ratio_min", "turns/ratio_max", "clip_fraction/token"):
         assert math.isnan(metrics[name]), name
+
+
+def test_of_each_agent_by_hand() -> None:
+    """The second turn of trajectory 0 is the planner's, and all others are the searcher's."""
+    fields = {
+        "agent_ids": torch.tensor([[1, 1, -1, 0], [1, -1, -1, -1]]),
+        "agent_names": [("planner", "searcher")] * 2,
+    }
+    advantages = torch.tensor([[2.0], [1.0]])
+    sums = MetricSums()
+    for name, each in agent_metrics(replace(micro_batch(level="token"), advantages=advantages, inputs=fields)).items():
+        sums.add(name, *each)
+    kl = [math.exp(l) * l - math.exp(l) + 1 for l in (0.5, -0.1, -0.4)]  # noqa: E741
+    assert sums.reduce(ONE) == pytest.approx(
+        {
+            "agents/planner/advantage_square": 4.0,
+            "agents/planner/clip_fraction": 1.0,
+            "agents/planner/kl_to_old": kl[2],
+            "agents/searcher/advantage_square": (4 + 4 + 1) / 3,
+            "agents/searcher/clip_fraction": 1 / 3,
+            "agents/searcher/kl_to_old": (kl[0] + kl[1]) / 2 / 2,
+        }
+    )
+    assert agent_metrics(micro_batch()) == {}
+    assert agent_metrics(replace(micro_batch(), inputs={**fields, "agent_names": [("searcher",)] * 2})) == {}
+
+
+def test_a_micro_batch_without_an_agent_says_nothing_of_it() -> None:
+    """An optimizer step may train on several rollouts, which have different agents."""
+    first, second = MetricSums(), MetricSums()
+    first.add("loss", torch.tensor(1.0))
+    first.add("planner", torch.tensor(2.0))
+    second.add("loss", torch.tensor(3.0))
+    second.add("searcher", torch.tensor(4.0))
+    found = reduce_all([first, second], ONE)
+    assert [each["loss"] for each in found] == [1.0, 3.0]
+    assert found[0]["planner"] == 2.0 and math.isnan(found[1]["planner"])
+    assert found[1]["searcher"] == 4.0 and math.isnan(found[0]["searcher"])
 
 
 def test_the_effective_sample_size_is_that_of_all_micro_batches_on_all_ranks() -> None:
