@@ -28,12 +28,12 @@ from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.optimizer_step import clip_apart, move_to_own_groups
 from sorl_trl.trainers.prompts import IMAGE_INPUTS
 
-_OFF: Mapping[str, str] = {
-    "use_vllm": "its engine has one set of weights",
-    "async_staleness": "what samples ahead has one set of weights",
-    "ddp_find_unused_parameters": "an agent's pass uses no other agent's parameters",
+_ONLY: Mapping[str, tuple[Any, str]] = {
+    "use_vllm": (False, "its engine has one set of weights"),
+    "async_staleness": (0, "what samples ahead has one set of weights"),
+    "ddp_find_unused_parameters": (False, "an agent's pass uses no other agent's parameters"),
 }
-"""What agents with weights of their own cannot have, and why."""
+"""The only value that a field may have, and why."""
 
 
 @dataclass
@@ -52,9 +52,9 @@ class MultiAgentConfig(TurnLevelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, why in _OFF.items():
-            if getattr(self, name):
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}, which does not go with `agents`: {why}.")
+        for name, (only, why) in _ONLY.items():
+            if getattr(self, name) != only:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}, but must be {only!r} with `agents`: {why}.")
         for agent, rate in (self.agent_learning_rates or {}).items():
             NOT_NEGATIVE.check(f"agent_learning_rates[{agent!r}]", rate)
 
