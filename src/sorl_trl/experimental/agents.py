@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -83,15 +83,14 @@ class MultiAgentTrainer(TurnLevelTrainer):
 
     Raises:
         TypeError: `args` is not a `MultiAgentConfig`.
-        ValueError: A name or an adapter of `agents` cannot stand beside the others, there is no `rollout_func`,
-            DeepSpeed or FSDP is used, or one of the reasons of `SOGRPOTrainer`.
+        ValueError: A name or an adapter of `agents` cannot stand beside the others, DeepSpeed or FSDP is used, a
+            rollout has a turn of no such agent, or one of the reasons of `SOGRPOTrainer`.
     """
 
     config_class: ClassVar[type[TurnLevelConfig]] = MultiAgentConfig
     default_method: ClassVar[str] = "dr_mas"
     args: MultiAgentConfig
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "multi-agent"]
-    _forward: Any
 
     def __init__(self, *arguments: Any, agents: Mapping[str, LoraConfig], **named: Any) -> None:
         if not agents:
@@ -103,8 +102,6 @@ class MultiAgentTrainer(TurnLevelTrainer):
         super().__init__(*arguments, peft_config=copy.deepcopy(next(iter(agents.values()))), **named)
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise ValueError("`agents` are given, but DeepSpeed and FSDP clip all gradients together: use DDP.")
-        if self.rollout_func is None:
-            raise ValueError("`rollout_func` is None, but with `agents`, it must say whose turn each is.")
         self.agents = sorted(agents)  # so that a resumed run finds an agent's optimizer group, whatever their order
         self._add(agents)
         self.adapters = Adapters(self.model)
@@ -114,12 +111,8 @@ class MultiAgentTrainer(TurnLevelTrainer):
 
     def _add(self, agents: Mapping[str, LoraConfig]) -> None:
         """Replace TRL's adapter by one for each agent."""
-        taken = {
-            "ref",
-            CRITIC_ATTRIBUTE,
-            *(part for name, _ in self.model.named_modules() for part in name.split(".")),
-        }
-        if unfit := [name for name in agents if name in taken]:
+        parts = {part for name, _ in self.model.named_modules() for part in name.split(".")}
+        if unfit := [name for name in agents if name in parts | {"ref", CRITIC_ATTRIBUTE}]:
             raise ValueError(f"`agents` has {unfit[0]!r}, but that is the name of a part of the model.")
         if unknown := [name for name in self.args.agent_learning_rates or {} if name not in agents]:
             raise ValueError(f"`agent_learning_rates` has {unknown[0]!r}, but `agents` has {[*agents]}.")
@@ -162,42 +155,36 @@ class MultiAgentTrainer(TurnLevelTrainer):
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
 
-class AgentForward:
-    """Makes a pass for each agent, with its adapter, over what it has read and written: see `Forward`.
+class AgentForward(Forward):
+    """Makes a pass for each agent, with its adapter, over what it has read and written.
 
     Every process makes all passes, even of an agent without a turn in a batch, because DDP waits for each gradient.
     """
 
-    def __init__(self, trainer: MultiAgentTrainer) -> None:
-        self._trainer, self._forward = trainer, Forward(trainer)
-
-    @property
-    def layouts(self) -> Sequence[str]:
-        return self._forward.layouts
-
     def __call__(self, model: Any, batch: Mapping[str, Any], **options: Any) -> Pass:
-        """What each agent's policy says of its turns, or what the reference policy says, as which the base model acts.
+        """What each agent's policy says of its turns; for the reference policy, what the base model says of all.
 
         Raises ValueError if the agent of a turn has no adapter.
         """
         trainer, agents, names = self._trainer, self._trainer.agents, names_of(batch)
-        if trainer.adapters.are_off:  # for the reference policy
-            return self._forward(model, batch, **options)
+        if trainer.adapters.are_off or "layouts" in options:  # for the reference policy, or to try out a layout
+            return super().__call__(model, batch, **options)
         unknown = [name for name in names or ("",) if name not in agents]
         if unknown and loss_mask_of(batch).any():
-            raise ValueError(f"The rollout has a turn of the agent {unknown[0]!r}, but `agents` has {[*agents]}.")
+            raise ValueError(f"The rollout has a turn of the agent {unknown[0]!r}, but `agents` has {agents}.")
         trainer.model.set_requires_grad(agents)  # PEFT has frozen all but one after the reference's pass
         passes = []
         for agent in agents:
             with trainer.adapters.active(agent):
                 share = share_of(batch, names.index(agent) if agent in names else len(names))
-                passes.append(self._forward(model, share, **options))
+                passes.append(super().__call__(model, share, **options))
 
         def summed(name: str) -> Any:
             found = [getattr(each, name) for each in passes]
             return None if found[0] is None else sum(found)
 
-        return Pass(summed("logps"), summed("entropies"), None, summed("aux_loss"))
+        aux_loss = summed("aux_loss")
+        return Pass(summed("logps"), summed("entropies"), None, None if aux_loss is None else aux_loss / len(passes))
 
 
 def share_of(batch: Mapping[str, Any], number: int) -> dict[str, Any]:

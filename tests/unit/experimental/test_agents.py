@@ -15,6 +15,7 @@ from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.experimental import MultiAgentConfig, MultiAgentTrainer
 from sorl_trl.experimental.agents import share_of
 from sorl_trl.trainers.agents import names_of
+from sorl_trl.trainers.forward import Forward
 from tests.agents import steps_after
 from tests.critics import ADAPTERS, lora_config
 from tests.policies import build_policy
@@ -52,7 +53,7 @@ def build(folder: Path, tokenizer: Any, *names: str, agents: Any = TEAM, **overr
     model = overrides.pop("model", None) or saved_policy(folder, torch.float64)
     return trainer_class(
         model, parity_reward, config_class(**settings(folder, **{**PLAIN, **IN_FLOAT64, **overrides})), prompts(),
-        processing_class=tokenizer, rollout_func=rollout and named(rollout, *(names or TEAM)),
+        processing_class=tokenizer, rollout_func=named(rollout, *(names or TEAM)),
         **{"method": "so_grpo", **more, **own},
     )  # fmt: skip
 
@@ -214,7 +215,7 @@ def test_what_an_agent_does_not_depend_on_is_not_read(tmp_path: Path, tokenizer:
     for number, name in enumerate(TEAM):
         share, own = share_of(batch, number), batch["agent_ids"] == number
         with trainer.adapters.active(name):
-            read, whole = (trainer._forward._forward(trainer.model, each).logps for each in (share, batch))
+            read, whole = (Forward.__call__(trainer._forward, trainer.model, each).logps for each in (share, batch))
         torch.testing.assert_close(read, torch.where(own, whole, 0.0), rtol=0, atol=1e-12)
         assert (read[own] < 0).all()
         masks = [torch.cat([each["prompt_mask"], each["completion_mask"]], 1).sum(1) for each in (share, batch)]
@@ -290,7 +291,6 @@ class TestCheckpoints:
         ({"agents": {}}, "`agents` is empty"),
         ({"agents": {"planner": AdaLoraConfig(total_step=10)}}, r"agents\['planner'\].*AdaLora"),
         ({"agents": {"planner": lora_config(bias="all")}}, r"agents\['planner'\].*bias='all'"),
-        ({"rollout_func": None}, "`rollout_func` is None"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(tmp_path: Path, tokenizer: Any, options: Any, said: str) -> None:
