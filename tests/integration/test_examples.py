@@ -12,10 +12,11 @@ import pytest
 
 from sorl_trl.endpoint import command_agent
 from sorl_trl.search import BM25Index
+from sorl_trl.types import Action, ActionKind, StopReason, Turn
 from tests.agents import agent_policy, agent_tokenizer
 from tests.documentation import ROOT, logged, write_questions
 from tests.endpoint import Ran, run_agent
-from tests.policies import acting_policy, acting_tokenizer, build_policy
+from tests.policies import DIGITS, acting_policy, acting_tokenizer, build_policy, word_tokenizer
 from tests.tools import qwen_tokenizer, tool_call
 
 STEP = ["--max_steps", "1", "--per_device_train_batch_size", "4", "--num_generations", "4"]
@@ -85,6 +86,48 @@ def test_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = run(monkeypatch, "own_environment", acting_policy(tokenizer), tokenizer, "--rows", "8")
     assert logged(trainer, "rollout/tool_calls_per_trajectory") > 0
     assert -0.4 <= logged(trainer, "rewards/environment_reward/mean") <= 1
+
+
+def test_search_team(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a policy that mostly writes a tag, a word and a tag, a third of the verifier's turns says no."""
+    names = [f"<{slash}{name}>" for slash in ("", "/") for name in ("verify", "search", "answer")]
+    tokenizer = word_tokenizer(["<pad>", "<eos>", "<unk>", *names, *DIGITS, "no"])
+    tokenizer.chat_template = CHAT
+    policy, words = acting_policy(tokenizer), tokenizer.get_vocab()
+    follows = {"<verify>": "no", "no": "</verify>", **dict.fromkeys(names[3:], "<eos>")}
+    for word, after in follows.items():
+        policy.lm_head.weight.data[:, words[word]] = 0
+        policy.lm_head.weight.data[words[after], words[word]] = 6
+    brief = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl", "--index", "index"]
+    trainer = run(monkeypatch, "search_team", policy, tokenizer, *brief, "--max_completion_length", "400")
+    shares = [logged(trainer, f"agents/{name}/turn_share") for name in ("verifier", "searcher", "answerer")]
+    assert min(shares) > 0 and sum(shares) == pytest.approx(1)
+    assert logged(trainer, "agents/answerer/kl_to_old") == pytest.approx(0, abs=1e-6)
+
+
+def test_a_team_searches_until_it_knows_enough_or_may_not() -> None:
+    team = runpy.run_path(str(ROOT / "examples" / "search_team.py"))["SearchTeam"](
+        BM25Index.open("corpus.jsonl", "index")
+    )
+
+    def play(*turns: str) -> list[str]:
+        """Whose turns they are, and what is found."""
+        heard = [team.reset(["Oslo"])]
+        agents = []
+        for text in turns:
+            assert heard[-1].endswith(f"You are the {team.agent}.")
+            agents.append(team.agent)
+            reply = team.step(Turn((1,), text, Action(ActionKind.MESSAGE, text)))
+            heard.append(reply.text)
+        assert reply.stop is StopReason.ENVIRONMENT_DONE
+        return agents + [text.partition("\n")[0] for text in heard[1:] if text.partition("\n")[0]]
+
+    no, search, answer = "<verify> no </verify>", "<search>oslo</search>", "I say <answer> oslo </answer>"
+    assert play("<verify>perhaps</verify>", answer) == ["verifier", "answerer"] and team.solved
+    assert play(no, search, "yes", "Oslo") == ["verifier", "searcher", "verifier", "answerer", "where oslo"]
+    assert not team.solved
+    longest = play(no, search, no, "oslo", no, search, answer)
+    assert longest == [*["verifier", "searcher"] * 3, "answerer", "where oslo", "nothing", "where oslo"]
 
 
 def run_script(name: str, turns: list[str]) -> Ran:

@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -179,7 +180,8 @@ def policy_engine(
     """The engine that samples from the trainer's policy, and a function that tells whether any rank is still active.
 
     If parameters stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`), or vLLM is
-    spread over ranks, every rank must poll equally often; otherwise ranks are independent.
+    spread over ranks, every rank must poll equally often; otherwise ranks are independent. A trainer with a method
+    `agent_engine`, whose agents have weights of their own, makes the engine from several.
     """
     accelerator = trainer.accelerator
     end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
@@ -205,7 +207,8 @@ def policy_engine(
         trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
     ):
         how = (options.rollout_engine, options.kv_cache_gib, sharded)
-        engine = model_engine(model, end, trainer.generation_config, *how)
+        make = partial(model_engine, model, end, trainer.generation_config, *how)
+        engine = trainer.agent_engine(make) if hasattr(trainer, "agent_engine") else make()
         try:
             if with_routes:
                 engine.report_routes()

@@ -252,7 +252,8 @@ class Endpoint:
             self._warn_of_ignored(run, request, asked)
             token_ids, schema = [*call.context.token_ids], _schema(run, request)
             call.limit = _room(run, call)
-            turn = TurnRequest(run.number, call.context.row, token_ids, call.limit, request.stops, schema)
+            asked_for = token_ids, call.limit, request.stops, schema, request.model
+            turn = TurnRequest(run.number, call.context.row, *asked_for)
             run.turns.ask(turn)
             generation = await asyncio.wrap_future(turn.generation)
             return call, run.conversation.finish(call, generation), len(token_ids)

@@ -37,6 +37,7 @@ class TurnRequest:
     limit: int
     stops: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
+    agent: str = ""
     generation: Future[Generation] = field(default_factory=Future)
 
     def settle(self, result: Generation | Exception) -> None:
@@ -154,7 +155,8 @@ class TurnQueue:
             self._generating[request.row] = request
             self._rows[request.run].add(request.row)
         for request in requests:
-            engine.submit(request.row, request.token_ids, request.limit, request.stops, request.schema)
+            submit = engine.of_agent(request.agent).submit
+            submit(request.row, request.token_ids, request.limit, request.stops, request.schema)
 
     def _wait_for_late(self, engine: Engine, any_active: Callable[[bool], bool]) -> None:
         began = time.perf_counter()

@@ -145,7 +145,7 @@ def agent_advantages(
         num_generations: G, the trajectories of a group.
         votes: What counts once: a "turn", or a "trajectory", with the mean of its turns that are compared.
     """
-    returns = keep(returns, turn_mask)
+    returns = at_least_float32(returns)
 
     def voters(compared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What each turn votes for, the weight of its vote, and the numbers of those that vote together."""

@@ -172,7 +172,8 @@ class _Rollout:
 
     def _submit(self, row: _Row) -> None:
         self._generating[row.index] = row.budget
-        self._engine.submit(row.index, row.context, row.budget)
+        engine = self._engine.of_agent(self._collector.responder.agent_of(row.index))
+        engine.submit(row.index, row.context, row.budget)
 
     def _wait(self, rows: Sequence[_Waiting], until: str) -> None:
         began = time.perf_counter()

@@ -136,6 +136,9 @@ class Engine(ABC):
             "`rollout_engine` of `EngineOptions` to 'slots', or `use_vllm` to True."
         )
 
+    memory_share: float = 1.0
+    """Which part of the memory for keys and values it may take, where several engines have it together."""
+
     @abstractmethod
     def open(self, rows: int) -> None:
         """Begin a rollout of `rows` trajectories. Nothing of the previous rollout is kept.
@@ -150,6 +153,10 @@ class Engine(ABC):
     def rollout_seed(self) -> int:
         """The seed that was set, or a new one."""
         return draw_seed() if self.seed is None else self.seed
+
+    def of_agent(self, agent: str) -> Engine:
+        """The engine to which an agent's turns are submitted: this one, unless agents have weights of their own."""
+        return self
 
     @abstractmethod
     def submit(

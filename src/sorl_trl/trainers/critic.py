@@ -8,24 +8,22 @@ come, find what they expect. The policy alone neither computes nor saves any of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from peft import LoraConfig, PeftModel, PeftType
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper
+from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import FusedCausalLMOutput
 
+from sorl_trl.trainers.adapters import Adapters, replaced, why_not_beside_others
+
 CRITIC_ATTRIBUTE = "critic"
 """The name of the critic among the causal language model's submodules, and of its adapter among a layer's."""
-_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""LoRA initializations that change the base model's weights."""
 
 
 class ValueHead(nn.Module):
@@ -107,48 +105,22 @@ class AdapterCritic(Critic):
     def __init__(self, head: ValueHead, model: PeftModel, config: LoraConfig) -> None:
         super().__init__(head)
         self.config = config
-        # A list, because as a submodule of the critic, the policy would be its own descendant.
-        self._layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
+        self._adapters = Adapters(model)
 
     def unfreeze(self) -> None:
-        for layer in self._layers:
+        for layer in self._adapters.layers:
             for name, parameter in layer.named_parameters():  # looked up each time, because FSDP replaces them
                 if is_critic_name(name):
                     parameter.requires_grad_(True)
 
     def forward(self, call: BackboneCall) -> Tensor:
-        # Gradient checkpointing recomputes layers during backward, when the policy's adapter is active again.
-        checkpointed = [m for m in call.backbone.modules() if getattr(m, "gradient_checkpointing", False)]
-        with self.active(), replaced(checkpointed, _gradient_checkpointing_func=self._with_adapter):
+        with self.active():
             hidden_states = call.backbone(*call.args, **call.kwargs).last_hidden_state
         return self.head(hidden_states)
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Within it, forward passes use the critic's adapter alone; modules without it are the base model's.
-
-        It does what PEFT's `set_adapter` does, but leaves `requires_grad` alone: PEFT freezes every adapter but the
-        active one, and two that train in one forward pass need both.
-        """
-        with replaced(self._layers, _active_adapter=lambda _: [CRITIC_ATTRIBUTE], _disable_adapters=lambda _: False):
-            yield
-
-    def _with_adapter(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-        """`checkpoint`, whose function runs with the critic's adapter each time."""
-        return lambda function, *args, **kwargs: checkpoint(self.active()(function), *args, **kwargs)
-
-
-@contextmanager
-def replaced(holders: Sequence[Any], **new: Callable[[Any], Any]) -> Iterator[None]:
-    """Within it, the named attributes of each holder are what the functions make of them."""
-    before = [(holder, name, getattr(holder, name)) for holder in holders for name in new]
-    for holder, name, value in before:
-        setattr(holder, name, new[name](value))
-    try:
-        yield
-    finally:
-        for holder, name, value in before:
-            setattr(holder, name, value)
+    def active(self) -> AbstractContextManager[None]:
+        """Within it, forward passes use the critic's adapter alone."""
+        return self._adapters.active(CRITIC_ATTRIBUTE)
 
 
 def add_critic_adapter(model: PeftModel) -> LoraConfig:
@@ -161,18 +133,11 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
         ValueError: The policy's adapter is not LoRA, trains biases, or changes the base model's weights.
     """
     config: Any = copy.deepcopy(model.peft_config[model.active_adapter])
-    mistake = None
-    if not isinstance(config, LoraConfig) or config.peft_type != PeftType.LORA:  # AdaLoRA's is one
-        mistake = f"`critic='adapter'` copies the policy's LoRA, but its adapter is a {type(config).__name__}"
-    elif config.bias != "none":
-        mistake = f"`bias={config.bias!r}` trains biases of the base model, which `critic='adapter'` would share"
-    elif str(config.init_lora_weights).startswith(_CHANGE_THE_BASE):
-        mistake = (
-            f"`init_lora_weights={config.init_lora_weights!r}` subtracts the policy's first adapter from the base "
-            "model, which `critic='adapter'` would share"
+    if reason := why_not_beside_others(config):
+        raise ValueError(
+            f"`critic='adapter'` adds an adapter like the policy's beside it, but {reason}. Use `critic='head'` or "
+            "`critic='model'`, or plain LoRA with `bias='none'`."
         )
-    if mistake is not None:
-        raise ValueError(f"{mistake}. Use `critic='head'` or `critic='model'`, or plain LoRA with `bias='none'`.")
     config.inference_mode = False
     config.modules_to_save = None  # the policy's adapter trains these
     if not isinstance(config.init_lora_weights, bool):

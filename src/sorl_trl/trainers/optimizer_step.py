@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -99,17 +99,36 @@ def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
     return ClippingBiasNormalizer(parameter for name, parameter in named if not is_critic_name(name))
 
 
-def clip_apart(accelerator: Accelerator, model: nn.Module, max_norm: float) -> tuple[Tensor, Tensor]:
-    """Clip the gradients of policy and critic to norms of at most `max_norm`, and return their norms before.
+def clip_apart(accelerator: Accelerator, parts: Iterable[Iterable[nn.Parameter]], max_norm: float) -> list[Tensor]:
+    """Clip the gradient of each part to a norm of at most `max_norm`, and return the norms before.
 
-    So the policy's step does not depend on the scale of the returns. Gradients are whole, or the shards of FSDP2.
+    So no part's step depends on the scale of another's gradient. Gradients are whole, or the shards of FSDP2.
     """
     accelerator.unscale_gradients()
-    named = [*model.named_parameters()]
-    policy, critic = ([p for name, p in named if is_critic_name(name) == is_critics] for is_critics in (False, True))
-    norms = [torch.nn.utils.clip_grad_norm_(parameters, max_norm) for parameters in (policy, critic)]
-    policy_norm, critic_norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms)
-    return policy_norm, critic_norm
+    norms = [torch.nn.utils.clip_grad_norm_(part, max_norm) for part in parts]
+    return [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+
+
+def move_to_own_groups(
+    optimizer: torch.optim.Optimizer, parts: Iterable[tuple[Mapping[str, nn.Parameter], Mapping[str, Any]]]
+) -> None:
+    """Put the parameters of each part, given by name, into groups of their own, with the part's options.
+
+    Other options stay as they were. Parameters that are new to the optimizer, which may be a user's own, are added.
+    """
+    parts, groups = [*parts], [{**group} for group in optimizer.param_groups]
+    names = {id(p): name for own, _ in parts for name, p in own.items()}
+    known = {id(p) for group in groups for p in group["params"]}
+    groups.append({"params": [p for own, _ in parts for p in own.values() if id(p) not in known]})
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) not in names]
+    for own, options in parts:
+        ids = {id(p) for p in own.values()}
+        for group in groups:
+            moved = [p for p in group["params"] if id(p) in ids]
+            named = {"param_names": [names[id(p)] for p in moved]} if "param_names" in groups[0] else {}
+            if moved:
+                optimizer.add_param_group({**group, **options, **named, "params": moved})
 
 
 # -------------------------------------------------------------------------------------------------------------------

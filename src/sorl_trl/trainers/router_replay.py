@@ -9,8 +9,8 @@ like the policy's own tokens, because their experts, too, decide what the policy
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl.rollout.routing import LIVE, Routers
+from sorl_trl.trainers.adapters import within_and_recomputed
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE
 from sorl_trl.trainers.layouts import Plan
 
@@ -53,35 +54,11 @@ class Routing:
         routes = self.routes.new_full(size, LIVE)
         routes[read] = self.routes[rows].flatten(0, 1)[places]
         rerouted = torch.zeros(len(routes), dtype=torch.bool, device=routes.device)
-        with _also_recomputed(model, partial(self.routers.imposed, routes, rerouted)):
+        with within_and_recomputed(model.modules(), partial(self.routers.imposed, routes, rerouted)):
             yield
         flags = torch.zeros(batch_ids.numel(), dtype=torch.bool, device=routes.device)
         flags[places] = rerouted[read]
         self.rerouted.append(flags.view_as(batch_ids))
-
-
-@contextmanager
-def _also_recomputed(model: Any, context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Enter the context, and have gradient checkpointing enter it again for each layer that backward recomputes.
-
-    Backward runs outside. Without this, reentrant checkpointing would compute the gradients of other experts, and say
-    nothing.
-    """
-
-    def entering(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-        def within(function: Callable[..., Any], *args: Any) -> Any:
-            with context():
-                return function(*args)
-
-        return lambda function, *args, **options: checkpoint(partial(within, function), *args, **options)
-
-    with ExitStack() as stack:
-        for layer in model.modules():
-            if getattr(layer, "gradient_checkpointing", False):
-                stack.callback(setattr, layer, "_gradient_checkpointing_func", layer._gradient_checkpointing_func)
-                layer._gradient_checkpointing_func = entering(layer._gradient_checkpointing_func)
-        with context():
-            yield
 
 
 def replayed_routers(trainer: Any, policy: Any) -> Routers | None:

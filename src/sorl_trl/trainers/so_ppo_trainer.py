@@ -38,7 +38,7 @@ from sorl_trl.trainers.config import SOPPOConfig
 from sorl_trl.trainers.critic import Critic, FollowPolicy, detached_critic, is_critic_name
 from sorl_trl.trainers.critic_checkpoint import CRITIC_FOLDER, find_critic, restore_critic, save_critic, setup_critic
 from sorl_trl.trainers.forward import Forward, Pass
-from sorl_trl.trainers.optimizer_step import clip_apart
+from sorl_trl.trainers.optimizer_step import clip_apart, move_to_own_groups
 from sorl_trl.trainers.rollout import Rollout
 
 
@@ -197,27 +197,20 @@ class SOPPOTrainer(TurnLevelTrainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """TRL's optimizer, or a user's own, with the critic's parameters in groups of their own learning rates."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        groups = [{**group} for group in optimizer.param_groups]
-        if any(group.get("critic") for group in groups):
+        if any(group.get("critic") for group in optimizer.param_groups):
             return optimizer
         rate = self.args.critic_learning_rate
         if rate is None:
             is_full_beside_peft = self.critic.kind == "model" and isinstance(self.model, PeftModel)
             rate = (1 if is_full_beside_peft else 10) * self.args.learning_rate
-        own = {id(p): (name, p) for name, p in self.model.named_parameters() if is_critic_name(name)}
-        known = {id(p) for group in groups for p in group["params"]}
-        groups.append({"params": [p for _, p in own.values() if id(p) not in known]})  # of a user's optimizer, all
-        for group in optimizer.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) not in own]
+        head, rest = dict[str, nn.Parameter](), dict[str, nn.Parameter]()
+        of_head = {id(p) for p in self.critic.head.parameters()}
+        for name, parameter in self.model.named_parameters():
+            if is_critic_name(name):
+                (head if id(parameter) in of_head else rest)[name] = parameter
         # A decay that suits the rate of other parameters would pull the head's values to 0.
-        head_options, rest_options = {"lr": self.args.value_head_learning_rate, "weight_decay": 0.0}, {"lr": rate}
-        head = {id(p) for p in self.critic.head.parameters()}
-        for options, ids in ((head_options, head), (rest_options, own.keys() - head)):
-            for group in groups:
-                moved = [p for p in group["params"] if id(p) in ids]
-                names = {"param_names": [own[id(p)][0] for p in moved]} if "param_names" in groups[0] else {}
-                if moved:
-                    optimizer.add_param_group({**group, **options, **names, "critic": True, "params": moved})
+        head_options = {"lr": self.args.value_head_learning_rate, "weight_decay": 0.0, "critic": True}
+        move_to_own_groups(optimizer, [(head, head_options), (rest, {"lr": rate, "critic": True})])
         return optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -225,7 +218,9 @@ class SOPPOTrainer(TurnLevelTrainer):
         is_fsdp1 = self.is_fsdp_enabled and not self.accelerator.is_fsdp2
         if self.is_deepspeed_enabled or is_fsdp1 or self._has_mixed_mesh_grads(model):
             return super()._clip_grad_norm(model)
-        policy_norm, critic_norm = clip_apart(self.accelerator, model, self.args.max_grad_norm)
+        named = [*model.named_parameters()]
+        parts = [[p for name, p in named if is_critic_name(name) == is_critics] for is_critics in (False, True)]
+        policy_norm, critic_norm = clip_apart(self.accelerator, parts, self.args.max_grad_norm)
         self._metrics["train"]["critic/grad_norm"].append(float(critic_norm))
         return policy_norm
 

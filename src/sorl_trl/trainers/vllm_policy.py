@@ -19,8 +19,9 @@ from sorl_trl.agents.policy_rollout import asks_for_routes
 from sorl_trl.agents.vllm import VLLMServerEngine
 from sorl_trl.agents.vllm_server import EngineUnavailable, VLLMServer, server_url
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd
+from sorl_trl.trainers.adapters import replaced
 from sorl_trl.trainers.checkpoint import checkpoint_now
-from sorl_trl.trainers.critic import is_critic_name, replaced
+from sorl_trl.trainers.critic import is_critic_name
 
 TOLERANCE = 0.2
 """The largest mean difference of a probe, in nats. Rounding to bfloat16 causes less, and other weights more:

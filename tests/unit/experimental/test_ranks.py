@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer, SeeUPOConfig, SeeUPOTrainer
+from sorl_trl.experimental import (
+    GroupRefillConfig,
+    GroupRefillTrainer,
+    MultiAgentConfig,
+    MultiAgentTrainer,
+    SeeUPOConfig,
+    SeeUPOTrainer,
+)
+from tests.critics import lora_config
 from tests.distributed.cases import BATCH_SIZE, UnevenRollout, agreeing_reward
 from tests.policies import WORDS, build_policy, word_tokenizer
 from tests.training import settings
@@ -21,6 +29,18 @@ pytestmark = pytest.mark.distributed
 
 ROWS = BATCH_SIZE["fixed"]
 """Of a rollout; all are in every update, so that it does not matter how they are shuffled and split."""
+
+
+TEAM = ("planner", "searcher")
+
+
+class Team(UnevenRollout):
+    """The searcher has the second turns, so that it has none in the first half of a batch."""
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        output = super().__call__(prompts, trainer)
+        counts = [max(row) + 1 for row in output["turn_ids"]]
+        return {**output, "agents": [[TEAM[k % 2] for k in range(count)] for count in counts]}
 
 
 def train(name: str, folder: Path) -> dict[str, Any]:
@@ -33,10 +53,12 @@ def train(name: str, folder: Path) -> dict[str, Any]:
     trainer_class, config_class, more, reward = {
         "seeupo": (SeeUPOTrainer, SeeUPOConfig, {"num_iterations": 5, "max_steps": 10}, parity_reward),
         "refill": (GroupRefillTrainer, GroupRefillConfig, {"num_iterations": 2, "max_steps": 4}, agreeing_reward),
+        "agents": (MultiAgentTrainer, MultiAgentConfig, {"num_iterations": 2, "max_steps": 4}, parity_reward),
     }[name]
+    own = {"agents": dict.fromkeys(TEAM, lora_config())} if name == "agents" else {}
     trainer = trainer_class(
         str(folder / "policy"), reward, config_class(**settings(folder, **{**fields, **more})), prompts(16),
-        processing_class=word_tokenizer(WORDS), rollout_func=UnevenRollout(),
+        processing_class=word_tokenizer(WORDS), rollout_func=Team() if own else UnevenRollout(), **own,
     )  # fmt: skip
     trainer.train()
     weights = {key: value.cpu() for key, value in trainer.accelerator.get_state_dict(trainer.model_wrapped).items()}
@@ -51,7 +73,7 @@ def launched(name: str, folder: Path) -> Any:
     return torch.load(folder / "found.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("name", ["seeupo", "refill"])
+@pytest.mark.parametrize("name", ["seeupo", "refill", "agents"])
 def test_two_processes_train_as_one(tmp_path: Path, name: str) -> None:
     """One has first turns alone, and goes through the other's later turns with nothing; a group lies on both."""
     build_policy().double().save_pretrained(tmp_path / "policy")  # no comparison hangs on the order of a sum
@@ -59,6 +81,7 @@ def test_two_processes_train_as_one(tmp_path: Path, name: str) -> None:
     for key, weight in alone["weights"].items():
         torch.testing.assert_close(together["weights"][key], weight, rtol=0, atol=1e-6)
     shown = ("seeupo/turn", "groups/refilled", "groups/refill_rounds", "groups/left", "loss")
+    shown += ("agents/planner/grad_norm", "agents/searcher/grad_norm")
     for ours, theirs in zip(together["logs"], alone["logs"], strict=True):
         assert {key: ours[key] for key in shown if key in ours} == pytest.approx(
             {key: theirs[key] for key in shown if key in theirs}, abs=1e-6
@@ -67,6 +90,8 @@ def test_two_processes_train_as_one(tmp_path: Path, name: str) -> None:
         assert [log["seeupo/turn"] for log in alone["logs"]] == [4, 3, 2, 1, 0] * 2
         means = [log["seeupo/multiplier_mean"] for log in alone["logs"] if log["seeupo/trajectories_with_turn"]]
         assert max(abs(mean - 1) for mean in means) > 0.001, "no multiplier has moved: a weak test"
+    elif name == "agents":
+        assert min(log[f"agents/{agent}/grad_norm"] for log in alone["logs"] for agent in TEAM) > 1e-3
     else:
         assert max(log.get("groups/refilled", 0.0) for log in alone["logs"]) > 0.0, "nothing was refilled: a weak test"
 

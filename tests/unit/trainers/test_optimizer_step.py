@@ -86,15 +86,14 @@ def test_nothing_is_added(how: str) -> None:
     ("max_norm", "policy", "critic"),
     [(1.0, [0.6, 0.8], [0.0, 1.0]), (6.0, [3.0, 4.0], [0.0, 6.0])],
 )
-def test_policy_and_critic_are_clipped_apart(max_norm: float, policy: list[float], critic: list[float]) -> None:
+def test_parts_are_clipped_apart(max_norm: float, policy: list[float], critic: list[float]) -> None:
     """Norms of 5 and 12 by hand; of both together it would be 13."""
-    model = nn.Module()
-    model.critic, model.frozen = nn.Module(), nn.Parameter(torch.zeros(1), requires_grad=False)
     parameters = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
-    model.weight, model.critic.weight = parameters
     for each, gradient in zip(parameters, ([3.0, 4.0], [0.0, 12.0]), strict=True):
         each.grad = torch.tensor(gradient)
-    assert [float(norm) for norm in clip_apart(one(), model, max_norm)] == [5.0, 12.0]
+    frozen = nn.Parameter(torch.zeros(1), requires_grad=False)
+    parts = [[parameters[0], frozen], [parameters[1]]]
+    assert [float(norm) for norm in clip_apart(one(), parts, max_norm)] == [5.0, 12.0]
     for each, expected in zip(parameters, (policy, critic), strict=True):
         assert each.grad is not None and each.grad.tolist() == pytest.approx(expected, rel=1e-5)
 
