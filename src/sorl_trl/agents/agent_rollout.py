@@ -14,6 +14,8 @@ from trl.data_utils import is_conversational
 from sorl_trl.agents.chat import RolloutSetup, check_results, holds_images, messages_of
 from sorl_trl.agents.policy_rollout import MESSAGES, PolicyRollout, rollout_output
 from sorl_trl.rollout import (
+    BestOfTrajectories,
+    BestOfTurns,
     Collector,
     Engine,
     EngineOptions,
@@ -54,6 +56,8 @@ class AgentRollout(PolicyRollout):
             and must not exceed it. With tools that the chat template shows, the default is that of TRL's own tools:
             `max_tool_calling_iterations` turns with calls, and no limit other than `max_completion_length`.
         engine: How turns are generated, and when replies rejoin.
+        candidates: What to sample in place of each turn or trajectory, in training alone, and which to keep. Only what
+            is kept is rewarded and trained on.
 
     From `generation_kwargs`, the rollout takes only how tokens are sampled; it sets the ends of turns, the output and
     the seed itself.
@@ -69,6 +73,7 @@ class AgentRollout(PolicyRollout):
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         engine: EngineOptions | None = None,
+        candidates: BestOfTurns | BestOfTrajectories | None = None,
     ) -> None:
         if not isinstance(responder, Responder):
             raise TypeError(
@@ -81,6 +86,7 @@ class AgentRollout(PolicyRollout):
             )
         super().__init__(engine)
         self._responder = responder
+        self.candidates = candidates
         self.protocol = protocol or getattr(responder, "protocol", None) or TagProtocol()
         self.stop_strings = self.protocol.stop_strings
         self.limits = limits
@@ -99,6 +105,9 @@ class AgentRollout(PolicyRollout):
             raise ValueError(f"`{name}` is for text: the prompts hold images, which the policy would not see.")
         collector = self.collector(setup, is_conversational({"prompt": prompts[0]}))
         sanitizer = MessageSanitizer(setup.tokenizer, collector.protocol)
+        candidates = self.candidates if setup.trains else None
+        several = candidates.n if isinstance(candidates, BestOfTrajectories) else 1
+        prompts, examples = ([each for each in given for _ in range(several)] for given in (prompts, examples))
         try:
             greetings = self._responder.greet(examples)
             greeted = sanitizer.greet(prompts, greetings, setup.limits.max_observation_tokens)
@@ -107,7 +116,13 @@ class AgentRollout(PolicyRollout):
             trajectories = collector.collect(prompt_ids, engine, any_active, examples)
         finally:
             self._responder.close()
+        if isinstance(candidates, BestOfTrajectories):
+            best = candidates.best(examples, trajectories)
+            trajectories = [trajectories[row] for row in best]
+            self._responder.keep(best)
         statistics = rollout_statistics(trajectories) | collector.time
+        if candidates is not None:
+            statistics |= {name: spent / len(trajectories) for name, spent in collector.budget.items()}
         statistics["neutralized_per_trajectory"] += sanitizer.neutralized / max(len(trajectories), 1)
         metrics = {f"rollout/{name}": value for name, value in statistics.items()}
         for name, value in environment_statistics(trajectories, self._responder).items():
@@ -153,7 +168,8 @@ class AgentRollout(PolicyRollout):
         if self.shows_tools and not is_chat_template_prefix_preserving(trainer.processing_class):
             shown_by = get_training_chat_template(trainer.processing_class)
         options = trainer.chat_template_kwargs
-        return RolloutSetup(trainer.processing_class, shown_by, options, trainer.eos_token_ids, limits)
+        trains = trainer.model.training
+        return RolloutSetup(trainer.processing_class, shown_by, options, trainer.eos_token_ids, limits, trains)
 
     def check_tokenizer(self, trainer: GRPOTrainer) -> None:
         if self.shows_tools:
@@ -177,8 +193,9 @@ class AgentRollout(PolicyRollout):
     def collector(self, setup: RolloutSetup, conversational: bool = True) -> Collector:
         """What collects the trajectories. It is new each time, because one rollout may serve several trainers."""
         protocol = self.protocol_for(setup, conversational)
+        of_turns = self.candidates if setup.trains and isinstance(self.candidates, BestOfTurns) else None
         again = self.engine.rejoin_after
-        return Collector(setup.tokenizer, self._responder, protocol, setup.limits, rejoin_after=again)
+        return Collector(setup.tokenizer, self._responder, protocol, setup.limits, again, of_turns)
 
 
 class SearchRollout(AgentRollout):
@@ -203,10 +220,11 @@ class SearchRollout(AgentRollout):
         limits: RolloutLimits | None = None,
         retry: RetryPolicy | None = None,
         engine: EngineOptions | None = None,
+        candidates: BestOfTurns | BestOfTrajectories | None = None,
     ) -> None:
         self.search = search
         top_k = (limits or RolloutLimits()).top_k
-        super().__init__(SearchResponder(search, protocol, top_k, retry), protocol, limits, engine)
+        super().__init__(SearchResponder(search, protocol, top_k, retry), protocol, limits, engine, candidates)
 
 
 def _as_messages(trajectories: Sequence[Trajectory], collector: Collector, tokenizer: Any) -> list[Any]:

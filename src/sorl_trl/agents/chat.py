@@ -66,6 +66,8 @@ class RolloutSetup:
     eos_token_ids: Sequence[int]
     """The tokens that end a turn."""
     limits: RolloutLimits
+    trains: bool = False
+    """Whether the trajectories are trained on, rather than evaluated."""
 
     @property
     def tokenizer(self) -> Any:

@@ -31,6 +31,7 @@ from sorl_trl.trainers.prompts import IMAGE_INPUTS
 _ONLY: Mapping[str, tuple[Any, str]] = {
     "use_vllm": (False, "its engine has one set of weights"),
     "async_staleness": (0, "what samples ahead has one set of weights"),
+    "router_replay": ("none", "what an agent chose for a context is not what another one would"),
     "ddp_find_unused_parameters": (False, "an agent's pass uses no other agent's parameters"),
 }
 """The only value that a field may have, and why."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
+from sorl_trl.rollout.candidates import BestOfTurns, Paths
 from sorl_trl.rollout.engine import Engine, Generation, Generator, LockStepEngine, check_generation
 from sorl_trl.rollout.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.observation import ObservationEncoder
@@ -43,6 +44,7 @@ class Collector:
         environment: Answers the turns that call a tool. A search engine is wrapped in a `SearchResponder`.
         protocol: How text becomes an action, and a reply becomes an observation.
         rejoin_after: See above. With 0, each poll waits for the replies to all turns that it has ended.
+        candidates: How many turns to sample for each, and which to go on from; by default one.
 
     Raises ValueError if the tokenizer cannot write the protocol, the limits leave no room for an observation, or
     `rejoin_after` is below 0.
@@ -50,6 +52,8 @@ class Collector:
 
     time: dict[str, float]
     """How the last rollout spent its time, as logged under `rollout/`. Unset before the first rollout."""
+    budget: dict[str, int]
+    """The tokens and environment steps of the last rollout, with those of candidates that were discarded."""
 
     def __init__(
         self,
@@ -58,8 +62,10 @@ class Collector:
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         rejoin_after: int = EngineOptions.rejoin_after,
+        candidates: BestOfTurns | None = None,
     ) -> None:
         COUNT.check("rejoin_after", rejoin_after)
+        self.candidates = candidates
         self.protocol = protocol or TagProtocol()
         self.limits = limits or RolloutLimits()
         self.rejoin_after = rejoin_after
@@ -113,12 +119,17 @@ class Collector:
             rows = [_Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
             _end_overlong(rows)
             self.responder.open(examples)
-            rollout = _Rollout(self, engine, rows)
+            how, count = self.candidates, len(rows)
+            paths = [Paths(how, row, count, examples[row.index], self.responder) for row in rows if how is not None]
+            rollout = _Rollout(self, engine, rows, paths)
             rollout.run(any_active)
         finally:
             with closing(engine):  # even if closing the environment raises
                 self.responder.close()
-        self.time = rollout.time_spent(time.perf_counter() - began)
+        self.time, self.budget = rollout.time_spent(time.perf_counter() - began), rollout.budget
+        if self.candidates is not None:
+            rows = [each.paths[0].row for each in paths]
+            self.responder.keep([row.index for row in rows])
         return [row.finished() for row in rows]
 
 
@@ -132,10 +143,13 @@ class _Waiting(NamedTuple):
 
 
 class _Rollout:
-    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[_Row]) -> None:
+    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[_Row], paths: Sequence[Paths]) -> None:
         self._collector = collector
         self._engine = engine
-        self._rows = rows
+        self._rows, self._count = {row.index: row for row in rows}, len(rows)
+        self._paths = paths
+        """Of each trajectory; none without candidates."""
+        self.budget = {"tokens_sampled": 0, "environment_steps": 0}
         self._generating: dict[int, int] = {}
         """The budgets of the turns under way, by row."""
         self._polls = 0
@@ -146,10 +160,9 @@ class _Rollout:
 
     def run(self, any_active: Callable[[bool], bool]) -> None:
         """Alternate one call of `any_active` and one poll, as every rank does."""
-        for row in self._rows:
-            if row.stop_reason is None:
-                self._submit(row)
-        while any_active(any(row.stop_reason is None for row in self._rows)):
+        for row in [*self._rows.values()]:
+            self._submit(self._paths[row.index].first if self._paths else [row])
+        while any_active(any(row.stop_reason is None for row in self._rows.values())):
             began = time.perf_counter()
             ended = self._engine.poll()
             self._seconds_generating += time.perf_counter() - began
@@ -163,17 +176,19 @@ class _Rollout:
 
     def time_spent(self, seconds: float) -> dict[str, float]:
         """How long the rollout polled the engine and waited for replies, in seconds, and its tokens per second."""
-        sampled = sum(len(each.token_ids) for row in self._rows for each in row.segments if isinstance(each, Turn))
         return {
             "seconds_generating": self._seconds_generating,
             "seconds_waiting": self._seconds_waiting,
-            "tokens_per_second": sampled / seconds,
+            "tokens_per_second": self.budget["tokens_sampled"] / seconds,
         }
 
-    def _submit(self, row: _Row) -> None:
-        self._generating[row.index] = row.budget
-        engine = self._engine.of_agent(self._collector.responder.agent_of(row.index))
-        engine.submit(row.index, row.context, row.budget)
+    def _submit(self, rows: Sequence[_Row]) -> None:
+        for row in rows:
+            if row.stop_reason is None:
+                self._rows[row.index] = row
+                self._generating[row.index] = row.budget
+                engine = self._engine.of_agent(self._collector.responder.agent_of(row.index))
+                engine.submit(row.index, row.context, row.budget)
 
     def _wait(self, rows: Sequence[_Waiting], until: str) -> None:
         began = time.perf_counter()
@@ -186,12 +201,13 @@ class _Rollout:
         for index, generation in sorted(ended, key=lambda each: each[0]):
             check_generation(index, generation, self._generating.pop(index))
             row = self._rows[index]
+            self.budget["tokens_sampled"] += len(generation.token_ids)
             text = decode(self._collector.tokenizer, generation.token_ids)
             responder = self._collector.responder
-            action = responder.protocol_of(index, self._collector.protocol).parse(text)
+            action = responder.protocol_of(index % self._count, self._collector.protocol).parse(text)
             row.take_turn(generation, text, action, responder.agent_of(index))
             if row.stop_reason is not None:
-                self._engine.release(index)
+                self._go_on(row)
             elif row.last_turn.action.kind is ActionKind.INVALID:
                 # The turn stopped at a closing tag or an end-of-sequence token; without the one, at the other.
                 closed_a_tag = any(stop in text for stop in self._collector.protocol.stop_strings)
@@ -204,6 +220,7 @@ class _Rollout:
     def _ask(self, rows: Sequence[_Row]) -> None:
         if not rows:
             return
+        self.budget["environment_steps"] += len(rows)
         replies = self._collector.responder.ask([RowTurn(row.index, row.last_turn) for row in rows])
         if not self._engine.in_steps:
             for reply in replies:
@@ -243,13 +260,17 @@ class _Rollout:
             row.stop_reason = reply.stop
         else:
             row.observe(self._collector.encoder.information(reply.text, reply.passages, reply.role, reply.results))
-        self._go_on(row)
+        self._go_on(row, reply)
 
-    def _go_on(self, row: _Row) -> None:
-        if row.stop_reason is None:
-            self._submit(row)
-        else:
+    def _go_on(self, row: _Row, reply: Reply | None = None) -> None:
+        """Go on after a turn of a row: with its next turn, or with those after the best of the candidates."""
+        if row.stop_reason is not None:
             self._engine.release(row.index)
+        going_on, given_up = self._paths[row.index % self._count].after(row, reply) if self._paths else ([row], [])
+        for each in given_up:
+            self._engine.release(each.index)
+            self._rows.pop(each.index, None)  # it may wait without a turn while its copy looks ahead
+        self._submit(going_on)
 
 
 @dataclass(eq=False)
@@ -268,14 +289,12 @@ class _Row:
     stop_reason: StopReason | None = None
 
     def __post_init__(self) -> None:
-        self.context = list(self.prompt_ids)
+        self.context = [*self.prompt_ids, *(token for each in self.segments for token in each.token_ids)]
 
     @property
     def last_turn(self) -> Turn:
-        """The turn just taken; an observation never ends a row that waits for its reply."""
-        last = self.segments[-1]
-        assert isinstance(last, Turn)
-        return last
+        """The turn just taken, which its reply may follow."""
+        return next(each for each in reversed(self.segments) if isinstance(each, Turn))
 
     @property
     def budget(self) -> int:

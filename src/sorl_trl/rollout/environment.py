@@ -63,9 +63,10 @@ class Environment(Protocol):
     or `TimeoutError`, or let the errors through that one of them caused in a client: the trajectory is masked out of
     the loss. Any other exception is a programming error and ends the run.
 
-    Two methods are optional. `reset` gets the dataset columns that it has parameters for, and may return text for the
-    end of the prompt. `measures` is called after the rollout, in the rollout's thread, and returns numbers by name,
-    which are averaged over trajectories and logged. `EnvironmentResponder` makes one environment per trajectory.
+    Three methods are optional. `reset` gets the dataset columns that it has parameters for, and may return text for
+    the end of the prompt. `measures` is called after the rollout, in the rollout's thread, and returns numbers by
+    name, which are averaged over trajectories and logged. `fork` returns a copy for `BestOfTurns`, in place of a deep
+    copy. `EnvironmentResponder` makes one environment per trajectory.
 
     If several agents share the policy, the optional attribute `agent` is the name of the one whose turn is next:
     `reset` sets the first, and `step` those after it.
@@ -127,6 +128,13 @@ class Responder(ABC):
     def measures(self, row: int) -> Mapping[str, float]:
         """The measures of a row whose trajectory has ended, by name."""
         return {}
+
+    def branch(self, row: int, into: int) -> None:
+        """Give the row `into` a copy of the environment of `row`, which is idle. Raises TypeError if it cannot."""
+        raise TypeError(f"{type(self).__name__} has no method `branch`, which copies an environment for candidates")
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """After a rollout with candidates, forget all environments but those of these rows, in this order."""
 
     @abstractmethod
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:

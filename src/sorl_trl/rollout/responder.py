@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 import threading
@@ -52,23 +53,27 @@ class Calls:
     process from ending.
     """
 
-    def __init__(self, rows: int, timeout_s: float, concurrency: int) -> None:
+    def __init__(self, timeout_s: float, concurrency: int) -> None:
         self._timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         self._free = threading.Semaphore(concurrency)
         self._open: set[Future[Any]] = set()
-        self._rows = [DaemonThreads(1, THREAD) for _ in range(rows)]
+        self._rows: dict[int, DaemonThreads] = {}
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         start(lambda: asyncio.run(_serve(started)), THREAD)
         self._loop, self._ended = started.result()
 
-    def make(self, row: int, function: Callable[[Wait], Any], late: Any) -> Future[Any]:
-        """Call `function` in the row's thread, without waiting for it. It gets a function that awaits coroutines.
+    def make(self, row: int, function: Callable[[Wait], Any], late: Any, anew: bool = False) -> Future[Any]:
+        """Call `function` in the row's thread, or `anew` in another, without waiting for it.
+
+        It gets a function that awaits coroutines.
 
         The future gets the function's result or error (even KeyboardInterrupt), or `late` if it takes too long.
         """
         answer: Future[Any] = Future()
         self._open.add(answer)
         answer.add_done_callback(self._open.discard)
+        if anew or row not in self._rows:
+            self._rows[row] = DaemonThreads(1, THREAD)
         self._rows[row].submit(self._call, function, late, answer)
         return answer
 
@@ -172,12 +177,12 @@ class EnvironmentResponder(Responder):
         self._calls: Calls | None = None
         self._greetings: list[str | None] | None = None
         self._down: set[int] = set()
-        self._environments: list[Any] = []
+        self._environments: dict[int, Any] = {}
 
     @property
     def environments(self) -> Sequence[Any]:  # type: ignore[override]
         """The environments of the last rollout, one per row. Trainers pass them to reward functions."""
-        return self._environments
+        return [*self._environments.values()]
 
     def greet(self, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """Begin a rollout by resetting its environments, and return what each says. `open` continues with them.
@@ -191,9 +196,9 @@ class EnvironmentResponder(Responder):
             examples = [{key: value for key, value in each.items() if key != ENVIRONMENT} for each in examples]
         else:
             self.kinds = [None] * len(examples)
-        self._calls = Calls(len(examples), self._timeout_s, self._concurrency)
+        self._calls = Calls(self._timeout_s, self._concurrency)
         try:
-            self._environments = [self._made(self._calls, row) for row in range(len(examples))]
+            self._environments = {row: self._made(self._calls, row) for row in range(len(examples))}
             self._greetings = self._reset(self._calls, examples)
         except BaseException:
             self.close()
@@ -224,6 +229,18 @@ class EnvironmentResponder(Responder):
         measures: Callable[[], Mapping[str, float]] | None = getattr(self._environments[row], "measures", None)
         return (measures() or {}) if callable(measures) else {}
 
+    def branch(self, row: int, into: int) -> None:
+        """See `Responder`: the copy is made and called in a thread of its own, in which no older call can hang."""
+        assert self._calls is not None, "`open` must come before `branch`"
+        fork = partial(self._fork, original := self._environments[row])
+        copied = UNAVAILABLE if row in self._down else self._calls.make(into, fork, UNAVAILABLE, anew=True).result()
+        self._down = self._down | {into} if copied is UNAVAILABLE else self._down - {into}
+        self._environments[into] = original if copied is UNAVAILABLE else copied
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.kinds = [self.kinds[row % len(self.kinds)] for row in rows]
+        self._environments = {i: self._environments[row] for i, row in enumerate(rows)}
+
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
         return [self._ask(each.row, each.turn) for each in turns]
 
@@ -243,6 +260,10 @@ class EnvironmentResponder(Responder):
 
     def _step(self, environment: Any, turn: Turn, wait: Wait) -> Any:
         return _reply(environment, "step", lambda: environment.step(turn), wait)
+
+    def _fork(self, environment: Any, wait: Wait) -> Any:
+        fork = getattr(environment, "fork", None) or partial(deep_copy, environment, "fork")
+        return _reply(environment, "fork", fork, wait)
 
     def _kind(self, example: Mapping[str, Any]) -> str:
         name = example.get(ENVIRONMENT)
@@ -265,12 +286,21 @@ class EnvironmentResponder(Responder):
         """Reset all environments at the same time, and return what each says."""
         resets = {
             row: calls.make(row, partial(_reset, environment, examples[row]), UNAVAILABLE)
-            for row, environment in enumerate(self._environments)
+            for row, environment in self._environments.items()
             if callable(getattr(environment, "reset", None))
         }
         greetings = {row: reset.result() for row, reset in resets.items()}
         self._down = {row for row, greeting in greetings.items() if greeting is UNAVAILABLE}
         return [None if row in self._down else greetings.get(row) for row in range(len(examples))]
+
+
+def deep_copy(environment: Any, instead: str) -> Any:
+    """A deep copy. Raises TypeError if there can be none, as of a thread or a socket: a method `instead` makes one."""
+    try:
+        return copy.deepcopy(environment)
+    except Exception as error:
+        name = type(environment).__name__
+        raise TypeError(f"{name} cannot be copied for candidates ({error}): give it a method `{instead}`") from error
 
 
 def _reset(environment: Any, example: Mapping[str, Any], wait: Wait) -> Any:
@@ -287,7 +317,7 @@ def _reply(environment: Any, method: str, call: Callable[[], Any], wait: Wait) -
             logger.warning("%s is unavailable, a trajectory is masked: %r", name, error)
             return UNAVAILABLE
         raise
-    kind, words = _MUST_RETURN[method]
+    kind, words = _MUST_RETURN.get(method, (type(environment), "a copy of it"))
     if not isinstance(reply, kind):
         raise TypeError(f"{name} returned a {type(reply).__name__}, but must return {words}")
     return reply

@@ -213,21 +213,19 @@ class Stage:
 
 
 def plan(started: Sequence[Row], most_tokens: int) -> Stage:
-    """Read a context that several rows without cached tokens share only once, and batch rows of similar length.
+    """Read a context once for all rows that have it, but those that hold part of it, and batch rows of similar length.
 
     A batch has at most `most_tokens` tokens, padding included, unless it is a single row.
     """
     readers: list[Row] = []
     twins: dict[tuple[int, ...], list[Row]] = {}
     for row in sorted(started, key=lambda row: (len(row.context) - len(row.cached), row.index)):
-        if row.cached:
-            readers.append(row)
-        elif row.context in twins:
+        if row.context in twins and not row.cached:
             twins[row.context].append(row)
         else:
-            twins[row.context] = []
+            twins.setdefault(row.context, [])
             readers.append(row)
-    pairs = [(row, twin) for row in readers if not row.cached for twin in twins[row.context]]
+    pairs = [(row, twin) for row in readers for twin in twins.pop(row.context, [])]
     return Stage(_batches(readers, most_tokens), pairs)
 
 
