@@ -149,6 +149,8 @@ class AgentRollout(PolicyRollout):
                 f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but is for TRL's tool loop. "
                 "Set `RolloutLimits.max_turns` (`max_turns` in a recipe) instead."
             )
+        if isinstance(self.candidates, BestOfTurns) and getattr(config, "router_replay", "none") == "r3":
+            raise ValueError("`router_replay` is 'r3', but not with `BestOfTurns`: the engine reads a copy's turns anew.")
 
     @property
     def shows_tools(self) -> bool:
