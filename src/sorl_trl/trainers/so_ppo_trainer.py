@@ -127,14 +127,14 @@ class SOPPOTrainer(TurnLevelTrainer):
         return masked_mean(advantages, kept, dim=1)
 
     def _unit_ids(self, rollout: Rollout) -> Tensor:
-        """(B, T) the unit of each model token, -1 elsewhere: its turn, or where its macro action (of 1: it) starts."""
+        """(B, T) the unit of each model token, -1 elsewhere: its turn, or the position of its macro action."""
         turn_ids: Tensor = rollout.batch["turn_ids"]
         if self.args.advantage_level == "turn":
             return turn_ids
         if self.args.macro_action_tokens == 0:
             lengths = random_lengths([*row.prompt_ids, *row.completion_ids] for row in rollout.sampled)
         else:
-            lengths = torch.tensor([[self.args.macro_action_tokens or 1]])
+            lengths = torch.tensor([[self.args.macro_action_tokens or 1]])  # a token is a macro action of one
         return macro_action_ids(turn_ids, lengths.to(turn_ids.device))
 
     def _token_rewards(self, rollout: Rollout) -> Tensor:
