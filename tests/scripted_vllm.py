@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import sys
 import threading
@@ -12,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from accelerate import Accelerator
 from trl.generation.vllm_generation import VLLMGeneration
@@ -35,11 +38,19 @@ class Script:
     turns: Callable[[tuple[int, ...]], list[int]]
     requests: list[tuple[tuple[int, ...], dict[str, Any]]] = field(default_factory=list)
     """Contexts and settings, in the order in which they came."""
+    routes: Callable[[list[int]], Any] | None = None
+    """For each of these tokens the experts of all layers, as one array."""
 
     def sample(self, context: tuple[int, ...], settings: dict[str, Any]) -> list[int]:
         assert len(context) + settings["max_tokens"] <= WINDOW, "vLLM refuses it"
         self.requests.append((context, dict(settings)))
         return self.turns(context)[: settings["max_tokens"]]
+
+    def routes_of(self, context: tuple[int, ...], turn: list[int], settings: dict[str, Any]) -> Any:
+        """What vLLM reports: of the tokens that it has read, but for those of the context that nobody asks for."""
+        start = settings.get("routed_experts_prompt_start", 0)
+        assert start < len(context), "vLLM 0.24 ends its engine"
+        return None if self.routes is None else self.routes([*context, *turn][start:-1])
 
 
 class ScriptedLLM:
@@ -49,6 +60,7 @@ class ScriptedLLM:
         self.script = script
         self.log: list[str] = []
         self.running: dict[str, tuple[list[int], int]] = {}
+        self.routes: dict[str, Any] = {}
         self.llm_engine = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=WINDOW),
             add_request=self.add_request,
@@ -59,7 +71,9 @@ class ScriptedLLM:
     def add_request(self, request_id: str, prompt: dict[str, Any], params: Any) -> None:
         assert request_id not in self.running
         self.log.append(f"add {request_id}")
-        self.running[request_id] = (self.script.sample(tuple(prompt["prompt_token_ids"]), vars(params)), 0)
+        context = tuple(prompt["prompt_token_ids"])
+        self.running[request_id] = (self.script.sample(context, vars(params)), 0)
+        self.routes[request_id] = self.script.routes_of(context, self.running[request_id][0], vars(params))
 
     def abort_request(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -73,7 +87,7 @@ class ScriptedLLM:
             self.running[name] = (turn, sampled + 1)
             if sampled + 1 == len(turn):
                 del self.running[name]
-                ended.append(_output(name, turn))
+                ended.append(_output(name, turn, self.routes[name]))
         return ended[::-1]
 
     def reset_prefix_cache(self) -> None:
@@ -81,10 +95,10 @@ class ScriptedLLM:
         self.log.append("forget")
 
 
-def _output(name: str, turn: list[int]) -> Any:
+def _output(name: str, turn: list[int], routes: Any) -> Any:
     """vLLM may report the most probable token beside the sampled one."""
     logprobs = [{-1: SimpleNamespace(logprob=-0.1), token: SimpleNamespace(logprob=LOGPROB)} for token in turn]
-    completion = SimpleNamespace(token_ids=turn, logprobs=logprobs, finish_reason="stop")
+    completion = SimpleNamespace(token_ids=turn, logprobs=logprobs, finish_reason="stop", routed_experts=routes)
     return SimpleNamespace(request_id=name, outputs=[completion])
 
 
@@ -134,10 +148,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _turn(self, context: tuple[int, ...], body: dict[str, Any]) -> dict[str, Any]:
         turn = self.server.script.sample(context, body)
+        routes, file = self.server.script.routes_of(context, turn, body), io.BytesIO()
+        if routes is not None:
+            np.save(file, routes)
         return {
             "token_ids": turn,
             "logprobs": {"token_logprobs": [LOGPROB] * len(turn)},
             "finish_reason": "length",
+            "routed_experts": None if routes is None else base64.b64encode(file.getvalue()).decode(),
         }
 
     def answer(self, body: Any, status: int = 200) -> None:

@@ -50,6 +50,7 @@ class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, File
             self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - it is no dictionary
 
     def finish_weight_update(self) -> None:
+        from vllm.model_executor.layers.fused_moe import RoutedExperts
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
@@ -58,6 +59,8 @@ class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, File
         for module in self.model.modules():
             if isinstance(module, ParallelLMHead | VocabParallelEmbedding):
                 module.quant_method.process_weights_after_loading(module)
+            elif isinstance(module, RoutedExperts):  # packed when vLLM starts, but on a CPU not when it is updated
+                module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
         pass

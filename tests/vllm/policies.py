@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from sorl_trl import SOGRPOTrainer
-from sorl_trl.trainers.vllm_policy import PolicyGeneration
+from sorl_trl.trainers.vllm_policy import PolicyGeneration, used_by_trl
 from tests.agents import agent_tokenizer, build_agent
 from tests.vllm import shims
 
@@ -36,34 +37,41 @@ def save_policy(
     positions: int = WINDOW,
     sharpness: float = 1.0,
     seed: int = 0,
+    family: str = "Llama",
+    **more: Any,
 ) -> Path:
     """A random policy as a checkpoint, for vLLM reads its own from one: two layers, two heads of 32.
 
-    It samples about uniformly; with a higher `sharpness` its greedy continuations are more varied.
+    It samples about uniformly; with a higher `sharpness` its greedy continuations are more varied. `more` is for the
+    config of its family.
     """
     tokenizer = tokenizer or agent_tokenizer()
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=more.pop("num_hidden_layers", 2),
         num_attention_heads=2,
         max_position_embeddings=positions,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
+        **more,
     )
-    model = LlamaForCausalLM(config)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():
         model.lm_head.weight *= sharpness
+        for name, parameter in model.named_parameters():
+            if "experts" in name:
+                parameter *= 12  # so that the choice of experts in later layers hangs on these
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def load_policy(folder: Path) -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+def load_policy(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def vllm_agent(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
@@ -74,11 +82,13 @@ def vllm_agent(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: An
     return build_agent(folder, trainer_class=trainer_class, model=load_policy(policy), **VLLM | TRAINING | overrides)
 
 
-def wrap(policy: Path, **arguments: Any) -> Any:
-    """TRL's wrapper, greedy, with the weights of the policy sent."""
+def wrap(policy: Path, routes: bool = False, **arguments: Any) -> Any:
+    """TRL's wrapper, greedy, with the weights of the policy sent; with `routes`, vLLM in this process reports them."""
     shims.install()
     settings = {"max_model_length": WINDOW, "max_num_seqs": 32, "gpu_memory_utilization": 0.3, "temperature": 0.0}
-    wrapper = PolicyGeneration(load_policy(policy), Accelerator(cpu=True), agent_tokenizer(), **settings, **arguments)
+    model, accelerator = load_policy(policy), Accelerator(cpu=True)
+    with used_by_trl(routes):
+        wrapper = PolicyGeneration(model, accelerator, agent_tokenizer(), **settings, **arguments)
     wrapper.sync_weights()
     return wrapper
 

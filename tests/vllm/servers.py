@@ -30,8 +30,8 @@ class Server:
 
 
 @contextmanager
-def serving(policy: Path, window: int, log: Path, dtype: str = "float32") -> Iterator[Server]:
-    """A server that samples from `policy` and reads `window` tokens.
+def serving(policy: Path, window: int, log: Path, dtype: str = "float32", *more: str) -> Iterator[Server]:
+    """A server that samples from `policy` and reads `window` tokens. It may get more arguments.
 
     Raises AssertionError with the end of its output if it does not start.
     """
@@ -44,7 +44,7 @@ def serving(policy: Path, window: int, log: Path, dtype: str = "float32") -> Ite
     flags |= {"worker-extension-cls": "tests.vllm.file_transfer.WorkerExtension"}
     command = [sys.executable, "-m", "tests.vllm.serve", "serve", str(policy), "--enforce-eager"]
     command += ["--no-enable-chunked-prefill"]  # a seeded request that is read in parts ends the engine on a CPU
-    command += [f"--{name}={value}" for name, value in flags.items()]
+    command += [*(f"--{name}={value}" for name, value in flags.items()), *more]
     environment = {**os.environ, **shims.ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1"}
     environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # a server has its engine in a process of its own
     environment["VLLM_HOST_IP"] = "127.0.0.1"

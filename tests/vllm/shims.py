@@ -1,7 +1,8 @@
 """What a real vLLM needs to run in these tests, and nowhere else. None of it is for users: they have GPUs.
 
 - The CPU backend packs linear weights when a model is loaded and drops the parameters, so that TRL's weight sync has
-  nothing to load into: here they stay, and `torch.nn.functional.linear` multiplies.
+  nothing to load into: here they stay, and `torch.nn.functional.linear` multiplies. It packs the weights of experts,
+  too, into which TRL would load unpacked ones: here each pass packs them.
 - TRL does not hand on a dtype: "auto" makes bfloat16 of a float32 checkpoint, whose log-probabilities differ by more
   than 1e-4 anyway. Compilation takes a minute per engine. So engines are float32 and eager, and the cache is
   small.
@@ -44,9 +45,23 @@ def keep_linear_weights() -> None:
     utils.dispatch_cpu_unquantized_gemm = plain
 
 
+def keep_expert_weights() -> None:
+    from vllm import _custom_ops as ops
+    from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+
+    def packing(out: Any, states: Any, w13: Any, w2: Any, *others: Any) -> None:
+        isa = others[5]
+        packed = (ops.cpu_prepack_moe_weight(weight, isa) for weight in (w13, w2))
+        ops.cpu_fused_moe(out, states, *packed, *others)
+
+    cpu_moe.cpu_prepack_moe_weight = lambda weight, isa: weight
+    cpu_moe.cpu_fused_moe = packing
+
+
 def install() -> None:
     """Make TRL's wrapper work on the CPU, in this process."""
     keep_linear_weights()
+    keep_expert_weights()
     from trl.generation import vllm_generation
     from vllm import LLM
 

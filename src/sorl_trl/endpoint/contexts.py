@@ -38,8 +38,6 @@ class Context:
     parts: list[Observation | Answer] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     is_busy: bool = False
-    has_lost_routes: bool = False
-    """Whether a turn was taken back, whose routes the engine does not report again."""
 
     def follows(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[Message] | None:
         """The messages with the policy's own as it wrote them; None if others differ from those that it has read.

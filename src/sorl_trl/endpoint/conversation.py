@@ -62,6 +62,8 @@ class Conversation:
         self._row, self._stride, self._most_contexts = row, stride, most_contexts
         self._contexts: list[Context] = []
         self._calls: list[Call] = []
+        self._incomplete: set[int] = set()
+        """Rows of which a turn was taken back, whose routes the engine does not report again."""
 
     # ---------------------------------------------------------------------------------------------------------------
     # A call
@@ -92,7 +94,7 @@ class Conversation:
             if context.is_busy or context.parts[-1] is not call.answer:
                 return
             read.append(call.answer.turn.token_ids)
-            context.has_lost_routes = True
+            self._incomplete.add(context.row)
             context.messages = call.known
             del context.answers[len(call.messages)]
         del context.parts[len(context.parts) - len(read) :]
@@ -121,8 +123,8 @@ class Conversation:
             Action(ActionKind.MESSAGE, message["content"], calls=calls),
             generation.logprobs,
             versions=generation.versions,
-            routes=None if context.has_lost_routes else generation.routes,
             agent=request.model,
+            routes=None if context.row in self._incomplete else generation.routes,
         )
         reason = "tool_calls" if calls else "stop" if end or cut >= 0 else "length"
         answer = call.answer = Answer(turn, message, full, reason, bool(end))

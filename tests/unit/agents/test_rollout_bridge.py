@@ -6,15 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sorl_trl.agents.agent_rollout import SearchRollout
 from sorl_trl.agents.policy_rollout import policy_engine, rollout_output
 from sorl_trl.rollout import EngineOptions
 from sorl_trl.search import NoSearch
+from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
-from tests.agents import LIMITS, build_agent
+from tests.agents import LIMITS, VOCABULARY, build_agent
+from tests.policies import build_moe_policy, build_policy
 from tests.unit.evaluation.trajectories import TWO_AGENTS
 
 EOS = 1
@@ -84,6 +87,49 @@ def test_of_several_contexts_the_last_one_ends_and_each_has_a_window_of_its_own(
         ends = [rollout_output([trajectory], EOS, window)["completion_ids"][0][-1] for window in (size, size + 1)]
         assert (ends[0] != EOS, ends[1] == EOS) == (True, True)
     assert "context_ids" not in rollout_output([searched(StopReason.ANSWERED)], EOS)
+
+
+def test_nothing_is_known_of_the_routes_of_what_no_engine_has_read() -> None:
+    """The end that is appended, and a prompt that is cut because it was too long to be read."""
+    known = turn(5, 6)
+    known = replace(known, routes=np.array([[[0, 1]], [[2, 3]], [[4, 5]]], dtype=np.int16))
+    unread = Trajectory((2, 3, 4, 5), (), StopReason.CONTEXT_LIMIT)
+    output = rollout_output([trajectory(known), unread], EOS, routes=(1, 2))
+    assert [len(ids) for ids in (*output["prompt_ids"], *output["completion_ids"])] == [2, 2, 3, 1]
+    routes, of_unread = (each.tolist() for each in output["routes"])
+    assert routes == [[[0, 1]], [[2, 3]], [[4, 5]], [[-1, -1]], [[-1, -1]]]
+    assert of_unread == [[[-1, -1]]] * 3
+    assert "routes" not in rollout_output([trajectory(known)], EOS)
+
+
+def test_routes_come_with_rollouts_that_are_trained_on(tmp_path: Path) -> None:
+    """At once, and from a copy of the policy as rollouts ahead are; not in evaluation."""
+    trainer = build_agent(tmp_path, model=build_moe_policy(vocab_size=len(VOCABULARY)))
+    trainer.args.router_replay = "r3"
+    trainer.model.train()
+    rollout, prompts = trainer.rollout_func.__wrapped__, ["where rome", "where"]
+    for sample in (rollout, RolloutsAhead(trainer, rollout, 1).from_a_copy):
+        output = sample(prompts, trainer)
+        for i, made in enumerate(output["trajectory"]):
+            read = len(made.prompt_ids) + sum(len(each.token_ids) for each in made.segments)
+            routes = output["routes"][i]
+            assert routes.shape == (len(output["prompt_ids"][i]) + len(output["completion_ids"][i]), 1, 2)
+            assert (routes >= 0).all((1, 2)).tolist() == [place < read - 1 for place in range(len(routes))]
+    trainer.model.eval()
+    assert "routes" not in rollout(prompts, trainer)
+
+
+def test_an_engine_without_routes_is_refused_where_replay_asks_for_them(tmp_path: Path) -> None:
+    dense, mixture = build_policy(), build_moe_policy()
+    for model, engine, reason in (
+        (dense, "slots", "has no router"),
+        (mixture, "lockstep", "`rollout_engine`.*'slots'"),
+    ):
+        trainer = build_agent(tmp_path, NoSearch(), model=model)
+        trainer.args.router_replay = "r3"
+        trainer.model.train()
+        with pytest.raises(ValueError, match=reason), policy_engine(trainer, [], EngineOptions(rollout_engine=engine)):
+            pass
 
 
 def test_a_rollout_that_fails_leaves_the_policy_as_it_was(tmp_path: Path) -> None:

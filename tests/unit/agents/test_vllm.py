@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from trl.generation import vllm_generation
 
 from sorl_trl.agents import vllm_server
 from sorl_trl.agents.vllm import EngineUnavailable, VLLMColocateEngine, VLLMServerEngine, vllm_engine
 from sorl_trl.agents.vllm_server import VLLMServer
-from sorl_trl.rollout import TurnEnd
-from sorl_trl.trainers.vllm_policy import ServerPolicy, WeightClient
+from sorl_trl.rollout import EngineOptions, TurnEnd, generate_turns
+from sorl_trl.trainers.vllm_policy import ServerPolicy, WeightClient, used_by_trl
+from tests.model_families import MIXTURES
 from tests.policies import take_turns
 from tests.scripted_vllm import (
     LOGPROB,
@@ -130,6 +133,51 @@ def test_a_turn_has_stops_and_a_schema_of_its_own(script: Script, wrap_either: C
     kind = dict if wrapper.mode == "server" else SimpleNamespace
     assert [each["structured_outputs"] for each in asked] == [kind(regex="a+"), kind(json=schema), kind(regex="a+")]
     engine.close()
+
+
+def in_three_layers(tokens: list[int]) -> Any:
+    """The first layer has no router. Others send a token to the expert of its number, and to another one."""
+    return np.array([[[0, 0], [token, token + 1], [token + 2, token]] for token in tokens], dtype=np.uint8)
+
+
+@pytest.fixture
+def wrap_mixture(script: Script, wrap_either: Callable[..., Any]) -> Any:
+    """TRL's wrapper for a mixture of three layers."""
+    return wrap_either(model=MIXTURES["qwen3_moe"]())
+
+
+def test_turns_report_the_experts_of_what_no_earlier_turn_has_covered(script: Script, wrap_mixture: Any) -> None:
+    """The third turn of row 0 has a shorter context than its second one, as if both before it had been taken back."""
+    engine = vllm_engine(wrap_mixture, END)
+    (silent,) = take_turns(engine, [[DOC]], [4])
+    assert silent.routes is None
+    engine.report_routes()
+    assert engine.routes == (2, 2)
+    script.routes = in_three_layers
+    script.turns = lambda context: [len(context), FRANCE, CLOSING]
+    engine.open(2)
+    for contexts, read in (
+        ([[DOC], [PARIS, DOC]], [[DOC, 1, FRANCE], [PARIS, DOC, 2, FRANCE]]),
+        (
+            [[DOC, 1, FRANCE, CLOSING, PARIS], [PARIS, DOC, 2, FRANCE, CLOSING]],
+            [[CLOSING, PARIS, 5, FRANCE], [CLOSING, 5, FRANCE]],
+        ),
+        ([[DOC], [PARIS, DOC, 2, FRANCE, CLOSING, DOC]], [[DOC, 1, FRANCE], [DOC, 6, FRANCE]]),
+    ):
+        for turn, tokens in zip(generate_turns(engine, contexts, [3, 3]), read, strict=True):
+            assert turn.routes is not None and turn.routes.dtype == np.int16
+            assert turn.routes.tolist() == in_three_layers(tokens)[:, 1:].tolist()
+    engine.close()
+
+
+def test_what_reports_no_routes_or_has_not_recorded_any_is_refused(script: Script, wrap_mixture: Any) -> None:
+    engine = vllm_engine(wrap_mixture, END)
+    engine.report_routes()
+    with pytest.raises(RuntimeError, match="--enable-return-routed-experts"):
+        take_turns(engine, [[DOC]], [4])
+    script.routes = lambda tokens: np.zeros((len(tokens), 3, 2), dtype=np.uint8)
+    with pytest.raises(RuntimeError, match="not recorded"):
+        take_turns(engine, [[DOC]], [4])
 
 
 class TestColocated:
@@ -259,6 +307,24 @@ class TestWeights:
         long = policy.probe([DOC] * 99, seed=5)
         assert WINDOW - 2 <= len(long[-1][0]) < WINDOW and len(served.bodies) == 2
         assert all(body["temperature"] == 0.7 and body["top_p"] == 1.0 for body in served.bodies)
+
+    def test_rollouts_ahead_report_routes_where_replay_asks_for_them(self, served: ScriptedServer) -> None:
+        wrapper = scripted_wrapper("server", server_base_url=served.url, model=MIXTURES["mixtral"]())
+        for replay, routes in (("r3", (2, 2)), ("r2", None)):
+            trainer = SimpleNamespace(vllm_generation=wrapper, args=SimpleNamespace(router_replay=replay))
+            assert ServerPolicy(trainer).engine(END, EngineOptions()).routes == routes
+
+    @pytest.mark.parametrize("routes", [False, True])
+    def test_vllm_in_the_trainers_process_is_asked_for_routes(
+        self, monkeypatch: pytest.MonkeyPatch, routes: bool
+    ) -> None:
+        started: list[dict[str, Any]] = []
+        monkeypatch.setattr(vllm_generation, "LLM", lambda **given: started.append(given), raising=False)
+        with used_by_trl(routes):
+            vllm_generation.LLM(model="m")
+        vllm_generation.LLM(model="m")
+        asked = {"enable_return_routed_experts": True} if routes else {}
+        assert started == [{"model": "m", **asked}, {"model": "m"}]
 
     def test_a_failed_update_takes_part_in_the_gathers_of_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Under ZeRO-3 the other processes go on until the last parameter, and would wait for one that left."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +19,7 @@ from sorl_trl.endpoint.conversation import FIRST, SPLICED, Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.rollout import Generation
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows
-from sorl_trl.types import StopReason
+from sorl_trl.types import StopReason, Trajectory
 from tests.endpoint import SEARCH, chat_of
 from tests.tools import HOSTILE
 
@@ -80,6 +83,8 @@ class Agent:
         self.histories: list[list[dict[str, Any]]] = []
         self.under_way: list[tuple[Call, dict[str, Any], list[int]]] = []
         self.answered: dict[Call, tuple[list[int], tuple[int, ...]]] = {}
+        self.covered: Counter[int] = Counter()
+        """How many tokens of each row have routes."""
 
     def act(self) -> None:
         if self.under_way and self.rng.random() < 0.6:
@@ -101,11 +106,21 @@ class Agent:
 
     def _receive(self, call: Call, body: dict[str, Any], read: list[int]) -> None:
         generation = self.policy.generation(call.request.stops)
+        generation = replace(generation, routes=self._routes(call.context.row, read, generation.token_ids))
         answer = self.conversation.finish(call, generation)
         self.answered[call] = read, generation.token_ids
         said = completions.whole(completions.Served(body, answer, len(read), "x", 0))["choices"][0]["message"]
         json.dumps(said, ensure_ascii=False).encode()  # as clients send it
         self.histories.append([*body["messages"], self._sent_back(said, body)])
+        if self.rng.random() < 0.03:
+            self.conversation.cancel(call)
+
+    def _routes(self, row: int, read: list[int], sampled: tuple[int, ...]) -> Any:
+        """What an engine reports, as if one router sent each token to the expert of its number."""
+        tokens = [*read, *sampled][:-1]
+        new = tokens[min(self.covered[row], len(read) - 1) :]
+        self.covered[row] = len(tokens)
+        return np.array(new, dtype=np.int16).reshape(-1, 1, 1)
 
     def _body(self) -> dict[str, Any]:
         rng = self.rng
@@ -172,7 +187,7 @@ def test_each_turn_is_trained_on_once_after_what_the_policy_read(family: str, se
         agent.conversation.cancel(call)
     turns = [agent.answered[call] for call in agent.conversation._calls]
     trajectory = agent.conversation.trajectory(StopReason.ENVIRONMENT_DONE)
-    output = rollout_output([trajectory], chat.tokenizer.eos_token_id, contexts=True)
+    output = rollout_output([trajectory], chat.tokenizer.eos_token_id, contexts=True, routes=(1, 1))
     check_rollout(output, 1)
     per_token = [output[key] for key in ("prompt_ids", "completion_ids", "env_mask", "turn_ids", "context_ids")]
     (row,) = sampled_rows(*per_token)
@@ -183,3 +198,15 @@ def test_each_turn_is_trained_on_once_after_what_the_policy_read(family: str, se
     assert agent.conversation.completion_length == sum(context >= 0 for context in row.context_ids) - (
         per_token[1][0][-1] == chat.tokenizer.eos_token_id and per_token[3][0][-1] == -1
     )
+    check_routes(trajectory, output["routes"][0].ravel())
+
+
+def check_routes(trajectory: Trajectory, routes: Any) -> None:
+    """Those of each context are known but for its last token, unless a turn of it was taken back."""
+    segments = trajectory.segments
+    ids = [*trajectory.prompt_ids, *(token for each in segments for token in each.token_ids)]
+    contexts = [0] * len(trajectory.prompt_ids) + [each.context for each in segments for _ in each.token_ids]
+    for context in {turn.context for turn in trajectory.turns}:
+        is_whole = all(turn.routes is not None for turn in trajectory.turns if turn.context == context)
+        own = [place for place, each in enumerate(contexts) if each == context]
+        assert routes[own].tolist() == [ids[place] if is_whole else -1 for place in own[:-1]] + [-1]

@@ -1,0 +1,75 @@
+"""The experts that vLLM reports: those of one plain pass over what a row has read, colocated and over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from examples.quickstart import PROTOCOL
+
+from sorl_trl.agents.vllm import vllm_engine
+from sorl_trl.rollout import TurnEnd, generate_turns
+from sorl_trl.rollout.routing import Routers
+from tests.agents import agent_tokenizer
+from tests.vllm.policies import WINDOW, save_policy, wrap
+from tests.vllm.servers import serving
+
+END = TurnEnd(agent_tokenizer(), PROTOCOL.stop_strings, [agent_tokenizer().eos_token_id])
+SHAPE = {"num_hidden_layers": 3, "num_key_value_heads": 2, "num_experts_per_tok": 2, "sharpness": 8.0}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": {"head_dim": 32, "num_experts": 8, "moe_intermediate_size": 32, "mlp_only_layers": [0]},
+    "Olmoe": {"num_experts": 8},
+}
+"""The first layer of the first one has no router."""
+
+
+@pytest.fixture(params=[("Qwen3Moe", "colocate"), ("Olmoe", "colocate"), ("Qwen3Moe", "server")], ids="-".join)
+def wrapper(request: pytest.FixtureRequest, tmp_path: Path, engines: list[Any]) -> Iterator[Any]:
+    family, mode = request.param
+    AcceleratorState._reset_state(reset_partial_state=True)  # it counts on the process group of an engine that ended
+    policy = save_policy(tmp_path / "policy", family=family, **SHAPE, **FAMILIES[family])
+    if mode == "colocate":
+        yield wrap(policy, routes=True)
+        return
+    flag = "--enable-return-routed-experts"
+    with serving(policy, WINDOW, tmp_path / "output.txt", "float32", flag) as served:
+        yield wrap(policy, mode="server", server_base_url=served.url)
+
+
+def check_turns(engine: Any, model: Any) -> None:
+    """Three greedy turns of rows of several lengths: each token's experts come once, and are those of one pass."""
+    contexts = [[5, 6], [7, 8, 9, 10, 11, 12, 13], [5, 6], [9] * 17]
+    found: list[list[Any]] = [[] for _ in contexts]
+    engine.open(len(contexts))
+    for observation in ([7, 8], [], [9, 10, 11]):
+        turns = generate_turns(engine, contexts, [5] * len(contexts))
+        for row, turn in enumerate(turns):
+            found[row].append(turn.routes)
+            contexts[row] = [*contexts[row], *turn.token_ids]
+            assert sum(map(len, found[row])) == len(contexts[row]) - 1
+        contexts = [[*context, *observation] for context in contexts]
+    engine.close()
+    routers = Routers(model)
+    for context, routes in zip(contexts, found, strict=True):
+        with torch.no_grad(), routers.recorded() as experts:
+            model(input_ids=torch.tensor([context]))
+            expected = experts().numpy()[:-4]
+        reported = np.concatenate(routes)
+        assert reported.dtype == np.int16 and np.sort(reported).tolist() == np.sort(expected).tolist()
+
+
+def test_they_are_those_of_one_plain_pass_also_after_an_update(wrapper: Any) -> None:
+    engine = vllm_engine(wrapper, END)
+    engine.report_routes()
+    check_turns(engine, wrapper.model.eval())
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in wrapper.model.parameters():
+            parameter.add_(torch.randn_like(parameter) * parameter.std() / 2)
+    wrapper.sync_weights()
+    check_turns(engine, wrapper.model)
