@@ -18,7 +18,7 @@ from sorl_trl.trainers.agents import names_of
 from sorl_trl.trainers.forward import Forward
 from tests.agents import steps_after
 from tests.critics import ADAPTERS, lora_config
-from tests.policies import build_policy
+from tests.policies import build_moe_policy, build_policy
 from tests.training import IN_FLOAT64, saved_policy, settings
 from tests.trajectories import FixedRollout, SeveralContexts, parity_reward, prompts
 
@@ -222,6 +222,18 @@ def test_what_an_agent_does_not_depend_on_is_not_read(tmp_path: Path, tokenizer:
         assert masks[0][~own.any(1)].eq(1).all()
         counts.append(int(masks[0].sum()) / int(masks[1].sum()))
     assert all(0.1 < count < 0.9 for count in counts), counts
+
+
+def test_the_router_loss_is_the_mean_of_the_agents_passes(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = build(tmp_path, tokenizer, model=build_moe_policy().double(), router_aux_loss_coef=0.1)
+    batch = scored(trainer)
+    losses = []
+    for number, name in enumerate(TEAM):
+        with trainer.adapters.active(name):
+            share = share_of(batch, number)
+            losses.append(Forward.__call__(trainer._forward, trainer.model, share, router=True).aux_loss.item())
+    found = trainer._forward(trainer.model, batch, router=True).aux_loss.item()
+    assert found == pytest.approx(sum(losses) / 2) and found != losses[0]
 
 
 class TestCheckpoints:
