@@ -150,7 +150,9 @@ class AgentRollout(PolicyRollout):
                 "Set `RolloutLimits.max_turns` (`max_turns` in a recipe) instead."
             )
         if isinstance(self.candidates, BestOfTurns) and getattr(config, "router_replay", "none") == "r3":
-            raise ValueError("`router_replay` is 'r3', but not with `BestOfTurns`: the engine reads a copy's turns anew.")
+            raise ValueError(
+                "`router_replay` is 'r3', but with `BestOfTurns`, the engine reads the turns of copies anew."
+            )
 
     @property
     def shows_tools(self) -> bool:

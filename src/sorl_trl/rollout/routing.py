@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any, TypeAlias
 
 import torch
@@ -81,11 +82,13 @@ class Routers:
 
     @contextmanager
     def recorded(self) -> Iterator[Callable[[], Tensor]]:
-        """Within it, passes record. The function returns (n, L, k) of the last pass, over n tokens with padding."""
+        """Within it, passes of this thread record. The function returns (n, L, k) of the last one, over n tokens."""
         chosen: dict[int, Tensor] = {}
+        own = get_ident()  # others may sample from the same model
 
         def record(layer: int, _router: nn.Module, _args: Any, output: Any) -> None:
-            chosen[layer] = output[2].detach()
+            if get_ident() == own:
+                chosen[layer] = output[2].detach()
 
         with self._hooked(record):
             yield lambda: torch.stack([chosen[layer] for layer in range(self.shape[0])], dim=1)

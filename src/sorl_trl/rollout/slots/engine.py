@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -33,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 _BELOW_ONE = 1 - 2**-32  # keeps rounding from putting a draw beyond the last token
 
-_RECORDING = threading.Lock()
-"""For one pass at a time, because threads may sample from the same model."""
 CACHE_SHARE = {"cuda": 0.6, "cpu": 0.5}
 """Which part of the free memory of a device keys and values may take by default. Ours."""
 
@@ -225,7 +222,7 @@ class SlotEngine(Engine):
         if self._routers is None:
             logits = forward()
         else:
-            with _RECORDING, self._routers.recorded() as experts:
+            with self._routers.recorded() as experts:
                 logits = forward()
                 routes = experts().to("cpu", torch.int16).reshape(len(rows), -1, *self._routers.shape).numpy()
             for row, ids, own in zip(rows, new, routes, strict=True):
