@@ -53,6 +53,8 @@ class PolicyRollout(ABC):
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         self.check(trainer.args, trainer.tools)  # ours have called it already, TRL's never do
         with policy_engine(trainer, self.stop_strings, self.engine) as (engine, any_active):
+            if asks_for_routes(trainer.args) and trainer.model.training:  # nothing is replayed in evaluation
+                engine.report_routes()
             return self.sample(prompts, trainer, engine, any_active)
 
     def sample(
@@ -185,11 +187,8 @@ def policy_engine(
     """
     accelerator = trainer.accelerator
     end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
-    with_routes = asks_for_routes(trainer.args) and trainer.model.training  # nothing is replayed in evaluation
     if trainer.use_vllm:
         vllm = vllm_engine(trainer.vllm_generation, end)
-        if with_routes:
-            vllm.report_routes()
         yield vllm, _active_on(vllm, accelerator)
         return
     sharded = trainer._dist.is_fsdp or (trainer._dist.is_zero3 and not trainer.args.ds3_gather_for_generation)
@@ -210,8 +209,6 @@ def policy_engine(
         make = partial(model_engine, model, end, trainer.generation_config, *how)
         engine = trainer.agent_engine(make) if hasattr(trainer, "agent_engine") else make()
         try:
-            if with_routes:
-                engine.report_routes()
             yield engine, _active_on(engine, accelerator)
         except BaseException as error:  # it would keep TRL's contexts from restoring anything
             failure = error

@@ -95,7 +95,8 @@ class VLLMEngine(Engine):
         self._turns[row] += 1
         limit = min(limit, self.window - len(context_ids))
         seed = turn_seed(self._base_seed, row, turn)
-        covered = min(self._covered[row], len(context_ids) - 1)  # shorter than before if turns were taken back
+        # A context is shorter than what earlier turns covered if these were taken back.
+        covered = 0 if self.routes is None else min(self._covered[row], len(context_ids) - 1)
         request = TurnRequest(row, turn, tuple(context_ids), limit, seed, tuple(stops), schema, covered)
         self._generating[row] = request
         return request
@@ -109,10 +110,8 @@ class VLLMEngine(Engine):
             )
         del self._generating[request.row]
         (stopped,) = self._end.reached([sampled.token_ids], [request.stops])
-        routes = None
-        if self.routes is not None:
-            routes = self._routes_of(sampled)
-            self._covered[request.row] = len(request.context_ids) + len(sampled.token_ids) - 1
+        routes = None if self.routes is None else self._routes_of(sampled)
+        self._covered[request.row] = len(request.context_ids) + len(sampled.token_ids) - 1
         return request.row, Generation(sampled.token_ids, sampled.logprobs, stopped, sampled.versions, routes)
 
     def _routes_of(self, sampled: Sampled) -> np.ndarray[Any, Any]:

@@ -119,25 +119,20 @@ def laid_out_routes(trajectory: Trajectory, size: int, shape: tuple[int, int]) -
     """The experts that the engine chose for each token of prompt and completion, (`size`, L, k).
 
     They are `LIVE` where none is known: for the last token of each context, for observations after its last turn, and
-    for what is appended to a completion. The turns of a context are those of one row of the engine, and their routes,
-    joined, are those of its tokens. Raises RuntimeError if they are more or fewer.
+    for what is appended to a completion. A context is a row of the engine, in which each turn covers what no earlier
+    one has. Raises RuntimeError if it covers more or less.
     """
     routes = np.full((size, *shape), LIVE, dtype=np.int16)
-    sizes = [len(trajectory.prompt_ids), *(len(each.token_ids) for each in trajectory.segments)]
-    contexts = np.repeat([0, *(each.context for each in trajectory.segments)], sizes)
-    ends = np.cumsum(sizes)[1:]
-    turns: dict[int, list[tuple[Turn, int]]] = {}
-    for segment, end in zip(trajectory.segments, ends, strict=True):
-        if isinstance(segment, Turn):
-            turns.setdefault(segment.context, []).append((segment, end))
-    for context, own in turns.items():
-        if any(turn.routes is None for turn, _ in own):
-            continue
-        joined = np.concatenate([turn.routes for turn, _ in own])
-        read = np.flatnonzero(contexts[: own[-1][1]] == context)[:-1]
-        if len(joined) != len(read):
-            raise RuntimeError(f"the engine reported routes of {len(joined)} tokens, but has read {len(read)}")
-        routes[read] = joined
+    place = len(trajectory.prompt_ids)
+    left = {0: [*range(place)]}
+    for segment in trajectory.segments:
+        own = left.setdefault(segment.context, [])
+        own += range(place, place := place + len(segment.token_ids))
+        if isinstance(segment, Turn) and segment.routes is not None:
+            if len(segment.routes) != len(own) - 1:
+                raise RuntimeError(f"an engine reported routes of {len(segment.routes)} tokens, not {len(own) - 1}")
+            routes[own[:-1]] = segment.routes
+            del own[:-1]
     return routes
 
 

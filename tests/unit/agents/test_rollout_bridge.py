@@ -121,15 +121,16 @@ def test_routes_come_with_rollouts_that_are_trained_on(tmp_path: Path) -> None:
 
 def test_an_engine_without_routes_is_refused_where_replay_asks_for_them(tmp_path: Path) -> None:
     dense, mixture = build_policy(), build_moe_policy()
-    for model, engine, reason in (
+    for model, kind, reason in (
         (dense, "slots", "has no router"),
         (mixture, "lockstep", "`rollout_engine`.*'slots'"),
     ):
-        trainer = build_agent(tmp_path, NoSearch(), model=model)
+        rollout = SearchRollout(NoSearch(), limits=LIMITS, engine=EngineOptions(rollout_engine=kind))
+        trainer = build_agent(tmp_path, NoSearch(), model=model, rollout_func=rollout)
         trainer.args.router_replay = "r3"
         trainer.model.train()
-        with pytest.raises(ValueError, match=reason), policy_engine(trainer, [], EngineOptions(rollout_engine=engine)):
-            pass
+        with pytest.raises(ValueError, match=reason):
+            rollout(["where"], trainer)
 
 
 def test_a_rollout_that_fails_leaves_the_policy_as_it_was(tmp_path: Path) -> None:

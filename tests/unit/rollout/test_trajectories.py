@@ -55,13 +55,13 @@ def test_routes_are_laid_out_by_context() -> None:
 
 def test_routes_that_are_no_engine_s_are_refused_or_left_out() -> None:
     wrong = routed(TWO_AGENTS, [2, 3, 5], [4, 7, 8], [4, 10], [9, 14, 12], [6, 15, 16])
-    with pytest.raises(RuntimeError, match="routes of 6 tokens, but has read 5"):
+    with pytest.raises(RuntimeError, match="routes of 3 tokens, not 2"):
         laid_out_routes(wrong, 18, (1, 1))
     partly = routed(TWO_AGENTS, [2, 3, 5], [4, 7, 8], [4, 10], [9, 14], [6, 15, 16])
     segments = [replace(s, routes=None) if s.token_ids == (12,) else s for s in partly.segments]
     partly = replace(partly, segments=tuple(segments))
     found = laid_out_routes(partly, 18, (1, 1)).ravel().tolist()
-    assert found == [2, 3, 5, 6, -1, -1, -1, -1, 4, 10, -1, -1, -1, 15, 16, -1, -1, -1]
+    assert found == [2, 3, 5, 6, 4, 7, 8, -1, 4, 10, -1, -1, -1, 15, 16, -1, -1, -1]
 
 
 def test_statistics_of_a_batch() -> None:

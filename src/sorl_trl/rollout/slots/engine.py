@@ -245,7 +245,8 @@ class SlotEngine(Engine):
             if stopped or len(row.sampled) >= row.limit:
                 self._table.park(row)
                 reported = None if self.logprobs_at is None else tuple(row.logprobs)
-                routes = None if self.routes is None else row.uncovered()
+                routes = None if self.routes is None else np.stack(row.routes[row.covered :])
+                row.covered = len(row.cached)
                 ended.append((row.index, Generation(tuple(row.sampled), reported, stopped, routes=routes)))
         return ended
 

@@ -43,12 +43,6 @@ class Row:
         self.sampled, self.logprobs = [], []
         self.covered = min(self.covered, len(self.context) - 1)  # shorter than before if turns were taken back
 
-    def uncovered(self) -> np.ndarray[Any, Any]:
-        """The routes (n, L, k) of the cached tokens that are not covered yet, which covers them."""
-        routes = np.stack(self.routes[self.covered :])
-        self.covered = len(self.cached)
-        return routes
-
     def known(self) -> int:
         """How many cached tokens begin the context; 0 if others do. The context's last token is always read again."""
         most = min(len(self.cached), len(self.context) - 1)
