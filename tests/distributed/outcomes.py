@@ -26,6 +26,7 @@ SAME_METRICS = (
     "clipping_bias_norm",
     "llds/loss",
     "lr_factor",
+    *(f"agents/{name}/{metric}" for name in ("planner", "checker") for metric in ("turn_share", "reward")),
 )
 # An adapter's steps are five times as long (`build_config`), and its two factors multiply rounding differences.
 WEIGHT_TOLERANCE = {"full": 1e-5, "lora": 1e-4}

@@ -151,6 +151,13 @@ def test_the_gradient_of_an_agent_is_that_of_its_tokens(tmp_path: Path, tokenize
         assert trainer._metrics["train"][f"agents/{name}/gradient_norm"] == [pytest.approx(expected, rel=1e-6)]
 
 
+@pytest.mark.parametrize("option", ["bias_norm", "log_agent_gradients"])
+def test_a_second_gradient_is_refused_where_there_is_none(tmp_path: Path, tokenizer: Any, option: str) -> None:
+    how = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    with pytest.raises(ValueError, match=f"`{option}` is True, but reentrant gradient checkpointing"):
+        build(tmp_path, tokenizer, Team(("a", "b")), **how, **{option: True})
+
+
 def test_who_spoke_is_shown(tmp_path: Path, tokenizer: Any) -> None:
     """Whatever function has collected the trajectories."""
     build(tmp_path, tokenizer, Team(("a", "b")), save_trajectories_steps=1, max_steps=1).train()

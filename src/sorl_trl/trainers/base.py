@@ -47,7 +47,7 @@ from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums, TrajectoryDump
-from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
+from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers, check_second_gradients
 from sorl_trl.trainers.rewards import rewarding_turns
 from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
 from sorl_trl.trainers.router_replay import rerouted_share
@@ -103,6 +103,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.disable_dropout:
             disable_noise(self.model)
         check_optimizers(self)
+        check_second_gradients(self)
         if isinstance(rollout, PolicyRollout):
             rollout.check_tokenizer(self)
         if args.async_staleness:

@@ -145,7 +145,10 @@ class TurnLevelConfig(GRPOConfig):
     )
     log_agent_gradients: Annotated[bool, SWITCH] = field(
         default=False,
-        metadata={"help": "Log the gradient norm of each agent, which takes one more backward pass for each agent."},
+        metadata={
+            "help": "Log the norm of each agent's part of the gradient, which takes one more backward pass for each. "
+            "Not with DeepSpeed or FSDP."
+        },
     )
     disable_dropout: Annotated[bool, SWITCH] = field(
         default=True,

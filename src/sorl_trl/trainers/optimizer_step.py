@@ -74,24 +74,30 @@ class ClippingBiasNormalizer:
         return norm
 
 
-def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
-    """The normalizer of a trainer with `bias_norm`, or None.
-
-    Raises:
-        ValueError: DeepSpeed or FSDP is used, gradient checkpointing is reentrant, or TRL's options mask tokens out
-            of the loss.
-    """
-    args, reason = trainer.args, None
-    if not args.bias_norm:
-        return None
+def check_second_gradients(trainer: Any) -> None:
+    """Raise ValueError for an option that computes other gradients than the update's where there can be none."""
+    reason = None
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        reason = "DeepSpeed and FSDP shard the gradient that it divides: set `bias_norm` to False, or use DDP"
-    elif (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        reason = "DeepSpeed and FSDP shard the gradient that it needs: set it to False, or use DDP"
+    elif (trainer.args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         reason = (
             "reentrant gradient checkpointing cannot give the second gradient that it computes: set "
             "`gradient_checkpointing_kwargs={'use_reentrant': False}`"
         )
-    elif args.top_entropy_quantile != 1.0 or args.off_policy_mask_threshold is not None:
+    for name in ("bias_norm", "log_agent_gradients"):
+        if reason and getattr(trainer.args, name):
+            raise ValueError(f"`{name}` is True, but {reason}.")
+
+
+def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
+    """The normalizer of a trainer with `bias_norm`, or None.
+
+    Raises ValueError if TRL's options mask tokens out of the loss.
+    """
+    args, reason = trainer.args, None
+    if not args.bias_norm:
+        return None
+    if args.top_entropy_quantile != 1.0 or args.off_policy_mask_threshold is not None:
         reason = "it would count what `top_entropy_quantile` or `off_policy_mask_threshold` masks: use one of them"
     if reason:
         raise ValueError(f"`bias_norm` is True, but {reason}.")
