@@ -217,7 +217,14 @@ def test_values_are_those_of_plain_passes(kind: str, checkpointing: bool) -> Non
 
 
 def forward_of(model: Any, **args: Any) -> Forward:
-    given = {"n_gpu": 1, "bf16": False, "fp16": False, "tf32": None, "process_index": 0, **args}
+    given = {
+        "n_gpu": 1,
+        "bf16": False,
+        "fp16": False,
+        "tf32": None,
+        "process_index": 0,
+        "router_replay": "none",
+    } | args
     trainer = SimpleNamespace(
         model=model, ref_model=None, accelerator=Accelerator(cpu=True), args=SimpleNamespace(**given)
     )
