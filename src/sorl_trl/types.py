@@ -102,6 +102,8 @@ class Turn:
     """The environment's reward for this turn, if it gives rewards."""
     versions: tuple[int, int] | None = None
     """For rollouts ahead: versions of the weights (batches) when the turn was requested and when it was complete."""
+    scores: tuple[float, ...] = ()
+    """If it, or the trajectory that it ends, was chosen among candidates, the scores of all, its own first."""
     role: str = ""
     """The agent whose turn it is, if several share the policy: the `model` that an API call names."""
     context: int = 0
