@@ -104,6 +104,8 @@ class Turn:
     """For rollouts ahead: versions of the weights (batches) when the turn was requested and when it was complete."""
     agent: str = ""
     """The agent whose turn it is, if there are several: the environment names it, or an API call as its `model`."""
+    scores: tuple[float, ...] = ()
+    """If it, or the trajectory that it ends, was chosen among candidates, the scores of all, its own first."""
     context: int = 0
     """The context that it continues."""
     routes: Any = field(default=None, compare=False, repr=False)

@@ -16,7 +16,7 @@ from sorl_trl.agents.vllm import vllm_engine
 from sorl_trl.rollout import TurnEnd, generate_turns
 from sorl_trl.rollout.routing import Routers
 from tests.agents import agent_tokenizer
-from tests.vllm.policies import WINDOW, save_policy, wrap
+from tests.vllm.policies import WINDOW, largest_difference, logged, save_policy, vllm_agent, wrap
 from tests.vllm.servers import serving
 
 END = TurnEnd(agent_tokenizer(), PROTOCOL.stop_strings, [agent_tokenizer().eos_token_id])
@@ -73,3 +73,12 @@ def test_they_are_those_of_one_plain_pass_also_after_an_update(wrapper: Any) -> 
             parameter.add_(torch.randn_like(parameter) * parameter.std() / 2)
     wrapper.sync_weights()
     check_turns(engine, wrapper.model)
+
+
+def test_a_trainer_replays_them(tmp_path: Path, engines: list[Any]) -> None:
+    save_policy(tmp_path / "policy", family="Qwen3Moe", **SHAPE, **FAMILIES["Qwen3Moe"])
+    trainer = vllm_agent(tmp_path, router_replay="r3")
+    trainer.train()
+    assert largest_difference(logged(trainer, "router_replay/logp_gap")) < 1e-4
+    rerouted = logged(trainer, "router_replay/rerouted")
+    assert max(rerouted[::2]) < 0.05 < max(rerouted[1::2]), "the second update on a rollout finds another policy"

@@ -14,8 +14,6 @@ from trl.data_utils import is_conversational
 from sorl_trl.agents.chat import RolloutSetup, check_results, holds_images, messages_of
 from sorl_trl.agents.policy_rollout import MESSAGES, PolicyRollout, rollout_output
 from sorl_trl.rollout import (
-    BestOfTrajectories,
-    BestOfTurns,
     Collector,
     Engine,
     EngineOptions,
@@ -27,6 +25,7 @@ from sorl_trl.rollout import (
     environment_statistics,
     rollout_statistics,
 )
+from sorl_trl.rollout.candidates import Candidates
 from sorl_trl.rollout.observation import MessageSanitizer
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import Trajectory
@@ -56,8 +55,7 @@ class AgentRollout(PolicyRollout):
             and must not exceed it. With tools that the chat template shows, the default is that of TRL's own tools:
             `max_tool_calling_iterations` turns with calls, and no limit other than `max_completion_length`.
         engine: How turns are generated, and when replies rejoin.
-        candidates: What to sample in place of each turn or trajectory, in training alone, and which to keep. Only what
-            is kept is rewarded and trained on.
+        candidates: What to sample in training in place of each turn or trajectory, and which to keep and train on.
 
     From `generation_kwargs`, the rollout takes only how tokens are sampled; it sets the ends of turns, the output and
     the seed itself.
@@ -73,7 +71,7 @@ class AgentRollout(PolicyRollout):
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         engine: EngineOptions | None = None,
-        candidates: BestOfTurns | BestOfTrajectories | None = None,
+        candidates: Candidates | None = None,
     ) -> None:
         if not isinstance(responder, Responder):
             raise TypeError(
@@ -105,9 +103,6 @@ class AgentRollout(PolicyRollout):
             raise ValueError(f"`{name}` is for text: the prompts hold images, which the policy would not see.")
         collector = self.collector(setup, is_conversational({"prompt": prompts[0]}))
         sanitizer = MessageSanitizer(setup.tokenizer, collector.protocol)
-        candidates = self.candidates if setup.trains else None
-        several = candidates.n if isinstance(candidates, BestOfTrajectories) else 1
-        prompts, examples = ([each for each in given for _ in range(several)] for given in (prompts, examples))
         try:
             greetings = self._responder.greet(examples)
             greeted = sanitizer.greet(prompts, greetings, setup.limits.max_observation_tokens)
@@ -116,12 +111,8 @@ class AgentRollout(PolicyRollout):
             trajectories = collector.collect(prompt_ids, engine, any_active, examples)
         finally:
             self._responder.close()
-        if isinstance(candidates, BestOfTrajectories):
-            best = candidates.best(examples, trajectories)
-            trajectories = [trajectories[row] for row in best]
-            self._responder.keep(best)
         statistics = rollout_statistics(trajectories) | collector.time
-        if candidates is not None:
+        if collector.candidates is not None:
             statistics |= {name: spent / len(trajectories) for name, spent in collector.budget.items()}
         statistics["neutralized_per_trajectory"] += sanitizer.neutralized / max(len(trajectories), 1)
         metrics = {f"rollout/{name}": value for name, value in statistics.items()}
@@ -171,8 +162,7 @@ class AgentRollout(PolicyRollout):
         shown_by, limits = trainer.chat_template, self.limits_under(trainer.args)
         if self.shows_tools and not is_chat_template_prefix_preserving(trainer.processing_class):
             shown_by = get_training_chat_template(trainer.processing_class)
-        options = trainer.chat_template_kwargs
-        trains = trainer.model.training
+        options, trains = trainer.chat_template_kwargs, trainer.model.training
         return RolloutSetup(trainer.processing_class, shown_by, options, trainer.eos_token_ids, limits, trains)
 
     def check_tokenizer(self, trainer: GRPOTrainer) -> None:
@@ -197,9 +187,8 @@ class AgentRollout(PolicyRollout):
     def collector(self, setup: RolloutSetup, conversational: bool = True) -> Collector:
         """What collects the trajectories. It is new each time, because one rollout may serve several trainers."""
         protocol = self.protocol_for(setup, conversational)
-        of_turns = self.candidates if setup.trains and isinstance(self.candidates, BestOfTurns) else None
-        again = self.engine.rejoin_after
-        return Collector(setup.tokenizer, self._responder, protocol, setup.limits, again, of_turns)
+        again, candidates = self.engine.rejoin_after, self.candidates if setup.trains else None
+        return Collector(setup.tokenizer, self._responder, protocol, setup.limits, again, candidates)
 
 
 class SearchRollout(AgentRollout):
@@ -224,7 +213,7 @@ class SearchRollout(AgentRollout):
         limits: RolloutLimits | None = None,
         retry: RetryPolicy | None = None,
         engine: EngineOptions | None = None,
-        candidates: BestOfTurns | BestOfTrajectories | None = None,
+        candidates: Candidates | None = None,
     ) -> None:
         self.search = search
         top_k = (limits or RolloutLimits()).top_k

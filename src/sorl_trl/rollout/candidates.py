@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from sorl_trl.checks import COUNT, POSITIVE_COUNT, check_fields
 from sorl_trl.rollout.environment import Reply, Responder
-from sorl_trl.types import StopReason, Trajectory, Turn
+from sorl_trl.types import Trajectory, Turn
 
 if TYPE_CHECKING:
     from sorl_trl.rollout.collector import _Row
@@ -19,17 +19,14 @@ if TYPE_CHECKING:
 class BestOfTurns:
     """Sample several candidates for each turn, let a copy of the environment answer each, and go on from the best.
 
-    A trajectory grows as paths, whose scores are sums over their turns. After each turn, the best paths are kept, and
-    in the end the best one is the trajectory; of equal ones, the first. Where an environment is down, a path is last.
+    The score of a path is the sum over its turns. Of equal paths, the first is taken; one whose environment is down
+    comes last. Raises ValueError if a number is out of range.
 
     Args:
         candidates: How many turns to sample after each path.
-        score: Gives a finite number to a row of the dataset, a turn, and the environment's reply. That is None if it
-            was not asked, because the turn answers, is invalid or is the last.
-        width: How many paths to keep. One is a greedy choice, more are a beam.
+        score: Gives a finite number to a row of the dataset, a turn and the environment's reply, None if it has none.
+        width: How many paths to keep: one is a greedy choice, more are a beam. The best one becomes the trajectory.
         depth: How many turns to sample after each candidate, only to add their scores to its own as it is compared.
-
-    Raises ValueError if a number is out of range.
     """
 
     candidates: Annotated[int, POSITIVE_COUNT]
@@ -43,89 +40,87 @@ class BestOfTurns:
 
 @dataclass(frozen=True)
 class BestOfTrajectories:
-    """Sample `n` trajectories in place of each, and keep the one with the highest score; of equal ones, the first.
+    """Sample several trajectories from copies of one environment, and keep the best, as `BestOfTurns` ranks paths.
 
-    `score` gives a finite number to a row of the dataset and a trajectory. Those that an infrastructure failure ended
-    come last. Raises ValueError if `n` is below 1.
+    `score` gives a finite number to a row of the dataset and a trajectory.
     """
 
-    n: Annotated[int, POSITIVE_COUNT]
+    candidates: Annotated[int, POSITIVE_COUNT]
     score: Callable[[Mapping[str, Any], Trajectory], float]
+    width: ClassVar[int] = 1
+    depth: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def best(self, examples: Sequence[Mapping[str, Any]], trajectories: Sequence[Trajectory]) -> list[int]:
-        """The index of the best of each `n` trajectories. Raises ValueError for a score that is not finite."""
-        given = zip(examples, trajectories, strict=True)
-        scores = [_score(each.stop_reason, self.score, example, each) for example, each in given]
-        return [max(range(i, i + self.n), key=scores.__getitem__) for i in range(0, len(scores), self.n)]
+
+Candidates: TypeAlias = BestOfTurns | BestOfTrajectories
 
 
 @dataclass(eq=False)
 class _Path:
     row: _Row
-    score: float = 0.0
-    """The sum over its turns."""
-    rank: float = 0.0
-    """That, and the scores of the turns that look ahead from here."""
-    left: int = 0
-    """How many turns are still to look ahead."""
-    candidate: _Path | None = None
-    """From where it looks ahead, if it does."""
+    score: float = 0.0  # the sum over its turns, or if only one path is kept, of the last turn
+    rank: float = 0.0  # that, and the scores of the turns that look ahead from here
+    left: int = 0  # how many turns are still to look ahead
+    candidate: _Path | None = None  # from where it looks ahead, if it does
 
 
 class Paths:
     """The paths of one trajectory, which begin with `row`. Further rows have its number plus a multiple of `rows`."""
 
-    def __init__(
-        self, how: BestOfTurns, row: _Row, rows: int, example: Mapping[str, Any], responder: Responder
-    ) -> None:
+    def __init__(self, how: Candidates, row: _Row, rows: int, example: Any, responder: Responder) -> None:
         self._how, self._example, self._responder = how, example, responder
-        most = 2 * how.width * how.candidates  # all candidates, and what looks ahead from each
-        self._free = [row.index + rows * i for i in reversed(range(1, most))]
-        self.first = self._grow([_Path(row)])
-        """The rows whose first turn begins."""
+        # Numbers for all candidates, and for what looks ahead from each.
+        self._free = [row.index + rows * i for i in reversed(range(1, 2 * how.width * how.candidates))]
+        self.first = self._grow([_Path(row)])  # the rows whose first turn begins
 
     def after(self, row: _Row, reply: Reply | None) -> tuple[list[_Row], list[_Row]]:
         """After a turn of `row`, the rows whose next turn begins, and those that are given up."""
+        if isinstance(self._how, BestOfTrajectories) and row.stop_reason is None:
+            return [row], []
         path = self._growing.pop(row.index)
-        path.score += _score(row.stop_reason, self._how.score, self._example, row.last_turn, reply)
-        path.rank = path.score
+        path.score = path.rank = path.score + self._score(row, reply)
         if path.candidate is not None:
             path.candidate.rank, path.left = path.score, path.left - 1
         if path.left and row.stop_reason is None:
-            if path.candidate is None:  # what looks ahead takes the row, whose context the engine has read
-                path.row, path = self._copy(row), _Path(row, path.score, left=path.left, candidate=path)
-            self._growing[row.index] = path
-            return [row], []
+            copied = None if path.candidate else self._copy(row)
+            if copied is not None:  # what looks ahead takes the row, whose context the engine has read
+                path.row, path = copied, _Path(row, path.score, left=path.left, candidate=path)
+            if path.candidate is not None:
+                self._growing[row.index] = path
+                return [row], []
         given_up, kept = [row] if path.candidate else [], list[_Path]()
         if not self._growing:
             ranked = sorted(self.paths, key=lambda each: -each.rank)
             kept, lost = ranked[: self._how.width], ranked[self._how.width :]
             given_up += [each.row for each in lost]
+            if self._how.width == 1:
+                segments, turn = kept[0].row.segments, kept[0].row.last_turn
+                segments[segments.index(turn, -2)] = replace(turn, scores=tuple(each.rank for each in ranked))
         self._free += [each.index for each in given_up]
         return self._grow(kept) if kept else [], given_up
 
     def _grow(self, kept: Sequence[_Path]) -> list[_Row]:
         """Begin the candidates for the next turn of each path that has not ended, the first of them in its row."""
-        self.paths: list[_Path] = []
-        """All candidates and all paths that have ended, the best first if no other is left."""
+        self.paths: list[_Path] = []  # candidates, and paths that have ended; the best first if no candidate is left
         for path in kept:
             copies = [self._copy(path.row) for _ in range(self._how.candidates - 1) if path.row.stop_reason is None]
-            self.paths += [_Path(row, path.score, path.score, self._how.depth) for row in (path.row, *copies)]
+            before = path.score if self._how.width > 1 else 0.0
+            self.paths += [_Path(row, before, before, self._how.depth) for row in (path.row, *copies) if row]
         self._growing = {each.row.index: each for each in self.paths if each.row.stop_reason is None}
         return [each.row for each in self._growing.values()]
 
-    def _copy(self, row: _Row) -> _Row:
-        index = self._free.pop()
-        self._responder.branch(row.index, index)
-        return replace(row, index=index, segments=[*row.segments])
+    def _copy(self, row: _Row) -> _Row | None:
+        index = self._free[-1]
+        if not self._responder.branch(row.index, index):
+            return None
+        return replace(row, index=self._free.pop(), segments=[*row.segments])
 
-
-def _score(stop_reason: StopReason | None, function: Callable[..., float], *scored: Any) -> float:
-    if stop_reason is not None and stop_reason.is_infrastructure_failure:
-        return -math.inf
-    if not math.isfinite(score := function(*scored)):
-        raise ValueError(f"`score` returned {score!r}, but must return a finite number")
-    return float(score)
+    def _score(self, row: _Row, reply: Reply | None) -> float:
+        if row.stop_reason is not None and row.stop_reason.is_infrastructure_failure:
+            return -math.inf
+        scored = (row.last_turn, reply) if isinstance(self._how, BestOfTurns) else (row.finished(),)
+        if not math.isfinite(score := self._how.score(self._example, *scored)):
+            raise ValueError(f"`score` returned {score!r}, but must return a finite number")
+        return float(score)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
-from sorl_trl.rollout.candidates import BestOfTurns, Paths
+from sorl_trl.rollout.candidates import Candidates, Paths
 from sorl_trl.rollout.engine import Engine, Generation, Generator, LockStepEngine, check_generation
 from sorl_trl.rollout.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.observation import ObservationEncoder
@@ -44,7 +44,7 @@ class Collector:
         environment: Answers the turns that call a tool. A search engine is wrapped in a `SearchResponder`.
         protocol: How text becomes an action, and a reply becomes an observation.
         rejoin_after: See above. With 0, each poll waits for the replies to all turns that it has ended.
-        candidates: How many turns to sample for each, and which to go on from; by default one.
+        candidates: What to sample in place of each turn or trajectory, and which to keep.
 
     Raises ValueError if the tokenizer cannot write the protocol, the limits leave no room for an observation, or
     `rejoin_after` is below 0.
@@ -62,7 +62,7 @@ class Collector:
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         rejoin_after: int = EngineOptions.rejoin_after,
-        candidates: BestOfTurns | None = None,
+        candidates: Candidates | None = None,
     ) -> None:
         COUNT.check("rejoin_after", rejoin_after)
         self.candidates = candidates
@@ -147,8 +147,7 @@ class _Rollout:
         self._collector = collector
         self._engine = engine
         self._rows, self._count = {row.index: row for row in rows}, len(rows)
-        self._paths = paths
-        """Of each trajectory; none without candidates."""
+        self._paths = paths  # of each trajectory; none without candidates
         self.budget = {"tokens_sampled": 0, "environment_steps": 0}
         self._generating: dict[int, int] = {}
         """The budgets of the turns under way, by row."""

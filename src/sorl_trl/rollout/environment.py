@@ -129,8 +129,8 @@ class Responder(ABC):
         """The measures of a row whose trajectory has ended, by name."""
         return {}
 
-    def branch(self, row: int, into: int) -> None:
-        """Give the row `into` a copy of the environment of `row`, which is idle. Raises TypeError if it cannot."""
+    def branch(self, row: int, into: int) -> bool:
+        """Give the row `into` a copy of the environment of `row`, unless it is down. Raises TypeError if it cannot."""
         raise TypeError(f"{type(self).__name__} has no method `branch`, which copies an environment for candidates")
 
     def keep(self, rows: Sequence[int]) -> None:

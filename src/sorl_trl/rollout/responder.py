@@ -63,9 +63,7 @@ class Calls:
         self._loop, self._ended = started.result()
 
     def make(self, row: int, function: Callable[[Wait], Any], late: Any, anew: bool = False) -> Future[Any]:
-        """Call `function` in the row's thread, or `anew` in another, without waiting for it.
-
-        It gets a function that awaits coroutines.
+        """Call `function` in the row's thread, or `anew` in another. It gets a function that awaits coroutines.
 
         The future gets the function's result or error (even KeyboardInterrupt), or `late` if it takes too long.
         """
@@ -229,13 +227,15 @@ class EnvironmentResponder(Responder):
         measures: Callable[[], Mapping[str, float]] | None = getattr(self._environments[row], "measures", None)
         return (measures() or {}) if callable(measures) else {}
 
-    def branch(self, row: int, into: int) -> None:
+    def branch(self, row: int, into: int) -> bool:
         """See `Responder`: the copy is made and called in a thread of its own, in which no older call can hang."""
         assert self._calls is not None, "`open` must come before `branch`"
-        fork = partial(self._fork, original := self._environments[row])
+        original = self._environments[row]
+        fork = partial(_reply, original, "fork", getattr(original, "fork", partial(_deep_copy, original)))
         copied = UNAVAILABLE if row in self._down else self._calls.make(into, fork, UNAVAILABLE, anew=True).result()
-        self._down = self._down | {into} if copied is UNAVAILABLE else self._down - {into}
-        self._environments[into] = original if copied is UNAVAILABLE else copied
+        if copied is not UNAVAILABLE:
+            self._environments[into] = copied
+        return copied is not UNAVAILABLE
 
     def keep(self, rows: Sequence[int]) -> None:
         self.kinds = [self.kinds[row % len(self.kinds)] for row in rows]
@@ -260,10 +260,6 @@ class EnvironmentResponder(Responder):
 
     def _step(self, environment: Any, turn: Turn, wait: Wait) -> Any:
         return _reply(environment, "step", lambda: environment.step(turn), wait)
-
-    def _fork(self, environment: Any, wait: Wait) -> Any:
-        fork = getattr(environment, "fork", None) or partial(deep_copy, environment, "fork")
-        return _reply(environment, "fork", fork, wait)
 
     def _kind(self, example: Mapping[str, Any]) -> str:
         name = example.get(ENVIRONMENT)
@@ -294,13 +290,11 @@ class EnvironmentResponder(Responder):
         return [None if row in self._down else greetings.get(row) for row in range(len(examples))]
 
 
-def deep_copy(environment: Any, instead: str) -> Any:
-    """A deep copy. Raises TypeError if there can be none, as of a thread or a socket: a method `instead` makes one."""
+def _deep_copy(environment: Any) -> Any:
     try:
         return copy.deepcopy(environment)
-    except Exception as error:
-        name = type(environment).__name__
-        raise TypeError(f"{name} cannot be copied for candidates ({error}): give it a method `{instead}`") from error
+    except Exception as error:  # of a lock, a socket, a file, or whatever refuses
+        raise TypeError(f"{type(environment).__name__} needs a method `fork` for candidates: {error}") from error
 
 
 def _reset(environment: Any, example: Mapping[str, Any], wait: Wait) -> Any:

@@ -57,8 +57,8 @@ class SearchResponder(BatchResponder):
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
         self._is_down = False
 
-    def branch(self, row: int, into: int) -> None:
-        """Do nothing, because a search has no state."""
+    def branch(self, row: int, into: int) -> bool:
+        return True  # a search has no state
 
     def respond(self, turns: Sequence[RowTurn]) -> list[Reply]:
         """See `BatchResponder`. Once retries have failed, the rest of the rollout makes one attempt per batch."""

@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from sorl_trl.rollout.environment import Reply
 from sorl_trl.rollout.protocol import ChatProtocol, TagProtocol
-from sorl_trl.rollout.responder import CONCURRENCY, TIMEOUT_S, UNAVAILABLE, EnvironmentResponder, Wait, deep_copy
+from sorl_trl.rollout.responder import CONCURRENCY, TIMEOUT_S, UNAVAILABLE, EnvironmentResponder, Wait
 from sorl_trl.search.backend import is_down
 from sorl_trl.types import StopReason, ToolResult, Turn
 
@@ -87,7 +87,6 @@ class RowTools:
         if self.object is not None and not callable(self.reset):
             made = type(self.object).__name__
             raise TypeError(f"the factory made a {made}: TRL's environments have a method `reset`")
-        self.functions = tools
         self.tools = named([*tools, *methods_of(self.object)])
 
     def step(self, turn: Turn, wait: Wait) -> Reply:
@@ -184,10 +183,6 @@ class ToolBox(EnvironmentResponder):
 
     def _step(self, environment: RowTools, turn: Turn, wait: Wait) -> Reply:
         return environment.step(turn, wait)
-
-    def _fork(self, environment: RowTools, wait: Wait) -> RowTools:
-        copied = partial(deep_copy, environment.object, "__deepcopy__")  # its public methods are tools
-        return RowTools(environment.functions, copied if self._has_objects else None)
 
     @property
     def rewards(self) -> list[Callable[..., Any]]:

@@ -1,0 +1,43 @@
+"""Weights for trajectories that were chosen among candidates as if they had not been: π/q, by the law of best of M.
+
+Nothing needs them. They are there to compare with training on what is chosen as it is:
+
+trainer = SOGRPOTrainer(
+    model,
+    [exact_match_reward, selection_ratio],
+    SOGRPOConfig(reward_weights=[1.0, 0.0], ...),
+    dataset,
+    rollout_func=SearchRollout(search, candidates=BestOfTurns(4, score)),
+    method=Method(credit=weighted),
+)
+"""
+
+import math
+
+import torch
+
+from sorl_trl.methods.method import group_mean_advantages
+from sorl_trl.ops import best_of_ratio
+
+
+def selection_ratio(trajectory, **_):
+    """π/q of each trajectory, the product over its turns: a reward function with weight 0. None if a search was down.
+
+    The probabilities of scores are the shares of candidates that have them, so the ratio is a biased estimate. A beam
+    records no scores, because the law is that of a greedy choice.
+    """
+    down = [each.stop_reason.is_infrastructure_failure for each in trajectory]
+    ratios = [math.prod(_ratio(turn.scores) for turn in each.turns if turn.scores) for each in trajectory]
+    return [None if is_down else ratio for is_down, ratio in zip(down, ratios, strict=True)]
+
+
+def _ratio(scores):
+    every, own = torch.tensor(scores, dtype=torch.float64), scores[0]
+    shares = (every <= own).double().mean(), (every < own).double().mean()
+    return 1 / best_of_ratio(*shares, len(scores)).item()
+
+
+def weighted(rollout):
+    """Credit: (N, K) advantages of GRPO, times π/q of the trajectory."""
+    ratio = rollout.totals("selection_ratio").nan_to_num(1.0)
+    return group_mean_advantages(rollout) * ratio.unsqueeze(1)
