@@ -25,7 +25,7 @@ from sorl_trl.rollout import (
     environment_statistics,
     rollout_statistics,
 )
-from sorl_trl.rollout.candidates import Candidates
+from sorl_trl.rollout.candidates import BestOfTurns, Candidates
 from sorl_trl.rollout.observation import MessageSanitizer
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import Trajectory
