@@ -11,6 +11,7 @@ routers choose by noisy logits, or it computes in bfloat16. A rollout of 64 traj
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import sys
@@ -18,32 +19,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from examples.quickstart import LIMITS, PROTOCOL, WarmStartConfig, WorldSize
+from examples.quickstart import LIMITS, PROTOCOL, WorldSize
 from examples.quickstart.imitation import expert_examples, imitate, store_policy, train_tokenizer
-from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM
 
-from benchmarks.common import QUIET, RESULTS, Row, table, write_rows
+from benchmarks.common import RESULTS, Row, table, write_rows
 from benchmarks.stability import in_parallel
-from benchmarks.stability_plan import GROUP, Regime
-from benchmarks.stability_run import Examiner
+from benchmarks.stability_plan import BenchmarkMethod, Regime
+from benchmarks.stability_report import LAST
+from benchmarks.stability_run import TRAINERS, evaluations_of, trainer_of
 from benchmarks.worlds.invented import build_invented
-from benchmarks.worlds.questions import EVALUATION_QUESTIONS, POLICY, TRAIN_QUESTIONS, QuestionWorld
+from benchmarks.worlds.questions import EVALUATION_QUESTIONS, TRAIN_QUESTIONS, QuestionWorld
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.files import write_whole
-from sorl_trl.methods import SETTINGS
+from sorl_trl.methods import METHODS, SETTINGS
 from sorl_trl.rollout import SlotEngine, TurnEnd
-from sorl_trl.rollout.routing import WEIGHTS, Routers
+from sorl_trl.rollout.routing import WEIGHTS
 
 RUNS = Path(__file__).parents[1] / "runs/routing"
 SEEDS = range(40, 45)
 REPLAYS, UPDATES, ENGINES = ("none", "r2", "r3"), (1, 4, 16), ("noise", "bfloat16")
 NOISE = 0.5
 """The standard deviation of what is added to the logits of the engine's routers."""
-LEARNING_RATE, ROLLOUTS, TRAJECTORIES = 1e-3, 20, 64
 PRACTICE = 4
 """Worlds in which an expert is imitated."""
 
@@ -69,7 +71,9 @@ JOBS = [
 
 @dataclass(frozen=True)
 class MixtureWorld(QuestionWorld):
-    """The world of `benchmarks.stability`, with a policy that is a mixture of experts."""
+    """The world of `benchmarks.stability`, with a policy that is a mixture, and an engine that computes otherwise."""
+
+    kind: str = ""
 
     @property
     def name(self) -> str:
@@ -96,8 +100,12 @@ class MixtureWorld(QuestionWorld):
         imitate(policy, examples, how.steps, how.batch_size, how.learning_rate, seed)
         return store_policy(policy, tokenizer, cache / f"mixture-{seed}")
 
+    def trainer_arguments(self, folder: Path) -> dict[str, Any]:
+        given = super().trainer_arguments(folder)
+        return {**given, "rollout_func": OtherEngine(given["rollout_func"].search, self.limits, self.kind)}
 
-WORLD = MixtureWorld("Mixture", "", warm_start=WarmStartConfig())
+
+WORLDS = {kind: MixtureWorld("Mixture", "", kind=kind) for kind in ENGINES}
 
 
 def choose_noisily(router: Any, _args: Any, output: Any) -> tuple[Any, Any, Any]:
@@ -110,18 +118,20 @@ def choose_noisily(router: Any, _args: Any, output: Any) -> tuple[Any, Any, Any]
 class OtherEngine(SearchRollout):
     """Samples with a copy of the policy that computes otherwise, and reports its experts and log-probabilities."""
 
-    kind: str
+    def __init__(self, search: Any, limits: Any, kind: str) -> None:
+        super().__init__(search, PROTOCOL, limits)
+        self._kind = kind
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         sampler = MixtralForCausalLM.from_pretrained(trainer.model.name_or_path)  # TRL changes its own forward
         sampler.load_state_dict(trainer.model.state_dict())
-        if self.kind == "bfloat16":
+        if self._kind == "bfloat16":
             sampler.to(torch.bfloat16)
         end = TurnEnd(trainer._tokenizer, self.stop_strings, trainer.eos_token_ids)
         engine = SlotEngine(sampler, end, trainer.generation_config)
         engine.report_routes()
-        if self.kind == "noise":
-            for router in Routers(sampler)._modules:
+        if self._kind == "noise":
+            for router in (each for each in sampler.modules() if type(each).__name__ in WEIGHTS):
                 router.register_forward_hook(choose_noisily)
         engine.logprobs_at = trainer.temperature
         return self.sample(prompts, trainer, engine)
@@ -131,67 +141,48 @@ class MeasuredTrainer(SOGRPOTrainer):
     """Logs how far the log-probabilities of the old policy, replayed if at all, are from the engine's."""
 
     def _apply_method(self, rollout: Any) -> Any:
-        batch = rollout.batch
-        if self.model.training:
-            old = rollout.old_logps
-            old = self._score(self.model, batch, routing="replay").logps if old is None else old
-            self._log("gap", (old - batch["sampling_per_token_logps"]).abs(), batch["turn_ids"] >= 0)
+        batch, old = rollout.batch, rollout.old_logps
+        old = self._score(self.model, batch, routing="replay").logps if old is None else old
+        self._log("gap", (old - batch["sampling_per_token_logps"]).abs(), batch["turn_ids"] >= 0)
         return super()._apply_method(rollout)
+
+
+TRAINERS["measured"] = MeasuredTrainer, SOGRPOConfig
 
 
 def prepare(seed: int) -> None:
     torch.set_num_threads(1)
-    WORLD.prepare(seed, RUNS)
+    WORLDS["noise"].prepare(seed, RUNS)
 
 
 def run(job: Job) -> None:
-    """Train and evaluate. Weights that become NaN count as collapsed."""
+    """Train and evaluate, and write the file of the run. Weights that become NaN count as fallen."""
     torch.set_num_threads(1)
-    folder = WORLD.prepare(job.seed, RUNS)
-    minibatch = TRAJECTORIES // min(job.updates, 4)
-    regime = Regime(
-        "",
-        "",
-        LEARNING_RATE,
-        world=WORLD,
-        trajectories=TRAJECTORIES,
-        minibatch=minibatch,
-        rollouts=ROLLOUTS,
-        epochs=max(job.updates // 4, 1),
-    )
-    tokenizer = AutoTokenizer.from_pretrained(folder / POLICY)
-    config = SOGRPOConfig(
-        **{**SETTINGS["grpo"], **QUIET, "output_dir": str(RUNS / job.name), "seed": job.seed},
-        **{"router_replay": job.replay, "learning_rate": LEARNING_RATE, "lr_scheduler_type": "constant"},
-        **{"per_device_train_batch_size": minibatch, "steps_per_generation": TRAJECTORIES // minibatch},
-        **{"num_iterations": regime.epochs, "num_generations": GROUP, "max_steps": ROLLOUTS * job.updates},
-        **{"max_completion_length": WORLD.max_completion_length, "gradient_checkpointing": False},
-        **{"log_turn_details": True, "logging_steps": 1, "router_aux_loss_coef": 0.0},
-    )
-    given = WORLD.trainer_arguments(folder)
-    rollout = OtherEngine(given["rollout_func"].search, PROTOCOL, WORLD.limits)
-    rollout.kind = job.engine
-    examiner = Examiner(regime, WORLD.examination(folder, tokenizer))
-    arguments = {**given, "rollout_func": rollout, "callbacks": [examiner], "processing_class": tokenizer}
-    trainer = MeasuredTrainer(str(folder / POLICY), args=config, method="grpo", **arguments)
-    error = None
-    try:
-        trainer.train()
-    except RuntimeError as failure:
-        if all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()):
-            raise
-        error = str(failure).splitlines()[0]
+    sizes = {"trajectories": 64, "minibatch": 64 // min(job.updates, 4), "epochs": max(job.updates // 4, 1)}
+    regime = Regime("", "", 1e-3, world=WORLDS[job.engine], rollouts=20, **sizes)
+    settings = SETTINGS["grpo"] | {"router_replay": job.replay, "router_aux_loss_coef": 0.0}
+    method, error = BenchmarkMethod(job.replay, "measured", "", settings, METHODS["grpo"]), None
+    own = {"seed": job.seed, "learning_rate": regime.learning_rate, "log_turn_details": True}
+    with TemporaryDirectory() as output:
+        folder = WORLDS["noise"].prepare(job.seed, RUNS)
+        trainer = trainer_of(regime, method, folder, own | {"output_dir": output})
+        try:
+            trainer.train()
+        except RuntimeError as failure:
+            if all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()):
+                raise
+            error = str(failure).splitlines()[0]
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
-    ends = examiner.evaluations[-5:]
+    curve = evaluations_of(trainer)
 
     def mean(name: str) -> float | None:
-        found = [entry[name] for entry in log if entry.get(name) is not None and entry[name] == entry[name]]
+        found = [entry[name] for entry in log if not math.isnan(entry.get(name) or math.nan) or entry.get(name) == 0]
         return statistics.fmean(found) if found else None
 
     row = {
         **{"engine": job.engine, "updates": job.updates, "replay": job.replay, "seed": job.seed, "error": error},
-        **{"start": examiner.evaluations[0]["sampled_em"], "parameters": trainer.model.num_parameters()},
-        **{name: statistics.fmean(each[name] for each in ends) for name in ("sampled_em", "greedy_em")},
+        **{"start": curve[0]["sampled_em"], "parameters": trainer.model.num_parameters()},
+        **{name: statistics.fmean(each[name] for each in curve[-LAST:]) for name in ("sampled_em", "greedy_em")},
         **{"gap": mean("gap"), "rerouted": mean("router_replay/rerouted"), "kl": mean("kl_to_old")},
         **{"grad_norm": max(entry["grad_norm"] for entry in log), "clipped": mean("clip_fraction/token")},
     }
@@ -222,7 +213,7 @@ def report(rows: Sequence[Row]) -> str:
         "The mean ± standard error over seeds; exact match on an unseen world, mean of the last five evaluations. The "
         "gap is the mean |log π_old − log μ| of the policy's tokens, in nats; *rerouted* is the share of tokens whose "
         "replayed experts the policy would not have chosen. The method is GRPO without a target KL, at a learning "
-        f"rate of {LEARNING_RATE:g} in all arms; the noise has a standard deviation of {NOISE}."
+        f"rate of 1e-3 in all arms; the noise has a standard deviation of {NOISE}."
     )
     return f"# Routing replay\n\n{says[0]}\n\n{says[-1].strip()}\n\n{notes}\n\n{table(names, lines, 3)}"
 
