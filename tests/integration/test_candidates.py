@@ -14,6 +14,7 @@ from trl import GRPOTrainer
 from sorl_trl import Method, SearchRollout, SOGRPOTrainer
 from sorl_trl.methods.method import group_mean_advantages
 from sorl_trl.rollout import BestOfTrajectories, BestOfTurns
+from sorl_trl.search import NoSearch
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.agents import LIMITS, NO_WAIT, build_agent, questions, search_index, turns_reward
 
@@ -65,6 +66,11 @@ def test_training_chooses_and_evaluation_does_not(tmp_path: Path, how: Any, trai
     evaluated = trainer.evaluate()
     assert len(score.examples) == asked and len(rewarded) > 1
     assert "eval_rollout/turns_per_trajectory" in evaluated and "eval_rollout/tokens_sampled" not in evaluated
+
+
+def test_anything_else_is_refused() -> None:
+    with pytest.raises(TypeError, match="candidates is 4, but must be a `BestOfTurns` or a `BestOfTrajectories`"):
+        SearchRollout(NoSearch(), candidates=4)  # type: ignore[arg-type]
 
 
 def test_rollouts_ahead_choose_as_well(tmp_path: Path) -> None:

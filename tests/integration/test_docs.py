@@ -94,6 +94,11 @@ def test_own_rollout() -> None:
     assert trainer._buffered_inputs[0]["context_ids"].min() == -1
 
 
+def test_candidates() -> None:
+    trainer = run_blocks(HOW_TO / "candidates.md")["trainer"]
+    assert logged(trainer, "rollout/tokens_sampled") > 4
+
+
 def test_your_agent() -> None:
     rows = [
         {"prompt": "", "question": f"where {name}", "answer": name} for name in ("oslo", "bern", "lima", "rome") * 2

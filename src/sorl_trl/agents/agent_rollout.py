@@ -60,7 +60,7 @@ class AgentRollout(PolicyRollout):
     From `generation_kwargs`, the rollout takes only how tokens are sampled; it sets the ends of turns, the output and
     the seed itself.
 
-    Raises TypeError if `responder` or `engine` has another type, and ValueError for a `protocol` beside a `ToolBox`.
+    Raises TypeError if an argument has another type, and ValueError for a `protocol` beside a `ToolBox`.
     """
 
     answers = True
@@ -82,6 +82,8 @@ class AgentRollout(PolicyRollout):
             raise ValueError(
                 "protocol is given beside tools that the chat template shows, whose format it is: leave it out"
             )
+        if not isinstance(candidates, Candidates | None):
+            raise TypeError(f"candidates is {candidates!r}, but must be a `BestOfTurns` or a `BestOfTrajectories`")
         super().__init__(engine)
         self._responder = responder
         self.candidates = candidates
@@ -112,8 +114,6 @@ class AgentRollout(PolicyRollout):
         finally:
             self._responder.close()
         statistics = rollout_statistics(trajectories) | collector.time
-        if collector.candidates is not None:
-            statistics |= {name: spent / len(trajectories) for name, spent in collector.budget.items()}
         statistics["neutralized_per_trajectory"] += sanitizer.neutralized / max(len(trajectories), 1)
         metrics = {f"rollout/{name}": value for name, value in statistics.items()}
         for name, value in environment_statistics(trajectories, self._responder).items():

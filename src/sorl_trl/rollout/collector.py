@@ -51,9 +51,7 @@ class Collector:
     """
 
     time: dict[str, float]
-    """How the last rollout spent its time, as logged under `rollout/`. Unset before the first rollout."""
-    budget: dict[str, int]
-    """The tokens and environment steps of the last rollout, with those of candidates that were discarded."""
+    """How the last rollout spent its time, and what candidates took, as logged under `rollout/`. Unset before it."""
 
     def __init__(
         self,
@@ -126,7 +124,7 @@ class Collector:
         finally:
             with closing(engine):  # even if closing the environment raises
                 self.responder.close()
-        self.time, self.budget = rollout.time_spent(time.perf_counter() - began), rollout.budget
+        self.time = rollout.time_spent(time.perf_counter() - began)
         if self.candidates is not None:
             rows = [each.paths[0].row for each in paths]
             self.responder.keep([row.index for row in rows])
@@ -148,7 +146,7 @@ class _Rollout:
         self._engine = engine
         self._rows, self._count = {row.index: row for row in rows}, len(rows)
         self._paths = paths  # of each trajectory; none without candidates
-        self.budget = {"tokens_sampled": 0, "environment_steps": 0}
+        self._budget = {"tokens_sampled": 0, "environment_steps": 0}
         self._generating: dict[int, int] = {}
         """The budgets of the turns under way, by row."""
         self._polls = 0
@@ -174,11 +172,12 @@ class _Rollout:
                 raise RuntimeError(f"the engine is idle, but has not returned the turns of rows {[*self._generating]}")
 
     def time_spent(self, seconds: float) -> dict[str, float]:
-        """How long the rollout polled the engine and waited for replies, in seconds, and its tokens per second."""
-        return {
+        """Seconds of polling the engine and of waiting for replies, tokens per second, and what candidates took."""
+        budget = {name: spent / self._count for name, spent in self._budget.items()} if self._paths else {}
+        return budget | {
             "seconds_generating": self._seconds_generating,
             "seconds_waiting": self._seconds_waiting,
-            "tokens_per_second": self.budget["tokens_sampled"] / seconds,
+            "tokens_per_second": self._budget["tokens_sampled"] / seconds,
         }
 
     def _submit(self, rows: Sequence[_Row]) -> None:
@@ -200,7 +199,7 @@ class _Rollout:
         for index, generation in sorted(ended, key=lambda each: each[0]):
             check_generation(index, generation, self._generating.pop(index))
             row = self._rows[index]
-            self.budget["tokens_sampled"] += len(generation.token_ids)
+            self._budget["tokens_sampled"] += len(generation.token_ids)
             text = decode(self._collector.tokenizer, generation.token_ids)
             responder = self._collector.responder
             action = responder.protocol_of(index % self._count, self._collector.protocol).parse(text)
@@ -219,7 +218,7 @@ class _Rollout:
     def _ask(self, rows: Sequence[_Row]) -> None:
         if not rows:
             return
-        self.budget["environment_steps"] += len(rows)
+        self._budget["environment_steps"] += len(rows)
         replies = self._collector.responder.ask([RowTurn(row.index, row.last_turn) for row in rows])
         if not self._engine.in_steps:
             for reply in replies:
