@@ -80,10 +80,9 @@ def run(arm: str, seed: int) -> None:
     smooth = [statistics.fmean(training[i : i + SMOOTHED]) for i in range(len(training) - SMOOTHED + 1)]
     until = next((i for i, each in enumerate(smooth, SMOOTHED - 1) if each >= THRESHOLD), REGIME.rollouts)
     late = {name: statistics.fmean(row[name] for row in curve[-LAST:]) for name in ("sampled_em", "greedy_em")}
-    for name in ("value_loss", "explained_variance"):
-        late[name] = statistics.fmean(
-            value for row in rollouts[-LAST:] if (value := row[f"critic/{name}"]) is not None
-        )
+    for name in ("value_loss", "explained_variance"):  # undefined where all returns are equal
+        known = [value for row in rollouts[-LAST:] if (value := row[f"critic/{name}"]) is not None]
+        late[name] = statistics.fmean(known) if known else None
     found = {"arm": arm, "seed": seed, "start": curve[0]["sampled_em"], **late, "updates": until * REGIME.updates}
     found |= {"training": training, "seconds": round(time.process_time() - started, 1)}
     write_whole(file_of(arm, seed), json.dumps(found).encode())
@@ -95,11 +94,14 @@ def report(rows: Sequence[Row]) -> str:
     for arm in ARMS:
         of_arm = [row for row in rows if row["arm"] == arm]
         if len(of_arm) > 1:
-            columns = [[row[name] for row in of_arm] for name in COLUMNS]
+            columns = [[row[name] for row in of_arm if row[name] is not None] for name in COLUMNS]
             errors = [statistics.stdev(column) / len(column) ** 0.5 for column in columns]
             cells = [f"{statistics.fmean(x):.3g} ± {error:.2g}" for x, error in zip(columns, errors, strict=True)]
             means.append([arm, *cells])
-        each += [[arm, str(row["seed"]), *(f"{row[name]:.3g}" for name in COLUMNS)] for row in of_arm]
+        each += [
+            [arm, str(row["seed"]), *("–" if row[name] is None else f"{row[name]:.3g}" for name in COLUMNS)]
+            for row in of_arm
+        ]
     titles = ["start", "sampled", "greedy", "value loss", "explained variance", "updates"]
     tables = table(["tokens", *titles], means, 1), table(["tokens", "seed", *titles], each, 1)
     return "\n\n".join([HEADER, tables[0].strip(), "## Every seed", tables[1].strip()]) + "\n"
