@@ -196,12 +196,12 @@ COLUMNS = {
 HEADER = """# Routing replay
 
 Written by `python -m benchmarks.routing`. A mixture of {parameters:,} parameters (8 experts, 2 to a token) is trained
-by GRPO without a target KL, at a learning rate of 1e-3. The engine that samples has its weights, but its routers choose
-by logits with noise of a standard deviation of {noise}, or it computes in bfloat16. A rollout of 64 trajectories serves
-1, 4 or 16 updates. All arms start from a sampled EM of {start:.3f}.
+by GRPO without a target KL, at a learning rate of 1e-3. The engine that samples has its weights, but its routers
+choose by logits with noise of a standard deviation of {noise}, or it computes in bfloat16. A rollout of 64
+trajectories serves 1, 4 or 16 updates. All arms start from a sampled EM of {start:.3f}.
 
-Mean ± standard error over seeds {seeds}. EM is exact match on an unseen world, the mean of the last {last} evaluations.
-The gap is the mean |log π_old − log μ| of the policy's tokens, in nats, replayed if at all; *rerouted* is the share of
+Mean ± standard error over seeds {seeds}. EM is exact match on an unseen world, the mean of the last {last}
+evaluations. The gap is the mean |log π_old − log μ| of the policy's tokens, in nats, replayed if at all; *rerouted* is the share of
 tokens whose replayed experts the policy would not have chosen. Runs below their start have fallen."""
 
 
@@ -217,7 +217,7 @@ def report(rows: Sequence[Row]) -> str:
         for name in COLUMNS:
             found = [row[name] for row in of_arm if row[name] is not None]
             error = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
-            cells.append(f"{statistics.fmean(found):.3g} ± {error:.1g}" if found else "–")
+            cells.append(f"{statistics.fmean(found):.3g} ± {error:.2g}" if found else "–")
         each = " ".join(f"{row['sampled_em']:.2f}" for row in of_arm)
         lines.append([engine, str(updates), replay, *cells, f"{fallen} of {len(of_arm)}", each])
     names = ["engine", "updates", "replay", *COLUMNS.values(), "fallen", "sampled EM of each seed"]
