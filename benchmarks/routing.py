@@ -36,7 +36,7 @@ from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.files import write_whole
 from sorl_trl.methods import SETTINGS
 from sorl_trl.rollout import SlotEngine, TurnEnd
-from sorl_trl.rollout.routing import WEIGHTS, Routers
+from sorl_trl.rollout.routing import Routers, weights_of
 
 RUNS = Path(__file__).parents[1] / "runs/routing"
 SEEDS = range(40, 45)
@@ -104,7 +104,7 @@ def choose_noisily(router: Any, _args: Any, output: Any) -> tuple[Any, Any, Any]
     """A hook: the router chooses by noisy logits, and weighs its choice as always."""
     logits, weights, _ = output
     experts = (logits + NOISE * torch.randn_like(logits)).topk(router.top_k, dim=-1).indices
-    return logits, WEIGHTS[type(router).__name__](router, logits, experts).to(weights.dtype), experts
+    return logits, weights_of(router, logits, experts).to(weights.dtype), experts
 
 
 class OtherEngine(SearchRollout):
@@ -134,7 +134,7 @@ class MeasuredTrainer(SOGRPOTrainer):
         batch = rollout.batch
         if self.model.training:
             old = rollout.old_logps
-            old = self._score(self.model, batch, routing="replay").logps if old is None else old
+            old = self._score(self.model, batch, replay=True).logps if old is None else old
             self._log("gap", (old - batch["sampling_per_token_logps"]).abs(), batch["turn_ids"] >= 0)
         return super()._apply_method(rollout)
 

@@ -25,7 +25,7 @@ from sorl_trl.rollout import (
     environment_statistics,
     rollout_statistics,
 )
-from sorl_trl.rollout.candidates import BestOfTurns, Candidates
+from sorl_trl.rollout.candidates import Candidates
 from sorl_trl.rollout.observation import MessageSanitizer
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import Trajectory
@@ -139,10 +139,6 @@ class AgentRollout(PolicyRollout):
             raise ValueError(
                 f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but is for TRL's tool loop. "
                 "Set `RolloutLimits.max_turns` (`max_turns` in a recipe) instead."
-            )
-        if isinstance(self.candidates, BestOfTurns) and getattr(config, "router_replay", "none") == "r3":
-            raise ValueError(
-                "`router_replay` is 'r3', but with `BestOfTurns`, the engine reads the turns of copies anew."
             )
 
     @property

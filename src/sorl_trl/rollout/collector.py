@@ -21,7 +21,7 @@ from sorl_trl.rollout.observation import ObservationEncoder
 from sorl_trl.rollout.options import EngineOptions, RolloutLimits
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.rollout.search_responder import SearchResponder
-from sorl_trl.rollout.trajectories import decode
+from sorl_trl.rollout.trajectories import decode, new_routes
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
@@ -304,7 +304,8 @@ class _Row:
         """Append a turn, and set the stop reason if the row ends here."""
         room, reason = self._room()
         sampled = generation.token_ids, text, action, generation.logprobs
-        self._append(Turn(*sampled, versions=generation.versions, agent=agent, routes=generation.routes))
+        routes = new_routes(generation, (each for each in self.segments if isinstance(each, Turn)))
+        self._append(Turn(*sampled, versions=generation.versions, agent=agent, routes=routes))
         self.turns += 1
         if action.kind is ActionKind.ANSWER:
             self.stop_reason = StopReason.ANSWERED

@@ -15,6 +15,7 @@ from sorl_trl.rollout.routing import LIVE
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
+    from sorl_trl.rollout.engine import Generation
     from sorl_trl.rollout.environment import Responder
 
 _LOOKS_LIKE_CONTROL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
@@ -113,6 +114,13 @@ def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
     has_logprobs = all(turn.logprobs is not None for turn in trajectory.turns)
     env_mask = [int(turn_id >= 0) for turn_id in turn_ids]
     return AssembledTrajectory(completion_ids, env_mask, turn_ids, context_ids, logprobs if has_logprobs else None)
+
+
+def new_routes(generation: Generation, earlier: Iterable[Turn]) -> np.ndarray[Any, Any] | None:
+    """The routes of what no `earlier` turn of the context covers, because tokens belong to who first read them."""
+    if generation.routes is None:
+        return None
+    return generation.routes[sum(len(each.routes) for each in earlier) :].copy()  # lets go of the others
 
 
 def laid_out_routes(trajectory: Trajectory, size: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:

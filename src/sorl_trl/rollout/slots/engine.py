@@ -222,7 +222,7 @@ class SlotEngine(Engine):
         if self._routers is None:
             logits = forward()
         else:
-            with self._routers.recorded() as experts:
+            with self._routers.replayed() as experts:
                 logits = forward()
                 routes = experts().to("cpu", torch.int16).reshape(len(rows), -1, *self._routers.shape).numpy()
             for row, ids, own in zip(rows, new, routes, strict=True):
@@ -245,8 +245,7 @@ class SlotEngine(Engine):
             if stopped or len(row.sampled) >= row.limit:
                 self._table.park(row)
                 reported = None if self.logprobs_at is None else tuple(row.logprobs)
-                routes = None if self.routes is None else np.stack(row.routes[row.covered :])
-                row.covered = len(row.cached)
+                routes = None if self.routes is None else np.stack(row.routes)
                 ended.append((row.index, Generation(tuple(row.sampled), reported, stopped, routes=routes)))
         return ended
 
