@@ -11,7 +11,7 @@ keep their way. What a router loss reads are the logits, which stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
@@ -51,7 +51,7 @@ class Routers:
         """The index of each router's layer among all layers, of which some may be dense."""
 
     @contextmanager
-    def replayed(self, routes: Tensor | None = None) -> Iterator[Callable[[], Tensor]]:
+    def replayed(self, routes: Tensor | None = None) -> Iterator[Any]:
         """Within it, passes over n tokens take the experts (n, L, k) of `routes`, except where these are `LIVE`.
 
         The function returns what the routers would have taken in the last pass of this thread, (n, L, k). Within

@@ -120,7 +120,8 @@ def new_routes(generation: Generation, earlier: Iterable[Turn]) -> np.ndarray[An
     """The routes of what no `earlier` turn of the context covers, because tokens belong to who first read them."""
     if generation.routes is None:
         return None
-    return generation.routes[sum(len(each.routes) for each in earlier) :].copy()  # lets go of the others
+    known = sum(len(each.routes) for each in earlier)
+    return np.array(generation.routes[known:])  # a copy, which lets go of the others
 
 
 def laid_out_routes(trajectory: Trajectory, size: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:

@@ -49,7 +49,7 @@ class Routing:
         again = within_and_recomputed(model.modules(), lambda: self.routers.replayed(routes))
         with self.routers.replayed(routes) as chosen, again:
             yield
-        self.chosen.extend(chosen()[read][order.argsort()].to(torch.int16).split(mask.sum(1).tolist()))
+        self.chosen.extend(torch.split(chosen()[read][order.argsort()].to(torch.int16), mask.sum(1).tolist()))
 
     def rerouted(self) -> dict[str, tuple[Tensor, Tensor]]:
         """For the log: at which replayed tokens some router would have chosen other experts."""
