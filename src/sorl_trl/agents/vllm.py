@@ -109,17 +109,12 @@ class VLLMEngine(Engine):
         return request.row, Generation(sampled.token_ids, sampled.logprobs, stopped, sampled.versions, routes)
 
     def _routes_of(self, sampled: Sampled) -> np.ndarray[Any, Any]:
-        """Those of the layers that have a router. Raises RuntimeError if there are none."""
-        if sampled.routes is None:
+        """Those of the layers that have a router. Raises RuntimeError if vLLM does not know them."""
+        routes = np.zeros((1, 1, 2)) if sampled.routes is None else sampled.routes[:, self._layers].astype(np.int16)
+        if routes.shape[2] > 1 and (routes[..., 0] == routes[..., 1]).any():  # one expert twice: it was not recorded
             raise RuntimeError(
                 "`router_replay` is 'r3', but vLLM does not report which experts it chose: start its server with "
-                "`--enable-return-routed-experts`."
-            )
-        routes: np.ndarray[Any, Any] = sampled.routes[:, self._layers].astype(np.int16)
-        if routes.shape[2] > 1 and (routes[..., 0] == routes[..., 1]).any():
-            raise RuntimeError(
-                "vLLM reports one expert twice for a token, so it has not recorded what it chose: its kernel for "
-                "mixtures of experts cannot."
+                "`--enable-return-routed-experts`, and if it was, with another kernel for mixtures of experts."
             )
         return routes
 

@@ -365,8 +365,6 @@ class SOPPOConfig(TurnLevelConfig):
                 f"`macro_action_tokens` is {self.macro_action_tokens}, but `advantage_level` is "
                 f"{self.advantage_level!r}: 'macro' needs a number, such as 5, and other levels take None."
             )
-        if self.advantage_level == "token" and self.value_pool != "first":
-            raise ValueError(f"`value_pool` is {self.value_pool!r}, but a unit has one token: set it to 'first'.")
         if self.kl_in_reward and self.beta == 0.0:
             raise ValueError("`kl_in_reward` is set, but `beta`, the coefficient of that KL, is 0.0: set `beta`.")
         if self.critic_trunk_gradient and (self.critic in ("adapter", "model") or self.bias_norm):

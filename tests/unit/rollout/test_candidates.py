@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from examples.selection_weight import best_of_ratio
 from transformers import GenerationConfig
 
-from sorl_trl.ops import best_of_ratio
 from sorl_trl.rollout import (
     BatchResponder,
     BestOfTrajectories,
@@ -179,8 +179,7 @@ def test_the_best_is_distributed_by_the_law_and_ties_change_nothing(candidates: 
         chosen = Counter(each.answer for each in trajectories)
         for word, value in of.items():
             shares = (sum(other <= value for other in values) / 4, sum(other < value for other in values) / 4)
-            ratio = best_of_ratio(*map(torch.tensor, shares), candidates)
-            assert Fraction(chosen[word], 4**candidates) == Fraction(ratio.item()) / 4
+            assert Fraction(chosen[word], 4**candidates) == Fraction(best_of_ratio(*shares, candidates)) / 4
         assert all(max(each.turns[0].scores) == each.turns[0].scores[0] == of[each.answer] for each in trajectories)
         assert {len(each.turns[0].scores) for each in trajectories} == {candidates}
 
