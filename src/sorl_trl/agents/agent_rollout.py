@@ -82,6 +82,8 @@ class AgentRollout(PolicyRollout):
             raise ValueError(
                 "protocol is given beside tools that the chat template shows, whose format it is: leave it out"
             )
+        if not isinstance(candidates, Candidates | None):
+            raise TypeError(f"candidates is {candidates!r}, but must be `BestOfTurns`, `BestOfTrajectories` or None")
         super().__init__(engine)
         self._responder = responder
         self.candidates = candidates

@@ -117,6 +117,6 @@ class Search:
         if row.stop_reason is not None and row.stop_reason.is_infrastructure_failure:
             return -math.inf
         scored = (row.last_turn, row.reply) if isinstance(self._how, BestOfTurns) else (row.finished(),)
-        if not math.isfinite(score := self._how.score(self._example, *scored)):
+        if (score := self._how.score(self._example, *scored)) is None or not math.isfinite(score):
             raise ValueError(f"`score` returned {score!r}, but must return a finite number")
         return float(score)

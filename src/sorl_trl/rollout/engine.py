@@ -126,10 +126,7 @@ class Engine(ABC):
     """(L, k) of the `routes` of generations; None for none, which is so before `report_routes`."""
 
     def report_routes(self) -> None:
-        """From the next rollout on, have generations include `routes`.
-
-        Raises ValueError if the engine cannot report them, or the model is no mixture of experts that `Routers` knows.
-        """
+        """From the next rollout on, have generations include `routes`. Raises ValueError if the engine cannot."""
         raise ValueError(
             f"`router_replay` is 'r3', but {type(self).__name__} does not report which experts it chose: set "
             "`rollout_engine` of `EngineOptions` to 'slots', or `use_vllm` to True."

@@ -29,8 +29,7 @@ _SIGMOID = ("DeepseekV3TopkRouter", "Glm4MoeTopkRouter")
 class Routers:
     """The L routers of a model's decoder, in the order of its layers; each chooses k experts for each token.
 
-    Raises:
-        ValueError: The model has no router, or one of a family that is not known here.
+    Raises ValueError if the model has no router, or one of a family that is not known here.
     """
 
     def __init__(self, model: Any) -> None:

@@ -127,9 +127,8 @@ def new_routes(generation: Generation, earlier: Iterable[Turn]) -> np.ndarray[An
 def laid_out_routes(trajectory: Trajectory, size: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
     """The experts that the engine chose for each token of prompt and completion, (`size`, L, k).
 
-    They are `LIVE` where none is known: for the last token of each context, for observations after its last turn, and
-    for what is appended to a completion. A context is a row of the engine, in which each turn covers what no earlier
-    one has. Raises RuntimeError if it covers more or less.
+    They are `LIVE` where none is known: from the last token of a context's last turn on, and for what is appended to
+    a completion. Raises RuntimeError if a turn covers more or less than what no earlier one has.
     """
     routes = np.full((size, *shape), LIVE, dtype=np.int16)
     place = len(trajectory.prompt_ids)

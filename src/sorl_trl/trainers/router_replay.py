@@ -62,11 +62,7 @@ class Routing:
 
 
 def replayed_routers(trainer: Any, policy: Any) -> Routers | None:
-    """The policy's routers, or None without `router_replay`.
-
-    Raises:
-        ValueError: Replay would be wrong with the trainer's other settings, or cannot replay such routers.
-    """
+    """The policy's routers, or None without `router_replay`. Raises ValueError for what cannot be replayed."""
     args, problem = trainer.args, None
     if args.router_replay == "none":
         return None
@@ -84,11 +80,7 @@ def replayed_routers(trainer: Any, policy: Any) -> Routers | None:
 def engine_routes(
     batch: Mapping[str, Any], rows: Sequence[Sampled], given: Sequence[Any] | None, shape: tuple[int, int]
 ) -> list[Tensor]:
-    """What an engine has chosen, as `ROUTES`.
-
-    Raises:
-        ValueError: The rollout has not returned `routes`, or of another shape.
-    """
+    """What an engine has chosen, as `ROUTES`. Raises ValueError if there is none, or of another shape."""
     if given is None:
         raise ValueError(
             "`router_replay` is 'r3', but the rollout has not returned `routes`, the experts that its engine chose: "

@@ -15,6 +15,7 @@ import torch
 from examples.selection_weight import best_of_ratio
 from transformers import GenerationConfig
 
+from sorl_trl import AgentRollout
 from sorl_trl.rollout import (
     BatchResponder,
     BestOfTrajectories,
@@ -311,8 +312,11 @@ def test_what_cannot_be_copied_or_compared_is_refused_in_one_error() -> None:
     collector = Collector(GUESSES, Stateful(1), GUESS, LIMITS, candidates=BestOfTurns(2, low))
     with pytest.raises(TypeError, match="Stateful has no method `branch`"):
         collector.collect([(3,)], SlotEngine(POLICY, TurnEnd(GUESSES, GUESS.stop_strings, [1]), SAMPLED))
-    with pytest.raises(ValueError, match="`score` returned nan, but must return a finite number"):
-        play(BestOfTurns(2, lambda *_: float("nan")))
+    for score in (float("nan"), None):
+        with pytest.raises(ValueError, match=f"`score` returned {score}, but must return a finite number"):
+            play(BestOfTurns(2, lambda *_, score=score: score))
+    with pytest.raises(TypeError, match="candidates is 4, but must be `BestOfTurns`, `BestOfTrajectories` or None"):
+        AgentRollout(EnvironmentResponder(Remembers), candidates=4)
     for wrong in (BestOfTurns, BestOfTrajectories, lambda width, score: BestOfTurns(2, score, width=width)):
         with pytest.raises(ValueError, match="is 0, but must be a whole number, at least 1"):
             wrong(0, low)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -219,16 +220,14 @@ class SlotEngine(Engine):
         self, forward: Callable[[], torch.Tensor], rows: Sequence[Row], new: Sequence[Sequence[int]]
     ) -> torch.Tensor:
         """Make a forward that reads `new` tokens of rows, which then are cached. Returns its logits."""
-        if self._routers is None:
+        routes: Any = [()] * len(rows)
+        with self._routers.replayed() if self._routers else nullcontext() as experts:
             logits = forward()
-        else:
-            with self._routers.replayed() as experts:
-                logits = forward()
-                routes = experts().to("cpu", torch.int16).reshape(len(rows), -1, *self._routers.shape).numpy()
-            for row, ids, own in zip(rows, new, routes, strict=True):
-                row.routes.extend(own[-len(ids) :])  # shorter rows are padded in front
-        for row, ids in zip(rows, new, strict=True):
+            if self.routes is not None:
+                routes = experts().to("cpu", torch.int16).reshape(len(rows), -1, *self.routes).numpy()
+        for row, ids, own in zip(rows, new, routes, strict=True):
             row.cached.extend(ids)
+            row.routes.extend(own[-len(ids) :])  # shorter rows are padded in front
         return logits
 
     def _take(self, rows: Sequence[Row], logits: torch.Tensor) -> list[tuple[int, Generation]]:
