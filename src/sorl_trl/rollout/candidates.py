@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sorl_trl.checks import COUNT, POSITIVE_COUNT, check_fields
 from sorl_trl.rollout.environment import Reply, Responder
-from sorl_trl.types import Trajectory, Turn
+from sorl_trl.types import Turn
 
 if TYPE_CHECKING:
     from sorl_trl.rollout.collector import _Row
@@ -39,28 +39,17 @@ class BestOfTurns:
 
 
 @dataclass(frozen=True)
-class BestOfTrajectories:
-    """Sample several trajectories from copies of one environment, and keep the best, as `BestOfTurns` ranks paths.
+class BestOfTrajectories(BestOfTurns):
+    """Sample several trajectories from copies of one environment, and keep the one whose turns have the best sum."""
 
-    `score` gives a finite number to a row of the dataset and a trajectory.
-    """
-
-    candidates: Annotated[int, POSITIVE_COUNT]
-    score: Callable[[Mapping[str, Any], Trajectory], float]
-    width: ClassVar[int] = 1
-    depth: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-Candidates: TypeAlias = BestOfTurns | BestOfTrajectories
+    width: int = field(default=1, init=False)
+    depth: int = field(default=0, init=False)
 
 
 class Search:
     """The search for one trajectory, which begins with `row`. Rows have its number plus a multiple of `rows`."""
 
-    def __init__(self, how: Candidates, row: _Row, rows: int, example: Any, responder: Responder) -> None:
+    def __init__(self, how: BestOfTurns, row: _Row, rows: int, example: Any, responder: Responder) -> None:
         self._how, self._example, self._responder = how, example, responder
         # Numbers for all candidates, and for what looks ahead from each.
         self._free = [row.index + rows * i for i in reversed(range(1, 2 * how.width * how.candidates))]
@@ -70,6 +59,7 @@ class Search:
 
     def after(self, row: _Row) -> tuple[list[_Row], list[_Row]]:
         """After a turn of `row`, the rows whose next turn begins, and those that are given up."""
+        row.score += self._score(row)
         if isinstance(self._how, BestOfTrajectories) and row.stop_reason is None:
             return [row], []
         self._growing -= 1
@@ -89,14 +79,10 @@ class Search:
             paths = [each for path in kept for each in (path, *self._copies(path, how.candidates - 1))]
             grown = [path for path in paths if path.stop_reason is None]
             yield grown, given_up
-            for path in grown:
-                path.score += self._score(path)
             ahead = {each: path for path in grown if how.depth for each in self._copies(path, 1)}
             for _ in range(how.depth):
                 if grown := [each for each in ahead if each.stop_reason is None]:
                     yield grown, []
-                for each in grown:
-                    each.score += self._score(each)
             rank = {path: path.score for path in paths} | {path: each.score for each, path in ahead.items()}
             paths.sort(key=lambda path: -rank[path])
             kept, given_up = paths[: how.width], [*paths[how.width :], *ahead]
@@ -116,7 +102,7 @@ class Search:
     def _score(self, row: _Row) -> float:
         if row.stop_reason is not None and row.stop_reason.is_infrastructure_failure:
             return -math.inf
-        scored = (row.last_turn, row.reply) if isinstance(self._how, BestOfTurns) else (row.finished(),)
-        if (score := self._how.score(self._example, *scored)) is None or not math.isfinite(score):
+        score = self._how.score(self._example, row.last_turn, row.reply)
+        if score is None or not math.isfinite(score):
             raise ValueError(f"`score` returned {score!r}, but must return a finite number")
         return float(score)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
-from sorl_trl.rollout.candidates import Candidates, Search
+from sorl_trl.rollout.candidates import BestOfTurns, Search
 from sorl_trl.rollout.engine import Engine, Generation, Generator, LockStepEngine, check_generation
 from sorl_trl.rollout.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.observation import ObservationEncoder
@@ -62,7 +62,7 @@ class Collector:
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         rejoin_after: int = EngineOptions.rejoin_after,
-        candidates: Candidates | None = None,
+        candidates: BestOfTurns | None = None,
     ) -> None:
         COUNT.check("rejoin_after", rejoin_after)
         self.candidates = candidates
@@ -288,10 +288,8 @@ class _Row:
     segments: list[Turn | Observation] = field(default_factory=list)
     turns: int = 0
     stop_reason: StopReason | None = None
-    reply: Reply | None = None
-    """The reply to its last turn, if it has one."""
-    score: float = 0.0
-    """The sum over its turns, where it is a candidate."""
+    reply: Reply | None = None  # to its last turn, if it has one
+    score: float = 0.0  # of a candidate, the sum over its turns
 
     def __post_init__(self) -> None:
         self.context = [*self.prompt_ids, *(token for each in self.segments for token in each.token_ids)]

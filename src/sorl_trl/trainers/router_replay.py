@@ -70,8 +70,6 @@ def replayed_routers(trainer: Any, policy: Any) -> Routers | None:
         problem = "FSDP's `fsdp_activation_checkpointing` recomputes without it: use `gradient_checkpointing`"
     elif getattr(getattr(policy, CRITIC_ATTRIBUTE, None), "kind", None) == "adapter":
         problem = "`critic` is 'adapter', which runs the policy's layers once more: use 'head' or 'model'"
-    elif hasattr(trainer, "agent_engine"):
-        problem = "agents with adapters of their own make several passes: set it to 'none'"
     if problem is not None:
         raise ValueError(f"`router_replay` is {args.router_replay!r}, but {problem}.")
     return Routers(policy)

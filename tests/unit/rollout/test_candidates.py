@@ -49,7 +49,7 @@ HOWS = {
     "greedy": lambda score: BestOfTurns(3, score),
     "beam": lambda score: BestOfTurns(3, score, width=2),
     "lookahead": lambda score: BestOfTurns(2, score, width=2, depth=2),
-    "trajectories": lambda score: BestOfTrajectories(3, lambda example, trajectory: len(trajectory.turns)),
+    "trajectories": lambda score: BestOfTrajectories(3, score),
 }
 
 
@@ -171,11 +171,9 @@ class Enumerated:
 def test_the_best_is_distributed_by_the_law_and_ties_change_nothing(candidates: int, values: Sequence[int]) -> None:
     """Each of four answers has a quarter under π. Every combination of candidates occurs once, so counts are exact."""
     of = dict(zip(("Paris", "France", "capital", "of"), values, strict=True))
-    for how in (
-        BestOfTurns(candidates, lambda example, turn, reply: of[turn.action.content]),
-        BestOfTrajectories(candidates, lambda example, trajectory: of[trajectory.answer]),
-    ):
-        collector = Collector(word_tokenizer(), FakeSearch(), TagProtocol(), candidates=how)
+    for how in (BestOfTurns, BestOfTrajectories):
+        best = how(candidates, lambda example, turn, reply: of[turn.action.content])
+        collector = Collector(word_tokenizer(), FakeSearch(), TagProtocol(), candidates=best)
         trajectories = collector.collect([(9,)] * 4**candidates, Enumerated(candidates))
         chosen = Counter(each.answer for each in trajectories)
         for word, value in of.items():

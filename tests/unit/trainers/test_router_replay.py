@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
@@ -253,8 +254,6 @@ def test_what_backward_recomputes_is_replayed(tmp_path: Path, tokenizer: Any, re
 )
 def test_what_cannot_be_replayed_is_refused(tmp_path: Path, tokenizer: Any, kind: Any, fields: Any, says: str) -> None:
     if fields.get("critic") == "adapter":
-        from peft import LoraConfig, get_peft_model
-
         fields = {
             **fields,
             "model": get_peft_model(build(FAMILIES["qwen3_moe"]), LoraConfig(target_modules=["q_proj"])),
@@ -267,6 +266,13 @@ def test_r3_without_routes_is_one_plain_error(tmp_path: Path, tokenizer: Any) ->
     trainer = trainer_of(tmp_path, tokenizer, router_replay="r3", rollout_func=SeveralContexts())
     with pytest.raises(ValueError, match="has not returned `routes`"):
         rollout_of(trainer)
+
+
+def test_a_completion_that_is_masked_because_it_was_cut_is_no_mistake(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = trainer_of(tmp_path, tokenizer, router_replay="r3", mask_truncated_completions=True)
+    batch = rollout_of(trainer)
+    assert not batch["completion_mask"].any(1).all(), "some rows are masked"
+    assert gap(trainer, batch, True) < 1e-6
 
 
 def test_so_ppo_trains_with_r2(tmp_path: Path, tokenizer: Any) -> None:
