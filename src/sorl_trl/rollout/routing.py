@@ -1,12 +1,7 @@
 """The experts that a mixture's routers choose: recorded, and imposed on a later pass (routing replay).
 
-Sources: MiniRL (arXiv 2512.01374) for R2 and R3, and R3's own paper (arXiv 2510.11370). The imposed choice is a
-constant, and gradients reach the router through the weights of the chosen experts:
-
-    g_i = I_i e^{s_i} / Σ_j I_j e^{s_j}
-
-where s are the router's own logits and I is 1 for the k recorded experts. Routers that weigh experts in another way
-keep their way. What a router loss reads are the logits, which stay as they are.
+The imposed choice is a constant, and gradients reach the router through the weights of the chosen experts, such as
+e^{s_i} / Σ_j e^{s_j} over the chosen j, where s are its own logits. A router loss reads these logits as they are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Routing replay: a mixture is trained with the experts that were chosen before (MiniRL, arXiv 2512.01374).
+"""Routing replay: a mixture is trained with the experts that were chosen before.
+
+Sources: MiniRL (arXiv 2512.01374) for R2 and R3, and R3's own paper (arXiv 2510.11370).
 
     R2   the experts of the old-policy pass are imposed on all gradient passes
     R3   those of the sampling engine are imposed on the old-policy pass and on all gradient passes

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from examples.selection_weight import best_of_ratio
-from transformers import GenerationConfig
+from transformers import GenerationConfig, MixtralConfig, MixtralForCausalLM
 
 from sorl_trl import AgentRollout
 from sorl_trl.rollout import (
@@ -32,8 +32,11 @@ from sorl_trl.rollout import (
     TurnEnd,
 )
 from sorl_trl.rollout.environment import RowTurn
+from sorl_trl.rollout.routing import Routers
+from sorl_trl.rollout.trajectories import laid_out_routes
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
+from tests.model_families import GQA, build
 from tests.policies import acting_policy, acting_tokenizer
 
 from .fakes import FakeSearch, check_rows, turn_of, word_tokenizer
@@ -45,6 +48,7 @@ POLICY = acting_policy(GUESSES).eval()
 with torch.no_grad():  # mostly, it guesses
     POLICY.lm_head.weight[GUESSES.convert_tokens_to_ids(["<guess>", "</guess>"])] *= 1.3
 SAMPLED = GenerationConfig(do_sample=True, temperature=1.0, top_k=0)
+EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 HOWS = {
     "greedy": lambda score: BestOfTurns(3, score),
     "beam": lambda score: BestOfTurns(3, score, width=2),
@@ -139,6 +143,26 @@ def test_what_is_kept_has_its_own_environment_and_log_probabilities(how: Any) ->
                 rescored = [logps[place + i - 1, token] for i, token in enumerate(segment.token_ids)]
                 torch.testing.assert_close(torch.tensor(segment.logprobs), torch.stack(rescored), atol=1e-5, rtol=1e-5)
             place += len(segment.token_ids)
+
+
+def test_what_is_kept_has_the_routes_of_one_plain_pass() -> None:
+    """Copies are read anew, but only what no earlier turn covers is theirs."""
+    policy = build(
+        lambda: MixtralForCausalLM(
+            MixtralConfig(**{**GQA, "vocab_size": len(GUESSES), "max_position_embeddings": 512}, **EXPERTS)
+        )
+    )
+    engine = SlotEngine(policy, TurnEnd(GUESSES, GUESS.stop_strings, [1]), SAMPLED)
+    engine.report_routes()
+    how = BestOfTurns(3, lambda example, turn, reply: turn.token_ids[0], width=2, depth=1)
+    collector = Collector(GUESSES, EnvironmentResponder(Remembers), GUESS, LIMITS, candidates=how)
+    trajectories = collector.collect([[3, 7 + row, 5] for row in range(3)], engine)
+    assert max(len(each.turns) for each in trajectories) > 2
+    for each in trajectories:
+        ids = [*each.prompt_ids, *(token for segment in each.segments for token in segment.token_ids)]
+        with torch.no_grad(), Routers(policy).replayed() as experts:
+            policy(torch.tensor([ids]))
+        assert laid_out_routes(each, len(ids), (2, 2))[:-1].tolist() == experts()[:-1].tolist()
 
 
 def test_candidates_share_what_the_engine_has_read() -> None:
