@@ -72,7 +72,8 @@ class Search:
 
     def _searched(self, row: _Row) -> Iterator[tuple[list[_Row], list[_Row]]]:
         """Yield the rows that take a turn, and those that are given up, and go on when all have taken theirs."""
-        how, kept, given_up = self._how, [row], []
+        how, kept = self._how, [row]
+        given_up: list[_Row] = []
         while any(path.stop_reason is None for path in kept):
             if how.width == 1:  # all candidates share what came before
                 kept[0].score = 0.0

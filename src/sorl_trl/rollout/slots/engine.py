@@ -221,10 +221,11 @@ class SlotEngine(Engine):
     ) -> torch.Tensor:
         """Make a forward that reads `new` tokens of rows, which then are cached. Returns its logits."""
         routes: Any = [()] * len(rows)
-        with self._routers.replayed() if self._routers else nullcontext() as experts:
+        recording: Any = nullcontext() if self._routers is None else self._routers.replayed()
+        with recording as experts:
             logits = forward()
-            if self.routes is not None:
-                routes = experts().to("cpu", torch.int16).reshape(len(rows), -1, *self.routes).numpy()
+        if self.routes is not None:
+            routes = experts().to("cpu", torch.int16).reshape(len(rows), -1, *self.routes).numpy()
         for row, ids, own in zip(rows, new, routes, strict=True):
             row.cached.extend(ids)
             row.routes.extend(own[-len(ids) :])  # shorter rows are padded in front
