@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from random import Random
-
 import torch
 from torch import Tensor
 
 from .masking import turn_broadcast, turn_ends, turn_layout, turn_starts
 
-__all__ = ["VALUE_POOLS", "macro_action_ids", "random_lengths", "valued_tokens"]
+__all__ = ["VALUE_POOLS", "macro_action_ids", "valued_tokens"]
 
 VALUE_POOLS = ("first", "mean", "last")
 
@@ -28,15 +25,6 @@ def macro_action_ids(turn_ids: Tensor, lengths: Tensor) -> Tensor:
     is_start = turns.loss_mask & ((place % period).unsqueeze(2) == starts.unsqueeze(1)).any(2)
     positions = torch.arange(turn_ids.size(1), device=turn_ids.device)
     return torch.where(turns.loss_mask, torch.where(is_start, positions, -1).cummax(1).values, -1)
-
-
-def random_lengths(trajectories: Iterable[Sequence[int]]) -> Tensor:
-    """Put 1, 2, 3, 5 and 10 into an order that the token ids of each trajectory decide: (B, 5) int64.
-
-    MA-RLHF has one order for a batch, with each length several times, and what then is left is one macro action.
-    """
-    orders = [Random(str([*ids])).sample((1, 2, 3, 5, 10), 5) for ids in trajectories]
-    return torch.tensor(orders, dtype=torch.int64).view(-1, 5)
 
 
 def valued_tokens(unit_ids: Tensor, pool: str) -> Tensor:
