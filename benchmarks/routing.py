@@ -39,7 +39,7 @@ from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.files import write_whole
 from sorl_trl.methods import METHODS, SETTINGS
 from sorl_trl.rollout import SlotEngine, TurnEnd
-from sorl_trl.rollout.routing import WEIGHTS
+from sorl_trl.rollout.routing import Routers, weights_of
 
 RUNS = Path(__file__).parents[1] / "runs/routing"
 SEEDS = range(40, 45)
@@ -112,7 +112,7 @@ def choose_noisily(router: Any, _args: Any, output: Any) -> tuple[Any, Any, Any]
     """A hook: the router chooses by noisy logits, and weighs its choice as always."""
     logits, weights, _ = output
     experts = (logits + NOISE * torch.randn_like(logits)).topk(router.top_k, dim=-1).indices
-    return logits, WEIGHTS[type(router).__name__](router, logits, experts).to(weights.dtype), experts
+    return logits, weights_of(router, logits, experts).to(weights.dtype), experts
 
 
 class OtherEngine(SearchRollout):
@@ -131,7 +131,7 @@ class OtherEngine(SearchRollout):
         engine = SlotEngine(sampler, end, trainer.generation_config)
         engine.report_routes()
         if self._kind == "noise":
-            for router in (each for each in sampler.modules() if type(each).__name__ in WEIGHTS):
+            for router in Routers(sampler).modules:
                 router.register_forward_hook(choose_noisily)
         engine.logprobs_at = trainer.temperature
         return self.sample(prompts, trainer, engine)
@@ -142,7 +142,7 @@ class MeasuredTrainer(SOGRPOTrainer):
 
     def _apply_method(self, rollout: Any) -> Any:
         batch, old = rollout.batch, rollout.old_logps
-        old = self._score(self.model, batch, routing="replay").logps if old is None else old
+        old = self._score(self.model, batch, replay=True).logps if old is None else old
         self._log("gap", (old - batch["sampling_per_token_logps"]).abs(), batch["turn_ids"] >= 0)
         return super()._apply_method(rollout)
 
@@ -201,8 +201,8 @@ choose by logits with noise of a standard deviation of {noise}, or it computes i
 trajectories serves 1, 4 or 16 updates. All arms start from a sampled EM of {start:.3f}.
 
 Mean ± standard error over seeds {seeds}. EM is exact match on an unseen world, the mean of the last {last}
-evaluations. The gap is the mean |log π_old − log μ| of the policy's tokens, in nats, replayed if at all; *rerouted* is the share of
-tokens whose replayed experts the policy would not have chosen. Runs below their start have fallen."""
+evaluations. The gap is the mean |log π_old − log μ| of the policy's tokens, in nats, replayed if at all; *rerouted* is
+the share of tokens whose replayed experts the policy would not have chosen. Runs below their start have fallen."""
 
 
 def report(rows: Sequence[Row]) -> str:

@@ -14,10 +14,7 @@ trainer = SOGRPOTrainer(
 
 import math
 
-import torch
-
 from sorl_trl.methods.method import group_mean_advantages
-from sorl_trl.ops import best_of_ratio
 
 
 def selection_ratio(trajectory, **_):
@@ -32,9 +29,16 @@ def selection_ratio(trajectory, **_):
 
 
 def _ratio(scores):
-    every, own = torch.tensor(scores, dtype=torch.float64), scores[0]
-    shares = (every <= own).double().mean(), (every < own).double().mean()
-    return 1 / best_of_ratio(*shares, len(scores)).item()
+    at_most, below = (sum(map(own, scores)) / len(scores) for own in (scores[0].__ge__, scores[0].__gt__))
+    return 1 / best_of_ratio(at_most, below, len(scores))
+
+
+def best_of_ratio(at_most, below, candidates):
+    """q/π of the best of M candidates, (F^M − F⁻^M) / (F − F⁻) = Σ_j F^j F⁻^(M−1−j) (ours).
+
+    F (`at_most`) and F⁻ (`below`) are the probabilities under π of a score of at most, and below, that of the best.
+    """
+    return sum(at_most**j * below ** (candidates - 1 - j) for j in range(candidates))
 
 
 def weighted(rollout):

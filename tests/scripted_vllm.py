@@ -46,11 +46,9 @@ class Script:
         self.requests.append((context, dict(settings)))
         return self.turns(context)[: settings["max_tokens"]]
 
-    def routes_of(self, context: tuple[int, ...], turn: list[int], settings: dict[str, Any]) -> Any:
-        """What vLLM reports: of the tokens that it has read, but for those of the context that nobody asks for."""
-        start = settings.get("routed_experts_prompt_start", 0)
-        assert start < len(context), "vLLM 0.24 ends its engine"
-        return None if self.routes is None else self.routes([*context, *turn][start:-1])
+    def routes_of(self, context: tuple[int, ...], turn: list[int]) -> Any:
+        """What vLLM reports: of the tokens that it has read."""
+        return None if self.routes is None else self.routes([*context, *turn][:-1])
 
 
 class ScriptedLLM:
@@ -73,7 +71,7 @@ class ScriptedLLM:
         self.log.append(f"add {request_id}")
         context = tuple(prompt["prompt_token_ids"])
         self.running[request_id] = (self.script.sample(context, vars(params)), 0)
-        self.routes[request_id] = self.script.routes_of(context, self.running[request_id][0], vars(params))
+        self.routes[request_id] = self.script.routes_of(context, self.running[request_id][0])
 
     def abort_request(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -148,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _turn(self, context: tuple[int, ...], body: dict[str, Any]) -> dict[str, Any]:
         turn = self.server.script.sample(context, body)
-        routes, file = self.server.script.routes_of(context, turn, body), io.BytesIO()
+        routes, file = self.server.script.routes_of(context, turn), io.BytesIO()
         if routes is not None:
             np.save(file, routes)
         return {

@@ -109,7 +109,7 @@ class Turn:
     context: int = 0
     """The context that it continues."""
     routes: Any = field(default=None, compare=False, repr=False)
-    """The experts that the sampling engine chose, if it reports them: see `Generation.routes`."""
+    """If the engine reports routes, those (n, L, k) of the tokens that it read and no earlier turn covers."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from sorl_trl.rollout import (
     environment_statistics,
     rollout_statistics,
 )
-from sorl_trl.rollout.candidates import BestOfTurns, Candidates
+from sorl_trl.rollout.candidates import BestOfTurns
 from sorl_trl.rollout.observation import MessageSanitizer
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import Trajectory
@@ -71,7 +71,7 @@ class AgentRollout(PolicyRollout):
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         engine: EngineOptions | None = None,
-        candidates: Candidates | None = None,
+        candidates: BestOfTurns | None = None,
     ) -> None:
         if not isinstance(responder, Responder):
             raise TypeError(
@@ -82,8 +82,8 @@ class AgentRollout(PolicyRollout):
             raise ValueError(
                 "protocol is given beside tools that the chat template shows, whose format it is: leave it out"
             )
-        if not isinstance(candidates, Candidates | None):
-            raise TypeError(f"candidates is {candidates!r}, but must be a `BestOfTurns` or a `BestOfTrajectories`")
+        if not isinstance(candidates, BestOfTurns | None):
+            raise TypeError(f"candidates is {candidates!r}, but must be `BestOfTurns`, `BestOfTrajectories` or None")
         super().__init__(engine)
         self._responder = responder
         self.candidates = candidates
@@ -139,10 +139,6 @@ class AgentRollout(PolicyRollout):
             raise ValueError(
                 f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but is for TRL's tool loop. "
                 "Set `RolloutLimits.max_turns` (`max_turns` in a recipe) instead."
-            )
-        if isinstance(self.candidates, BestOfTurns) and getattr(config, "router_replay", "none") == "r3":
-            raise ValueError(
-                "`router_replay` is 'r3', but with `BestOfTurns`, the engine reads the turns of copies anew."
             )
 
     @property
@@ -213,7 +209,7 @@ class SearchRollout(AgentRollout):
         limits: RolloutLimits | None = None,
         retry: RetryPolicy | None = None,
         engine: EngineOptions | None = None,
-        candidates: Candidates | None = None,
+        candidates: BestOfTurns | None = None,
     ) -> None:
         self.search = search
         top_k = (limits or RolloutLimits()).top_k

@@ -53,7 +53,7 @@ class PolicyRollout(ABC):
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         self.check(trainer.args, trainer.tools)  # ours have called it already, TRL's never do
         with policy_engine(trainer, self.stop_strings, self.engine) as (engine, any_active):
-            if asks_for_routes(trainer.args) and trainer.model.training:  # nothing is replayed in evaluation
+            if asks_for_routes(trainer.args):  # in evaluation, too, as which a dry run rehearses
                 engine.report_routes()
             return self.sample(prompts, trainer, engine, any_active)
 
@@ -133,9 +133,8 @@ def rollout_output(
     """The return value of a `rollout_func`: one row per trajectory, no context with more tokens than the `window`.
 
     A complete trajectory ends in an end-of-sequence token, which tells TRL that it was not cut, unless it is full.
-    With `contexts`, it says in which context each token is; with the engine's `routes`, which experts were chosen for
-    each token of prompt and completion, as an array (tokens, L, k). If turns have agents, it names that of each
-    trained turn.
+    With `contexts`, it says in which context each token is; with `routes`, the engine's experts (`laid_out_routes`).
+    If turns have agents, it names that of each trained turn.
     """
     rows = assemble(trajectories)
     # A prompt without a turn was too long to be read. Kept whole, it would lengthen every row of the batch.

@@ -37,8 +37,6 @@ class TurnRequest:
     seed: int
     stops: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
-    covered: int = 0
-    """How many tokens of the context have routes already."""
 
 
 class VLLMEngine(Engine):
@@ -61,7 +59,6 @@ class VLLMEngine(Engine):
         self._settings = sampling_settings(vllm_generation, end)
         self._base_seed = 0
         self._turns: Counter[int] = Counter()
-        self._covered: Counter[int] = Counter()
         self._generating: dict[int, TurnRequest] = {}
         self._layers: list[int] = []
         """The layers that have a router, among those of which vLLM reports routes."""
@@ -72,7 +69,7 @@ class VLLMEngine(Engine):
 
     def open(self, rows: int) -> None:
         self._base_seed = self.rollout_seed()
-        self._turns, self._covered = Counter(), Counter()
+        self._turns = Counter()
         self._generating = {}
 
     def release(self, row: int) -> None:
@@ -95,9 +92,7 @@ class VLLMEngine(Engine):
         self._turns[row] += 1
         limit = min(limit, self.window - len(context_ids))
         seed = turn_seed(self._base_seed, row, turn)
-        # A context is shorter than what earlier turns covered if these were taken back.
-        covered = 0 if self.routes is None else min(self._covered[row], len(context_ids) - 1)
-        request = TurnRequest(row, turn, tuple(context_ids), limit, seed, tuple(stops), schema, covered)
+        request = TurnRequest(row, turn, tuple(context_ids), limit, seed, tuple(stops), schema)
         self._generating[row] = request
         return request
 
@@ -111,21 +106,15 @@ class VLLMEngine(Engine):
         del self._generating[request.row]
         (stopped,) = self._end.reached([sampled.token_ids], [request.stops])
         routes = None if self.routes is None else self._routes_of(sampled)
-        self._covered[request.row] = len(request.context_ids) + len(sampled.token_ids) - 1
         return request.row, Generation(sampled.token_ids, sampled.logprobs, stopped, sampled.versions, routes)
 
     def _routes_of(self, sampled: Sampled) -> np.ndarray[Any, Any]:
-        """Those of the layers that have a router. Raises RuntimeError if there are none."""
-        if sampled.routes is None:
+        """Those of the layers that have a router. Raises RuntimeError if vLLM does not know them."""
+        routes = np.zeros((1, 1, 2)) if sampled.routes is None else sampled.routes[:, self._layers].astype(np.int16)
+        if routes.shape[2] > 1 and (routes[..., 0] == routes[..., 1]).any():  # one expert twice: it was not recorded
             raise RuntimeError(
                 "`router_replay` is 'r3', but vLLM does not report which experts it chose: start its server with "
-                "`--enable-return-routed-experts`."
-            )
-        routes: np.ndarray[Any, Any] = sampled.routes[:, self._layers].astype(np.int16)
-        if routes.shape[2] > 1 and (routes[..., 0] == routes[..., 1]).any():
-            raise RuntimeError(
-                "vLLM reports one expert twice for a token, so it has not recorded what it chose: its kernel for "
-                "mixtures of experts cannot."
+                "`--enable-return-routed-experts`, and if it was, with another kernel for mixtures of experts."
             )
         return routes
 
@@ -361,8 +350,6 @@ def turn_settings(settings: dict[str, Any], request: TurnRequest) -> dict[str, A
     """The `settings` of every turn, with those of one."""
     own: dict[str, Any] = {"max_tokens": request.limit, "seed": request.seed}
     own["stop"] = [*settings["stop"], *request.stops]
-    if request.covered:
-        own["routed_experts_prompt_start"] = request.covered
     if request.schema is not None:
         own["structured_outputs"] = {"json": dict(request.schema)}
     return settings | own

@@ -149,12 +149,7 @@ def _sampled(answer: Mapping[str, Any], count: int, versions: tuple[int, int] | 
             tuple(math.nan if each is None else each for each in choice["logprobs"]["token_logprobs"]),
             choice["finish_reason"],
             versions,
-            _array(choice.get("routed_experts")),
+            (file := choice.get("routed_experts")) and np.load(io.BytesIO(base64.b64decode(file))),
         )
         for choice in choices
     ]
-
-
-def _array(encoded: str | None) -> Any:
-    """The NumPy array of a `.npy` file in base64."""
-    return None if encoded is None else np.load(io.BytesIO(base64.b64decode(encoded)))

@@ -17,7 +17,7 @@ from typing import Any
 from sorl_trl.endpoint.contexts import Answer, Context, all_restored, restored_message
 from sorl_trl.endpoint.messages import BadRequest, ChatFormat, Message, Request
 from sorl_trl.rollout import Generation
-from sorl_trl.rollout.trajectories import decode
+from sorl_trl.rollout.trajectories import decode, new_routes
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, ToolCall, ToolResult, Trajectory, Turn
 
 FIRST, EXTENDED, SPLICED, NEW_CONTEXT = "first", "extended", "spliced", "new_context"
@@ -62,8 +62,6 @@ class Conversation:
         self._row, self._stride, self._most_contexts = row, stride, most_contexts
         self._contexts: list[Context] = []
         self._calls: list[Call] = []
-        self._incomplete: set[int] = set()
-        """Rows of which a turn was taken back, whose routes the engine does not report again."""
 
     # ---------------------------------------------------------------------------------------------------------------
     # A call
@@ -94,7 +92,6 @@ class Conversation:
             if context.is_busy or context.parts[-1] is not call.answer:
                 return
             read.append(call.answer.turn.token_ids)
-            self._incomplete.add(context.row)
             context.messages = call.known
             del context.answers[len(call.messages)]
         del context.parts[len(context.parts) - len(read) :]
@@ -124,7 +121,7 @@ class Conversation:
             generation.logprobs,
             versions=generation.versions,
             agent=request.model,
-            routes=None if context.row in self._incomplete else generation.routes,
+            routes=new_routes(generation, (each.turn for each in context.parts if isinstance(each, Answer))),
         )
         reason = "tool_calls" if calls else "stop" if end or cut >= 0 else "length"
         answer = call.answer = Answer(turn, message, full, reason, bool(end))

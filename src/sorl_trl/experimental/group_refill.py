@@ -17,22 +17,17 @@ from torch.nn.functional import pad
 from sorl_trl.checks import COUNT
 from sorl_trl.methods import ScoredRollout, ZeroVariance
 from sorl_trl.ops import turn_layout
-from sorl_trl.rollout.routing import LIVE
 from sorl_trl.trainers.agents import agent_fields, agents_of_all, names_of
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.batch import AGENT_IDS, AGENT_NAMES, own_rows, token_count
 from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.rollout import Rollout
-from sorl_trl.trainers.router_replay import COMPLETION_ROUTES, PROMPT_ROUTES
 
 _OF_TURNS = ("turn_rewards", "has_turn_reward", "states")
 """The fields of a rollout that have a column per turn."""
-_LEFT = ("prompt_ids", "prompt_mask", PROMPT_ROUTES)
+_LEFT = ("prompt_ids", "prompt_mask")
 """Fields of a batch that are padded on the left. All others begin with the completion."""
-_PADDING: Mapping[str, float] = {
-    **{"tool_mask": 1, "turn_ids": -1, "importance_sampling_ratio": 1.0},
-    **{PROMPT_ROUTES: LIVE, COMPLETION_ROUTES: LIVE},
-}
+_PADDING: Mapping[str, float] = {"tool_mask": 1, "turn_ids": -1, "importance_sampling_ratio": 1.0}
 """Field -> the value that TRL or we pad it with, if that is neither 0 nor the padding token."""
 _TOKENS = ("prompt_ids", "completion_ids")
 
@@ -245,11 +240,10 @@ def merged_rollout(first: ScoredRollout, second: ScoredRollout, takes: Tensor) -
 
 def _taken(a: Tensor, b: Tensor, takes: Tensor, padding: float = 0, on_the_left: bool = False) -> Tensor:
     """The rows of `b` where `takes` is True, else those of `a`, with `padding` where one of them is narrower."""
-    if a.dim() > 1:
+    if a.dim() == 2:
         width = max(a.size(1), b.size(1))
         missing = [width - a.size(1), width - b.size(1)]
-        others = [0, 0] * (a.dim() - 2)
-        sides = [[*others, each, 0] if on_the_left else [*others, 0, each] for each in missing]
+        sides = [(each, 0) if on_the_left else (0, each) for each in missing]
         a, b = pad(a, sides[0], value=padding), pad(b, sides[1], value=padding)
     return torch.where(takes.view(-1, *[1] * (a.dim() - 1)), b, a)
 

@@ -26,7 +26,6 @@ __all__ = [
     "CLIP_RANGE_SCALINGS",
     "IMPORTANCE_SAMPLING_LEVELS",
     "TURN_RATIOS",
-    "best_of_ratio",
     "bounded_log_ratio",
     "effective_sample_size",
     "engine_ratio",
@@ -291,14 +290,6 @@ def next_multiplier(multiplier: Tensor, log_ratio: Tensor, mask: Tensor) -> Tens
     """
     ratio = masked_mean(log_ratio.detach(), mask, dim=1).exp().clamp(*MULTIPLIER_RANGE)
     return (at_least_float32(multiplier.detach()) * ratio).clamp(*MULTIPLIER_RANGE)
-
-
-def best_of_ratio(at_most: Tensor, below: Tensor, candidates: int) -> Tensor:
-    """Compute q/π of the best of M `candidates`, (F^M − F⁻^M) / (F − F⁻) = Σ_j F^j F⁻^(M−1−j), elementwise (ours).
-
-    F (`at_most`) and F⁻ (`below`) are the probabilities under π of a score of at most, and below, that of the best.
-    """
-    return torch.stack([at_most**j * below ** (candidates - 1 - j) for j in range(candidates)]).sum(0)
 
 
 def _log_mean_exp(log_ratio: Tensor, turns: TurnLayout) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sorl_trl.checks import COUNT, POSITIVE_COUNT, check_fields
 from sorl_trl.rollout.environment import Reply, Responder
-from sorl_trl.types import Trajectory, Turn
+from sorl_trl.types import Turn
 
 if TYPE_CHECKING:
     from sorl_trl.rollout.collector import _Row
@@ -39,88 +39,71 @@ class BestOfTurns:
 
 
 @dataclass(frozen=True)
-class BestOfTrajectories:
-    """Sample several trajectories from copies of one environment, and keep the best, as `BestOfTurns` ranks paths.
+class BestOfTrajectories(BestOfTurns):
+    """Sample several trajectories from copies of one environment, and keep the one whose turns have the best sum."""
 
-    `score` gives a finite number to a row of the dataset and a trajectory.
-    """
-
-    candidates: Annotated[int, POSITIVE_COUNT]
-    score: Callable[[Mapping[str, Any], Trajectory], float]
-    width: ClassVar[int] = 1
-    depth: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+    width: int = field(default=1, init=False)
+    depth: int = field(default=0, init=False)
 
 
-Candidates: TypeAlias = BestOfTurns | BestOfTrajectories
+class Search:
+    """The search for one trajectory, which begins with `row`. Rows have its number plus a multiple of `rows`."""
 
-
-@dataclass(eq=False)
-class _Path:
-    row: _Row
-    score: float = 0.0  # the sum over its turns, or if only one path is kept, of the last turn
-    rank: float = 0.0  # that, and the scores of the turns that look ahead from here
-    left: int = 0  # how many turns are still to look ahead
-    candidate: _Path | None = None  # from where it looks ahead, if it does
-
-
-class Paths:
-    """The paths of one trajectory, which begin with `row`. Further rows have its number plus a multiple of `rows`."""
-
-    def __init__(self, how: Candidates, row: _Row, rows: int, example: Any, responder: Responder) -> None:
+    def __init__(self, how: BestOfTurns, row: _Row, rows: int, example: Any, responder: Responder) -> None:
         self._how, self._example, self._responder = how, example, responder
         # Numbers for all candidates, and for what looks ahead from each.
         self._free = [row.index + rows * i for i in reversed(range(1, 2 * how.width * how.candidates))]
-        self.first = self._grow([_Path(row)])  # the rows whose first turn begins
+        self.best = row
+        self._rounds = self._searched(row)
+        self.first = self._next()[0]  # the rows whose first turn begins
 
-    def after(self, row: _Row, reply: Reply | None) -> tuple[list[_Row], list[_Row]]:
+    def after(self, row: _Row) -> tuple[list[_Row], list[_Row]]:
         """After a turn of `row`, the rows whose next turn begins, and those that are given up."""
+        row.score += self._score(row)
         if isinstance(self._how, BestOfTrajectories) and row.stop_reason is None:
             return [row], []
-        path = self._growing.pop(row.index)
-        path.score = path.rank = path.score + self._score(row, reply)
-        if path.candidate is not None:
-            path.candidate.rank, path.left = path.score, path.left - 1
-        if path.left and row.stop_reason is None:
-            copied = None if path.candidate else self._copy(row)
-            if copied is not None:  # what looks ahead takes the row, whose context the engine has read
-                path.row, path = copied, _Path(row, path.score, left=path.left, candidate=path)
-            if path.candidate is not None:
-                self._growing[row.index] = path
-                return [row], []
-        given_up, kept = [row] if path.candidate else [], list[_Path]()
-        if not self._growing:
-            ranked = sorted(self.paths, key=lambda each: -each.rank)
-            kept, lost = ranked[: self._how.width], ranked[self._how.width :]
-            given_up += [each.row for each in lost]
-            if self._how.width == 1:
-                segments, turn = kept[0].row.segments, kept[0].row.last_turn
-                segments[segments.index(turn, -2)] = replace(turn, scores=tuple(each.rank for each in ranked))
-        self._free += [each.index for each in given_up]
-        return self._grow(kept) if kept else [], given_up
+        self._growing -= 1
+        return ([], []) if self._growing else self._next()
 
-    def _grow(self, kept: Sequence[_Path]) -> list[_Row]:
-        """Begin the candidates for the next turn of each path that has not ended, the first of them in its row."""
-        self.paths: list[_Path] = []  # candidates, and paths that have ended; the best first if no candidate is left
-        for path in kept:
-            copies = [self._copy(path.row) for _ in range(self._how.candidates - 1) if path.row.stop_reason is None]
-            before = path.score if self._how.width > 1 else 0.0
-            self.paths += [_Path(row, before, before, self._how.depth) for row in (path.row, *copies) if row]
-        self._growing = {each.row.index: each for each in self.paths if each.row.stop_reason is None}
-        return [each.row for each in self._growing.values()]
+    def _next(self) -> tuple[list[_Row], list[_Row]]:
+        growing, given_up = next(self._rounds)
+        self._growing = len(growing)
+        return growing, given_up
 
-    def _copy(self, row: _Row) -> _Row | None:
-        index = self._free[-1]
-        if not self._responder.branch(row.index, index):
-            return None
-        return replace(row, index=self._free.pop(), segments=[*row.segments])
+    def _searched(self, row: _Row) -> Iterator[tuple[list[_Row], list[_Row]]]:
+        """Yield the rows that take a turn, and those that are given up, and go on when all have taken theirs."""
+        how, kept = self._how, [row]
+        given_up: list[_Row] = []
+        while any(path.stop_reason is None for path in kept):
+            if how.width == 1:  # all candidates share what came before
+                kept[0].score = 0.0
+            paths = [each for path in kept for each in (path, *self._copies(path, how.candidates - 1))]
+            grown = [path for path in paths if path.stop_reason is None]
+            yield grown, given_up
+            ahead = {each: path for path in grown if how.depth for each in self._copies(path, 1)}
+            for _ in range(how.depth):
+                if grown := [each for each in ahead if each.stop_reason is None]:
+                    yield grown, []
+            rank = {path: path.score for path in paths} | {path: each.score for each, path in ahead.items()}
+            paths.sort(key=lambda path: -rank[path])
+            kept, given_up = paths[: how.width], [*paths[how.width :], *ahead]
+            if how.width == 1:
+                segments, turn = kept[0].segments, kept[0].last_turn
+                segments[segments.index(turn, -2)] = replace(turn, scores=tuple(rank[path] for path in paths))
+            self._free += [each.index for each in given_up]
+            self.best = kept[0]
+        yield [], given_up
 
-    def _score(self, row: _Row, reply: Reply | None) -> float:
+    def _copies(self, row: _Row, count: int) -> Iterator[_Row]:
+        """Copies of a row, unless it has ended or its environment is down."""
+        for _ in range(count if row.stop_reason is None else 0):
+            if self._responder.branch(row.index, self._free[-1]):
+                yield replace(row, index=self._free.pop(), segments=[*row.segments])
+
+    def _score(self, row: _Row) -> float:
         if row.stop_reason is not None and row.stop_reason.is_infrastructure_failure:
             return -math.inf
-        scored = (row.last_turn, reply) if isinstance(self._how, BestOfTurns) else (row.finished(),)
-        if not math.isfinite(score := self._how.score(self._example, *scored)):
+        score = self._how.score(self._example, row.last_turn, row.reply)
+        if score is None or not math.isfinite(score):
             raise ValueError(f"`score` returned {score!r}, but must return a finite number")
         return float(score)

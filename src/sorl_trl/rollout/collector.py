@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
-from sorl_trl.rollout.candidates import Candidates, Paths
+from sorl_trl.rollout.candidates import BestOfTurns, Search
 from sorl_trl.rollout.engine import Engine, Generation, Generator, LockStepEngine, check_generation
 from sorl_trl.rollout.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.observation import ObservationEncoder
 from sorl_trl.rollout.options import EngineOptions, RolloutLimits
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.rollout.search_responder import SearchResponder
-from sorl_trl.rollout.trajectories import decode
+from sorl_trl.rollout.trajectories import decode, new_routes
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
@@ -60,7 +60,7 @@ class Collector:
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         rejoin_after: int = EngineOptions.rejoin_after,
-        candidates: Candidates | None = None,
+        candidates: BestOfTurns | None = None,
     ) -> None:
         COUNT.check("rejoin_after", rejoin_after)
         self.candidates = candidates
@@ -118,15 +118,15 @@ class Collector:
             _end_overlong(rows)
             self.responder.open(examples)
             how, count = self.candidates, len(rows)
-            paths = [Paths(how, row, count, examples[row.index], self.responder) for row in rows if how is not None]
-            rollout = _Rollout(self, engine, rows, paths)
+            searches = [Search(how, row, count, examples[row.index], self.responder) for row in rows if how]
+            rollout = _Rollout(self, engine, rows, searches)
             rollout.run(any_active)
         finally:
             with closing(engine):  # even if closing the environment raises
                 self.responder.close()
         self.time = rollout.time_spent(time.perf_counter() - began)
         if self.candidates is not None:
-            rows = [each.paths[0].row for each in paths]
+            rows = [each.best for each in searches]
             self.responder.keep([row.index for row in rows])
         return [row.finished() for row in rows]
 
@@ -141,11 +141,11 @@ class _Waiting(NamedTuple):
 
 
 class _Rollout:
-    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[_Row], paths: Sequence[Paths]) -> None:
+    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[_Row], searches: Sequence[Search]) -> None:
         self._collector = collector
         self._engine = engine
         self._rows, self._count = {row.index: row for row in rows}, len(rows)
-        self._paths = paths  # of each trajectory; none without candidates
+        self._searches = searches  # of each trajectory; none without candidates
         self._budget = {"tokens_sampled": 0, "environment_steps": 0}
         self._generating: dict[int, int] = {}
         """The budgets of the turns under way, by row."""
@@ -158,7 +158,7 @@ class _Rollout:
     def run(self, any_active: Callable[[bool], bool]) -> None:
         """Alternate one call of `any_active` and one poll, as every rank does."""
         for row in [*self._rows.values()]:
-            self._submit(self._paths[row.index].first if self._paths else [row])
+            self._submit(self._searches[row.index].first if self._searches else [row])
         while any_active(any(row.stop_reason is None for row in self._rows.values())):
             began = time.perf_counter()
             ended = self._engine.poll()
@@ -173,7 +173,7 @@ class _Rollout:
 
     def time_spent(self, seconds: float) -> dict[str, float]:
         """Seconds of polling the engine and of waiting for replies, tokens per second, and what candidates took."""
-        budget = {name: spent / self._count for name, spent in self._budget.items()} if self._paths else {}
+        budget = {name: spent / self._count for name, spent in self._budget.items()} if self._searches else {}
         return budget | {
             "seconds_generating": self._seconds_generating,
             "seconds_waiting": self._seconds_waiting,
@@ -258,16 +258,18 @@ class _Rollout:
             row.stop_reason = reply.stop
         else:
             row.observe(self._collector.encoder.information(reply.text, reply.passages, reply.role, reply.results))
-        self._go_on(row, reply)
+        row.reply = reply
+        self._go_on(row)
 
-    def _go_on(self, row: _Row, reply: Reply | None = None) -> None:
+    def _go_on(self, row: _Row) -> None:
         """Go on after a turn of a row: with its next turn, or with those after the best of the candidates."""
         if row.stop_reason is not None:
             self._engine.release(row.index)
-        going_on, given_up = self._paths[row.index % self._count].after(row, reply) if self._paths else ([row], [])
+        searches, trajectory = self._searches, row.index % self._count
+        going_on, given_up = searches[trajectory].after(row) if searches else ([row], [])
         for each in given_up:
             self._engine.release(each.index)
-            self._rows.pop(each.index, None)  # it may wait without a turn while its copy looks ahead
+            self._rows.pop(each.index)
         self._submit(going_on)
 
 
@@ -285,6 +287,8 @@ class _Row:
     segments: list[Turn | Observation] = field(default_factory=list)
     turns: int = 0
     stop_reason: StopReason | None = None
+    reply: Reply | None = None  # to its last turn, if it has one
+    score: float = 0.0  # of a candidate, the sum over its turns
 
     def __post_init__(self) -> None:
         self.context = [*self.prompt_ids, *(token for each in self.segments for token in each.token_ids)]
@@ -303,8 +307,9 @@ class _Row:
         """Append a turn, and set the stop reason if the row ends here."""
         room, reason = self._room()
         sampled = generation.token_ids, text, action, generation.logprobs
-        self._append(Turn(*sampled, versions=generation.versions, agent=agent, routes=generation.routes))
-        self.turns += 1
+        routes = new_routes(generation, (each for each in self.segments if isinstance(each, Turn)))
+        self._append(Turn(*sampled, versions=generation.versions, agent=agent, routes=routes))
+        self.turns, self.reply = self.turns + 1, None
         if action.kind is ActionKind.ANSWER:
             self.stop_reason = StopReason.ANSWERED
         elif action.kind in (ActionKind.INVALID, ActionKind.MESSAGE) and not generation.stopped:

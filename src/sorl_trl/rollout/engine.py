@@ -37,8 +37,7 @@ class Generation:
     stop string or an end-of-sequence token ended the row, even with its last allowed token; otherwise `max_new_tokens`
     did. `versions` are those of the weights when the turn was requested and when it was complete, if they can change.
     `routes` (n, L, k) int16 are the experts that the engine chose, if it reports them (`Engine.report_routes`), in the
-    order of `Routers`. They cover, in order, the n tokens of the row that the engine has read and that no earlier turn
-    of the row has covered: the last token that a turn samples is read, and so covered, in the next one.
+    order of `Routers`, for the n tokens that it has read: all of the row but the last one that the turn samples.
     """
 
     token_ids: tuple[int, ...]
@@ -127,10 +126,7 @@ class Engine(ABC):
     """(L, k) of the `routes` of generations; None for none, which is so before `report_routes`."""
 
     def report_routes(self) -> None:
-        """From the next rollout on, have generations include `routes`.
-
-        Raises ValueError if the engine cannot report them, or the model is no mixture of experts that `Routers` knows.
-        """
+        """From the next rollout on, have generations include `routes`. Raises ValueError if the engine cannot."""
         raise ValueError(
             f"`router_replay` is 'r3', but {type(self).__name__} does not report which experts it chose: set "
             "`rollout_engine` of `EngineOptions` to 'slots', or `use_vllm` to True."

@@ -15,6 +15,7 @@ from sorl_trl.rollout.routing import LIVE
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
+    from sorl_trl.rollout.engine import Generation
     from sorl_trl.rollout.environment import Responder
 
 _LOOKS_LIKE_CONTROL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
@@ -115,12 +116,19 @@ def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
     return AssembledTrajectory(completion_ids, env_mask, turn_ids, context_ids, logprobs if has_logprobs else None)
 
 
+def new_routes(generation: Generation, earlier: Iterable[Turn]) -> np.ndarray[Any, Any] | None:
+    """The routes of what no `earlier` turn of the context covers, because tokens belong to who first read them."""
+    if generation.routes is None:
+        return None
+    known = sum(len(each.routes) for each in earlier)
+    return np.array(generation.routes[known:])  # a copy, which lets go of the others
+
+
 def laid_out_routes(trajectory: Trajectory, size: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
     """The experts that the engine chose for each token of prompt and completion, (`size`, L, k).
 
-    They are `LIVE` where none is known: for the last token of each context, for observations after its last turn, and
-    for what is appended to a completion. A context is a row of the engine, in which each turn covers what no earlier
-    one has. Raises RuntimeError if it covers more or less.
+    They are `LIVE` where none is known: from the last token of a context's last turn on, and for what is appended to
+    a completion. Raises RuntimeError if a turn covers more or less than what no earlier one has.
     """
     routes = np.full((size, *shape), LIVE, dtype=np.int16)
     place = len(trajectory.prompt_ids)

@@ -50,7 +50,6 @@ from sorl_trl.trainers.metrics import MetricLog, MetricSums, TrajectoryDump
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers, check_second_gradients
 from sorl_trl.trainers.rewards import rewarding_turns
 from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
-from sorl_trl.trainers.router_replay import rerouted_share
 from sorl_trl.trainers.sampled import checked_rollout
 from sorl_trl.trainers.vllm_policy import used_by_trl
 
@@ -165,12 +164,12 @@ class TurnLevelTrainer(GRPOTrainer):
         return collect(self, inputs)
 
     @torch.no_grad()
-    def _score(self, model: Any, batch: Mapping[str, Any], values: bool = False, routing: str | None = None) -> Pass:
+    def _score(self, model: Any, batch: Mapping[str, Any], values: bool = False, replay: bool = False) -> Pass:
         """A pass without gradient, in chunks of a device's batch size. All processes call it together."""
         args = self.args
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with disable_gradient_checkpointing(self.model, args.gradient_checkpointing_kwargs):
-            return self._forward(model, batch, values=values, rows=rows, routing=routing)
+            return self._forward(model, batch, values=values, rows=rows, replay=replay)
 
     def _apply_method(self, rollout: Rollout) -> Tensor:
         """Drop what is not kept, and put advantages and weights into the batch; returns (N,) advantages to show."""
@@ -222,10 +221,10 @@ class TurnLevelTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """One pass, one loss, then terms, metrics and what observes them."""
         asked = {"entropies": True, "router": self.aux_loss_enabled, "values": self._has_critic}
-        scores = self._forward(model, inputs, **asked, routing="replay")
+        scores = self._forward(model, inputs, **asked, replay=True)
         batch = micro_batch(self, scores.logps, inputs)
         loss, objective, metrics = policy_loss(self, batch, scores)
-        metrics |= rerouted_share(inputs, scores.routing)
+        metrics |= scores.routing.rerouted() if scores.routing else {}
         terms = [*(term(batch) for term in self.method.terms), self._own_term(batch, scores)]
         for value, term_metrics in terms:
             loss = loss + value / self._micro_batches()

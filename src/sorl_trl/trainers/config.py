@@ -126,9 +126,8 @@ class TurnLevelConfig(GRPOConfig):
     router_replay: Annotated[str, OneOf(("none", "r2", "r3"))] = field(
         default="none",
         metadata={
-            "help": "For mixtures of experts: train with the experts that were chosen before (MiniRL, R3). 'r2' "
-            "imposes those of the old-policy pass on all updates on a rollout, 'r3' those of the engine that sampled "
-            "on the old-policy pass, too. 'none' (default): the routers choose anew in each pass."
+            "help": "Train a mixture of experts with the experts of the old-policy pass ('r2') or of the engine that "
+            "sampled ('r3'). 'none' (default): its routers choose anew in each pass."
         },
     )
     save_trajectories_steps: Annotated[int, COUNT] = field(
@@ -180,9 +179,8 @@ class TurnLevelConfig(GRPOConfig):
             self._check_sampling()
         if self.router_replay == "r2" and (self.is_on_policy or self.compares_with_sampler):
             raise ValueError(
-                "`router_replay` is 'r2', which replays the experts of the old-policy pass, but there is none: make "
-                "several updates on a rollout (`steps_per_generation`, `num_iterations`), and with `async_staleness`, "
-                "set `async_old_policy='proximal'`; or use 'r3'."
+                "`router_replay` is 'r2', but there is no old-policy pass: make several updates on a rollout "
+                "(`num_iterations`), set `async_old_policy='proximal'` with `async_staleness`, or use 'r3'."
             )
 
     def _check_sampling(self) -> None:
@@ -252,8 +250,8 @@ class SOPPOConfig(TurnLevelConfig):
     macro_action_tokens: Annotated[int | None, COUNT] = field(
         default=None,
         metadata={
-            "help": "With `advantage_level='macro'` alone: the tokens of a macro action. The last one of a turn may "
-            "have fewer. 0: 1, 2, 3, 5 and 10 in an order that each trajectory's tokens decide."
+            "help": "With `advantage_level='macro'`: the tokens of a macro action; a turn's last one may have fewer. "
+            "0: 1, 2, 3, 5 and 10 in an order that each trajectory's tokens decide."
         },
     )
     value_pool: Annotated[str, OneOf(VALUE_POOLS)] = field(
@@ -362,11 +360,9 @@ class SOPPOConfig(TurnLevelConfig):
             )
         if (self.advantage_level == "macro") != (self.macro_action_tokens is not None):
             raise ValueError(
-                f"`macro_action_tokens` is {self.macro_action_tokens}, but `advantage_level` is "
-                f"{self.advantage_level!r}: 'macro' needs a number, such as 5, and other levels take None."
+                f"`macro_action_tokens` is {self.macro_action_tokens}, but must be a number if `advantage_level` is "
+                f"'macro', and None otherwise. It is {self.advantage_level!r}."
             )
-        if self.advantage_level == "token" and self.value_pool != "first":
-            raise ValueError(f"`value_pool` is {self.value_pool!r}, but a unit has one token: set it to 'first'.")
         if self.kl_in_reward and self.beta == 0.0:
             raise ValueError("`kl_in_reward` is set, but `beta`, the coefficient of that KL, is 0.0: set `beta`.")
         if self.critic_trunk_gradient and (self.critic in ("adapter", "model") or self.bias_norm):

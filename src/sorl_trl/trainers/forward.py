@@ -23,7 +23,7 @@ from sorl_trl.trainers.checks import warn_on_main_process
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of
 from sorl_trl.trainers.layouts import LAYOUTS, Plan, attend_in_segments, is_flash, plan_of, why_not_packed
 from sorl_trl.trainers.prompts import IMAGE_INPUTS
-from sorl_trl.trainers.router_replay import Routing, replayed_routers, routes_of
+from sorl_trl.trainers.router_replay import ROUTES, Routing, replayed_routers
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Pass:
     aux_loss: Tensor | None = None
     """() the router loss of a mixture of experts."""
     routing: Routing | None = None
-    """What the routers of a mixture recorded, or would have chosen, if a pass was asked to record or replay."""
+    """What the routers of a mixture chose for themselves, if the pass was to replay."""
 
 
 class Forward:
@@ -87,7 +87,7 @@ class Forward:
         values: bool = False,
         rows: int | None = None,
         layouts: Sequence[str] | None = None,
-        routing: str | None = None,
+        replay: bool = False,
     ) -> Pass:
         """Ask `model` of the trainer, wrapped or not, about a batch. All processes call it together.
 
@@ -99,8 +99,7 @@ class Forward:
             entropies, router, values: What to compute besides log-probabilities. Values need a critic.
             rows: The number of rows that the model reads at a time; None reads all at once.
             layouts: Of which to take one; None takes one of those that all models compute.
-            routing: "record" what the policy's routers choose, or "replay" the routes that the batch has, if any;
-                None lets them choose.
+            replay: Whether, with `router_replay`, the policy's routers take the routes of the batch, if it has any.
 
         Raises:
             ValueError: A trajectory with images has several contexts.
@@ -119,9 +118,8 @@ class Forward:
             layouts, contexts = ("rows",), None
         policy = trainer.accelerator.unwrap_model(model) if model is trainer.ref_model else trainer.model
         asked = LaidOut(model, policy, layouts, loss_mask_of(batch), contexts, values)
-        routes = routes_of(batch) if routing == "replay" else None
-        if self.routers is not None and (routing == "record" or routes is not None):
-            asked.routing = Routing(self.routers, routes)
+        if replay and self.routers is not None:
+            asked.routing = Routing(self.routers, batch.get(ROUTES))
         options = {"batch_size": rows, "compute_entropy": entropies, "compute_aux_loss": router, **images}
         length = batch["completion_ids"].size(1)
         logps, entropy, aux_loss = trainer._get_per_token_logps_and_entropies(asked, ids, mask, length, **options)
@@ -238,7 +236,7 @@ class LaidOut:
             options |= {"position_ids": plan.position_ids, **plan.segments.arguments(self._causal_lm)}
         elif is_masked or layouts[0] == "rows":
             options |= {"attention_mask": plan.attention_mask}
-        around = self.routing.around(self._causal_lm, plan, rows, input_ids) if self.routing else nullcontext()
+        around = self.routing.around(self._causal_lm, plan, rows, attention_mask) if self.routing else nullcontext()
         with around:
             output = self._run(plan, options)
         for name in ("log_probs", "entropy"):

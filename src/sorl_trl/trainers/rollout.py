@@ -30,7 +30,7 @@ from sorl_trl.trainers.batch import (
 )
 from sorl_trl.trainers.prompts import image_inputs, prompts_of
 from sorl_trl.trainers.rewards import SAMPLED, scorable, split_rewards
-from sorl_trl.trainers.router_replay import engine_routes, log_gaps, route_fields
+from sorl_trl.trainers.router_replay import ROUTES, engine_routes, log_gaps
 from sorl_trl.trainers.sampled import Sampled, name_agents, padded, sampled_rows, state_keys
 from sorl_trl.types import ActionKind, Trajectory
 
@@ -99,9 +99,7 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     batch[GENERATED_AT] = torch.tensor(sampled_at)
     given_routes = columns.pop("routes", None)
     if trainer.args.router_replay == "r3" and trainer.model.training:
-        lengths = [(len(row.prompt_ids), len(row.completion_ids)) for row in sampled]
-        routes = engine_routes(batch, given_routes, lengths, trainer._forward.routers.shape)
-        batch |= route_fields(batch, routes)
+        batch[ROUTES] = engine_routes(batch, sampled, given_routes, trainer._forward.routers.shape)
     compares_with_sampler = trainer.args.compares_with_sampler
     batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if compares_with_sampler else trainer.state.global_step)
     old_logps = _score_old_policy(trainer, batch)
@@ -204,14 +202,12 @@ def _score_old_policy(trainer: Any, batch: dict[str, Any]) -> Tensor | None:
     is_known = is_sampler and not ranks_where(bool(sampling.isnan().any()))
     logps = None
     if trainer._has_critic or (is_compared and not is_known):
-        records = trainer.args.router_replay == "r2" and trainer.model.training
-        routing = "record" if records else "replay"
-        scores = trainer._score(trainer.model, batch, values=trainer._has_critic, routing=routing)
+        scores = trainer._score(trainer.model, batch, values=trainer._has_critic, replay=True)
         logps = scores.logps
-        if records:
-            batch |= route_fields(batch, torch.cat(scores.routing.recorded))
-        elif scores.routing is not None:
+        if ROUTES in batch:
             log_gaps(trainer, batch, logps)
+        elif scores.routing is not None and trainer.model.training:
+            batch[ROUTES] = scores.routing.chosen
         if scores.values is not None:
             batch["old_values"] = scores.values
     if is_compared:

@@ -1,4 +1,6 @@
-"""Routing replay: a mixture is trained with the experts that were chosen before (MiniRL, arXiv 2512.01374).
+"""Routing replay: a mixture is trained with the experts that were chosen before.
+
+Sources: MiniRL (arXiv 2512.01374) for R2 and R3, and R3's own paper (arXiv 2510.11370).
 
     R2   the experts of the old-policy pass are imposed on all gradient passes
     R3   those of the sampling engine are imposed on the old-policy pass and on all gradient passes
@@ -12,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,51 +23,48 @@ from sorl_trl.rollout.routing import LIVE, Routers
 from sorl_trl.trainers.adapters import within_and_recomputed
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE
 from sorl_trl.trainers.layouts import Plan
+from sorl_trl.trainers.sampled import Sampled
 
-PROMPT_ROUTES, COMPLETION_ROUTES = "prompt_routes", "completion_routes"
-"""Fields of a batch: (B, P, L, k) and (B, T, L, k) int16, the experts of each token in each layer, or `LIVE`."""
+ROUTES = "routes"
+"""Field of a batch: for each row (n, L, k) int16, the experts of its n tokens in each layer, or `LIVE`."""
 
 
 @dataclass(frozen=True)
 class Routing:
-    """What the routers do in a pass over a batch (B, W): they take its `routes` (B, W, L, k), or record theirs."""
+    """A pass over a batch in which a mixture's routers take its `routes`, if it has any, and say what they chose."""
 
     routers: Routers
-    routes: Tensor | None = None
-    recorded: list[Tensor] = field(default_factory=list)
-    """(rows, W, L, k) of each call of the model."""
-    rerouted: list[Tensor] = field(default_factory=list)
-    """(rows, W) bool of each call: where a router would have chosen otherwise."""
+    routes: Sequence[Tensor] | None
+    chosen: list[Tensor] = field(default_factory=list)
+    """The experts that they chose for themselves, in the form of `ROUTES`."""
 
     @contextmanager
-    def around(self, model: Any, plan: Plan, rows: slice, batch_ids: Tensor) -> Iterator[None]:
-        """Within it, `model` reads `rows` of the batch as the plan says."""
+    def around(self, model: Any, plan: Plan, rows: slice, mask: Tensor) -> Iterator[None]:
+        """Within it, `model` reads `rows` of the batch, whose tokens `mask` (rows, W) marks, as the plan says."""
         assert plan.sources is not None, "texts that share a beginning may differ in its routes"
         read = (plan.sources >= 0).nonzero().squeeze(1)
-        places, size = plan.sources[read], (plan.sources.numel(), *self.routers.shape)
-        if self.routes is None:
-            with self.routers.recorded() as last:
-                yield
-            found = last().new_full((batch_ids.numel(), *size[1:]), LIVE, dtype=torch.int16)
-            found[places] = last()[read].to(torch.int16)
-            self.recorded.append(found.view(*batch_ids.shape, *size[1:]))
-            return
-        routes = self.routes.new_full(size, LIVE)
-        routes[read] = self.routes[rows].flatten(0, 1)[places]
-        rerouted = torch.zeros(len(routes), dtype=torch.bool, device=routes.device)
-        with within_and_recomputed(model.modules(), partial(self.routers.imposed, routes, rerouted)):
+        order = (mask.flatten().cumsum(0) - 1)[plan.sources[read]]  # of what is read, among the tokens of the rows
+        routes = None
+        if self.routes is not None:
+            own = torch.cat([*self.routes[rows]]).to(mask.device)
+            routes = own.new_full((plan.sources.numel(), *self.routers.shape), LIVE).index_copy(0, read, own[order])
+        again = within_and_recomputed(model.modules(), lambda: self.routers.replayed(routes))
+        with self.routers.replayed(routes) as chosen, again:
             yield
-        flags = torch.zeros(batch_ids.numel(), dtype=torch.bool, device=routes.device)
-        flags[places] = rerouted[read]
-        self.rerouted.append(flags.view_as(batch_ids))
+        self.chosen.extend(torch.split(chosen()[read][order.argsort()].to(torch.int16), mask.sum(1).tolist()))
+
+    def rerouted(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """For the log: at which replayed tokens some router would have chosen other experts."""
+        if self.routes is None:
+            return {}
+        chosen = torch.cat(self.chosen)
+        routes = torch.cat([*self.routes]).to(chosen.device)
+        others = (routes.unsqueeze(3) != chosen.unsqueeze(2)).all(3).any(2).any(1)
+        return {"router_replay/rerouted": (others.float(), (routes != LIVE).flatten(1).any(1))}
 
 
 def replayed_routers(trainer: Any, policy: Any) -> Routers | None:
-    """The policy's routers, or None without `router_replay`.
-
-    Raises:
-        ValueError: Replay would be wrong with the trainer's other settings, or cannot replay such routers.
-    """
+    """The policy's routers, or None without `router_replay`. Raises ValueError for what cannot be replayed."""
     args, problem = trainer.args, None
     if args.router_replay == "none":
         return None
@@ -74,59 +72,30 @@ def replayed_routers(trainer: Any, policy: Any) -> Routers | None:
         problem = "FSDP's `fsdp_activation_checkpointing` recomputes without it: use `gradient_checkpointing`"
     elif getattr(getattr(policy, CRITIC_ATTRIBUTE, None), "kind", None) == "adapter":
         problem = "`critic` is 'adapter', which runs the policy's layers once more: use 'head' or 'model'"
-    elif args.router_replay == "r3" and trainer.rollout_func is None:
-        problem = "no `rollout_func` says what the engine chose: use `AgentRollout` or another rollout, or 'r2'"
     if problem is not None:
         raise ValueError(f"`router_replay` is {args.router_replay!r}, but {problem}.")
     return Routers(policy)
 
 
-def routes_of(batch: Mapping[str, Any]) -> Tensor | None:
-    """(B, P + T, L, k), if a batch has any."""
-    parts = [batch[name] for name in (PROMPT_ROUTES, COMPLETION_ROUTES) if name in batch]
-    return torch.cat(parts, dim=1) if parts else None
-
-
-def route_fields(batch: Mapping[str, Any], routes: Tensor) -> dict[str, Tensor]:
-    """(B, P + T, L, k) as the fields of a batch."""
-    width = batch["prompt_ids"].size(1)
-    return {PROMPT_ROUTES: routes[:, :width], COMPLETION_ROUTES: routes[:, width:]}
-
-
 def engine_routes(
-    batch: Mapping[str, Any], given: Sequence[Any] | None, lengths: Sequence[tuple[int, int]], shape: tuple[int, int]
-) -> Tensor:
-    """What an engine has chosen, (B, P + T, L, k), for prompts and completions of these `lengths`.
-
-    Raises:
-        ValueError: The rollout has not returned `routes`, or of another shape.
-    """
+    batch: Mapping[str, Any], rows: Sequence[Sampled], given: Sequence[Any] | None, shape: tuple[int, int]
+) -> list[Tensor]:
+    """What an engine has chosen, as `ROUTES`. Raises ValueError if there is none, or of another shape."""
     if given is None:
         raise ValueError(
             "`router_replay` is 'r3', but the rollout has not returned `routes`, the experts that its engine chose: "
             "use `SearchRollout`, `AgentRollout` or `EndpointRollout`, or set it to 'r2'."
         )
-    ids = batch["prompt_ids"], batch["completion_ids"]
-    routes = torch.full((len(given), ids[0].size(1) + ids[1].size(1), *shape), LIVE, dtype=torch.int16)
-    for number, (own, (prompt, completion)) in enumerate(zip(given, lengths, strict=True)):
-        wanted = (prompt + completion, *shape)
+    lengths = (batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)).tolist()
+    for number, own in enumerate(given):
+        wanted = (len(rows[number].prompt_ids) + len(rows[number].completion_ids), *shape)
         if tuple(own.shape) != wanted:
             raise ValueError(
                 f"The rollout's `routes` have the shape {tuple(own.shape)} in row {number}, but must have {wanted}: "
                 "tokens of prompt and completion, mixture layers, experts of a token."
             )
-        first = ids[0].size(1) - prompt
-        routes[number, first : first + prompt + completion] = torch.as_tensor(own, dtype=torch.int16)
-    return routes.to(ids[0].device)
-
-
-def rerouted_share(batch: Mapping[str, Any], routing: Routing | None) -> dict[str, tuple[Tensor, Tensor]]:
-    """For the log: at which replayed tokens of the completions some router would have chosen other experts."""
-    if routing is None or not routing.rerouted:
-        return {}
-    replayed = (batch[COMPLETION_ROUTES] != LIVE).flatten(2).any(2)
-    rerouted = torch.cat(routing.rerouted)[:, -replayed.size(1) :]
-    return {"router_replay/rerouted": (rerouted.float(), replayed)}
+    # A completion that is masked because it was cut is not read.
+    return [torch.as_tensor(own[:length], dtype=torch.int16) for own, length in zip(given, lengths, strict=True)]
 
 
 def log_gaps(trainer: Any, batch: Mapping[str, Any], logps: Tensor) -> None:
@@ -134,8 +103,9 @@ def log_gaps(trainer: Any, batch: Mapping[str, Any], logps: Tensor) -> None:
     sampling = batch.get("sampling_per_token_logps")
     if sampling is None:
         return
-    kept = (batch["turn_ids"] >= 0) & ~sampling.isnan()
-    trainer._log("router_replay/logp_gap", (logps - sampling).abs(), kept)
+    passes = {"": logps}
     if trainer.args.log_turn_details:
-        live = trainer._score(trainer.model, batch).logps
-        trainer._log("router_replay/logp_gap_without", (live - sampling).abs(), kept)
+        passes["_without"] = trainer._score(trainer.model, batch).logps
+    for name, found in passes.items():
+        kept = (batch["turn_ids"] >= 0) & ~sampling.isnan()
+        trainer._log(f"router_replay/logp_gap{name}", (found - sampling).abs(), kept)

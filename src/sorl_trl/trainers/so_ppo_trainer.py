@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +23,6 @@ from sorl_trl.ops import (
     is_value_clipped,
     macro_action_ids,
     masked_mean,
-    random_lengths,
     token_gae,
     turn_broadcast,
     turn_layout,
@@ -131,11 +131,12 @@ class SOPPOTrainer(TurnLevelTrainer):
         turn_ids: Tensor = rollout.batch["turn_ids"]
         if self.args.advantage_level == "turn":
             return turn_ids
-        if self.args.macro_action_tokens == 0:
-            lengths = random_lengths([*row.prompt_ids, *row.completion_ids] for row in rollout.sampled)
+        if self.args.macro_action_tokens == 0:  # token ids decide, which are the same in every process
+            texts = (str([*row.prompt_ids, *row.completion_ids]) for row in rollout.sampled)
+            lengths = [Random(text).sample((1, 2, 3, 5, 10), 5) for text in texts]
         else:
-            lengths = torch.tensor([[self.args.macro_action_tokens or 1]])  # a token is a macro action of one
-        return macro_action_ids(turn_ids, lengths.to(turn_ids.device))
+            lengths = [[self.args.macro_action_tokens or 1]]  # a token is a macro action of one
+        return macro_action_ids(turn_ids, torch.tensor(lengths, device=turn_ids.device))
 
     def _token_rewards(self, rollout: Rollout) -> Tensor:
         """(B, T) the rewards of tokens, which are -beta times the reference KL with `kl_in_reward` and 0 without."""

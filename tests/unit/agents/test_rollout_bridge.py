@@ -102,8 +102,8 @@ def test_nothing_is_known_of_the_routes_of_what_no_engine_has_read() -> None:
     assert "routes" not in rollout_output([trajectory(known)], EOS)
 
 
-def test_routes_come_with_rollouts_that_are_trained_on(tmp_path: Path) -> None:
-    """At once, and from a copy of the policy as rollouts ahead are; not in evaluation."""
+def test_routes_come_with_rollouts(tmp_path: Path) -> None:
+    """At once, and from a copy of the policy as rollouts ahead are; in evaluation, as which a dry run rehearses."""
     trainer = build_agent(tmp_path, model=build_moe_policy(vocab_size=len(VOCABULARY)))
     trainer.args.router_replay = "r3"
     trainer.model.train()
@@ -116,7 +116,7 @@ def test_routes_come_with_rollouts_that_are_trained_on(tmp_path: Path) -> None:
             assert routes.shape == (len(output["prompt_ids"][i]) + len(output["completion_ids"][i]), 1, 2)
             assert (routes >= 0).all((1, 2)).tolist() == [place < read - 1 for place in range(len(routes))]
     trainer.model.eval()
-    assert "routes" not in rollout(prompts, trainer)
+    assert "routes" in rollout(prompts, trainer)
 
 
 def test_an_engine_without_routes_is_refused_where_replay_asks_for_them(tmp_path: Path) -> None:

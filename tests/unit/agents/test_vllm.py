@@ -146,8 +146,7 @@ def wrap_mixture(script: Script, wrap_either: Callable[..., Any]) -> Any:
     return wrap_either(model=MIXTURES["qwen3_moe"]())
 
 
-def test_turns_report_the_experts_of_what_no_earlier_turn_has_covered(script: Script, wrap_mixture: Any) -> None:
-    """The third turn of row 0 has a shorter context than its second one, as if both before it had been taken back."""
+def test_turns_report_the_experts_of_all_that_is_read(script: Script, wrap_mixture: Any) -> None:
     engine = vllm_engine(wrap_mixture, END)
     (silent,) = take_turns(engine, [[DOC]], [4])
     assert silent.routes is None
@@ -158,11 +157,7 @@ def test_turns_report_the_experts_of_what_no_earlier_turn_has_covered(script: Sc
     engine.open(2)
     for contexts, read in (
         ([[DOC], [PARIS, DOC]], [[DOC, 1, FRANCE], [PARIS, DOC, 2, FRANCE]]),
-        (
-            [[DOC, 1, FRANCE, CLOSING, PARIS], [PARIS, DOC, 2, FRANCE, CLOSING]],
-            [[CLOSING, PARIS, 5, FRANCE], [CLOSING, 5, FRANCE]],
-        ),
-        ([[DOC], [PARIS, DOC, 2, FRANCE, CLOSING, DOC]], [[DOC, 1, FRANCE], [DOC, 6, FRANCE]]),
+        ([[DOC, 1, FRANCE], [DOC]], [[DOC, 1, FRANCE, 3, FRANCE], [DOC, 1, FRANCE]]),
     ):
         for turn, tokens in zip(generate_turns(engine, contexts, [3, 3]), read, strict=True):
             assert turn.routes is not None and turn.routes.dtype == np.int16
@@ -176,7 +171,7 @@ def test_what_reports_no_routes_or_has_not_recorded_any_is_refused(script: Scrip
     with pytest.raises(RuntimeError, match="--enable-return-routed-experts"):
         take_turns(engine, [[DOC]], [4])
     script.routes = lambda tokens: np.zeros((len(tokens), 3, 2), dtype=np.uint8)
-    with pytest.raises(RuntimeError, match="not recorded"):
+    with pytest.raises(RuntimeError, match="another kernel"):
         take_turns(engine, [[DOC]], [4])
 
 

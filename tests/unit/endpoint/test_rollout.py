@@ -96,7 +96,7 @@ def test_routes_are_those_of_plain_passes_over_each_context() -> None:
         for context in (0, 1):
             own = contexts == context
             known = int((routes[own] >= 0).all((1, 2)).sum())
-            with torch.no_grad(), routers.recorded() as experts:
+            with torch.no_grad(), routers.replayed() as experts:
                 policy(input_ids=torch.tensor(ids[own])[None])
                 assert routes[own][:known].tolist() == experts()[:known].tolist()
             appended = int(context == 0 and output["env_mask"][row][-1] == 0)

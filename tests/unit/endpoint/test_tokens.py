@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -83,8 +82,6 @@ class Agent:
         self.histories: list[list[dict[str, Any]]] = []
         self.under_way: list[tuple[Call, dict[str, Any], list[int]]] = []
         self.answered: dict[Call, tuple[list[int], tuple[int, ...]]] = {}
-        self.covered: Counter[int] = Counter()
-        """How many tokens of each row have routes."""
 
     def act(self) -> None:
         if self.under_way and self.rng.random() < 0.6:
@@ -106,7 +103,8 @@ class Agent:
 
     def _receive(self, call: Call, body: dict[str, Any], read: list[int]) -> None:
         generation = self.policy.generation(call.request.stops)
-        generation = replace(generation, routes=self._routes(call.context.row, read, generation.token_ids))
+        routes = np.array([*read, *generation.token_ids][:-1], dtype=np.int16).reshape(-1, 1, 1)
+        generation = replace(generation, routes=routes)  # as if one router sent each token to the expert of its number
         answer = self.conversation.finish(call, generation)
         self.answered[call] = read, generation.token_ids
         said = completions.whole(completions.Served(body, answer, len(read), "x", 0))["choices"][0]["message"]
@@ -114,13 +112,6 @@ class Agent:
         self.histories.append([*body["messages"], self._sent_back(said, body)])
         if self.rng.random() < 0.03:
             self.conversation.cancel(call)
-
-    def _routes(self, row: int, read: list[int], sampled: tuple[int, ...]) -> Any:
-        """What an engine reports, as if one router sent each token to the expert of its number."""
-        tokens = [*read, *sampled][:-1]
-        new = tokens[min(self.covered[row], len(read) - 1) :]
-        self.covered[row] = len(tokens)
-        return np.array(new, dtype=np.int16).reshape(-1, 1, 1)
 
     def _body(self) -> dict[str, Any]:
         rng = self.rng
@@ -202,13 +193,12 @@ def test_each_turn_is_trained_on_once_after_what_the_policy_read(family: str, se
 
 
 def check_routes(trajectory: Trajectory, routes: Any) -> None:
-    """Those of each context are known but for its last token, and for what follows a turn that was taken back."""
+    """Those of each context are known but for its last token."""
     segments = trajectory.segments
     ids = [*trajectory.prompt_ids, *(token for each in segments for token in each.token_ids)]
     contexts = [0] * len(trajectory.prompt_ids) + [each.context for each in segments for _ in each.token_ids]
     for context in {turn.context for turn in trajectory.turns}:
         own = [place for place, each in enumerate(contexts) if each == context]
         turns = [turn for turn in trajectory.turns if turn.context == context]
-        known = sum(len(turn.routes) for turn in turns if turn.routes is not None)
-        assert known == len(own) - 1 or any(turn.routes is None for turn in turns)
-        assert routes[own].tolist() == [ids[place] for place in own[:known]] + [-1] * (len(own) - known)
+        assert sum(len(turn.routes) for turn in turns) == len(own) - 1, "no token is kept twice"
+        assert routes[own].tolist() == [*(ids[place] for place in own[:-1]), -1]

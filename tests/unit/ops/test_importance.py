@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from sorl_trl.ops import (
-    best_of_ratio,
     bounded_log_ratio,
     effective_sample_size,
     engine_ratio,
@@ -164,18 +163,3 @@ class TestEngineRatio:
             [1.0, math.exp(2.0)]
         )
         assert engine_ratio(self.D, self.MASK, "sequence_mask", None, 3.0).tolist() == [[1.0], [0.0]]
-
-
-class TestBestOfRatio:
-    AT_MOST, BELOW = torch.tensor([0.25, 0.75, 1.0]), torch.tensor([0.0, 0.25, 0.75])
-    """Three scores, with the probabilities 1/4, 1/2 and 1/4."""
-
-    def test_by_hand(self):
-        for candidates, expected in ((1, [1.0] * 3), (2, [0.25, 1.0, 1.75]), (3, [1 / 16, 13 / 16, 37 / 16])):
-            ratio = best_of_ratio(self.AT_MOST, self.BELOW, candidates)
-            assert ratio.tolist() == pytest.approx(expected)
-            assert (ratio * (self.AT_MOST - self.BELOW)).sum().item() == pytest.approx(1.0)
-
-    def test_equal_scores_are_drawn_as_without_a_choice_and_a_score_of_no_probability_has_a_limit(self):
-        ratio = best_of_ratio(torch.tensor([1.0, 0.5]), torch.tensor([0.0, 0.5]), 4)
-        assert ratio.tolist() == [1.0, 4 * 0.5**3]

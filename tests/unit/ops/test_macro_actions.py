@@ -1,16 +1,15 @@
-"""Turns cut into macro actions: where they begin, and what random lengths depend on."""
+"""Turns cut into macro actions: where they begin."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from random import Random
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sorl_trl.ops import macro_action_ids, random_lengths, valued_tokens
+from sorl_trl.ops import macro_action_ids, valued_tokens
 
 from .batches import quick, turn_id_batches
 
@@ -40,7 +39,7 @@ class TestMacroActionIds:
     @quick
     @given(turn_ids=turn_id_batches(), tokens=st.integers(1, 9), seed=st.integers(0, 99))
     def test_a_partition_that_crosses_no_turn(self, turn_ids: Tensor, tokens: int, seed: int) -> None:
-        random = random_lengths([[seed, row] for row in range(len(turn_ids))])
+        random = torch.tensor([Random(seed + row).sample((1, 2, 3, 5, 10), 5) for row in range(len(turn_ids))])
         for lengths in (torch.tensor([[tokens]]), random):
             ids = macro_action_ids(turn_ids, lengths)
             assert torch.equal(ids >= 0, turn_ids >= 0)
@@ -49,22 +48,6 @@ class TestMacroActionIds:
                 for span in spans_of(own):
                     assert own[span[0]] == span[0] and len(span) <= longest
                     assert len({int(turn) for turn in turns[span]}) == 1
-
-
-class TestRandomLengths:
-    def test_each_length_once_in_an_order_of_the_trajectory(self) -> None:
-        found = random_lengths([[i] for i in range(50)])
-        assert torch.equal(found.sort().values, torch.tensor([[1, 2, 3, 5, 10]]).expand(50, -1))
-        assert len({tuple(row) for row in found.tolist()}) > 25
-        assert random_lengths([]).shape == (0, 5)
-
-    def test_other_processes_find_the_same_and_no_generator_moves(self) -> None:
-        """Python's own hash of text would differ: it has a new key in each process."""
-        state = torch.random.get_rng_state()
-        code = "from sorl_trl.ops import random_lengths; print(random_lengths([[3, 1], (4, 1, 5)]).tolist())"
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        assert str(random_lengths([[3, 1], (4, 1, 5)]).tolist()) == other.strip()
-        assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_valued_tokens_by_hand() -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from examples.selection_weight import best_of_ratio
+from transformers import GenerationConfig, MixtralConfig, MixtralForCausalLM
 
-from sorl_trl.ops import best_of_ratio
+from sorl_trl import AgentRollout
 from sorl_trl.rollout import (
     BatchResponder,
     BestOfTrajectories,
@@ -31,8 +32,11 @@ from sorl_trl.rollout import (
     TurnEnd,
 )
 from sorl_trl.rollout.environment import RowTurn
+from sorl_trl.rollout.routing import Routers
+from sorl_trl.rollout.trajectories import laid_out_routes
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
+from tests.model_families import GQA, build
 from tests.policies import acting_policy, acting_tokenizer
 
 from .fakes import FakeSearch, check_rows, turn_of, word_tokenizer
@@ -44,11 +48,12 @@ POLICY = acting_policy(GUESSES).eval()
 with torch.no_grad():  # mostly, it guesses
     POLICY.lm_head.weight[GUESSES.convert_tokens_to_ids(["<guess>", "</guess>"])] *= 1.3
 SAMPLED = GenerationConfig(do_sample=True, temperature=1.0, top_k=0)
+EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 HOWS = {
     "greedy": lambda score: BestOfTurns(3, score),
     "beam": lambda score: BestOfTurns(3, score, width=2),
     "lookahead": lambda score: BestOfTurns(2, score, width=2, depth=2),
-    "trajectories": lambda score: BestOfTrajectories(3, lambda example, trajectory: len(trajectory.turns)),
+    "trajectories": lambda score: BestOfTrajectories(3, score),
 }
 
 
@@ -139,6 +144,26 @@ def test_what_is_kept_has_its_own_environment_and_log_probabilities(how: Any) ->
             place += len(segment.token_ids)
 
 
+def test_what_is_kept_has_the_routes_of_one_plain_pass() -> None:
+    """Copies are read anew, but only what no earlier turn covers is theirs."""
+    policy = build(
+        lambda: MixtralForCausalLM(
+            MixtralConfig(**{**GQA, "vocab_size": len(GUESSES), "max_position_embeddings": 512}, **EXPERTS)
+        )
+    )
+    engine = SlotEngine(policy, TurnEnd(GUESSES, GUESS.stop_strings, [1]), SAMPLED)
+    engine.report_routes()
+    how = BestOfTurns(3, lambda example, turn, reply: turn.token_ids[0], width=2, depth=1)
+    collector = Collector(GUESSES, EnvironmentResponder(Remembers), GUESS, LIMITS, candidates=how)
+    trajectories = collector.collect([[3, 7 + row, 5] for row in range(3)], engine)
+    assert max(len(each.turns) for each in trajectories) > 2
+    for each in trajectories:
+        ids = [*each.prompt_ids, *(token for segment in each.segments for token in segment.token_ids)]
+        with torch.no_grad(), Routers(policy).replayed() as experts:
+            policy(torch.tensor([ids]))
+        assert laid_out_routes(each, len(ids), (2, 2))[:-1].tolist() == experts()[:-1].tolist()
+
+
 def test_candidates_share_what_the_engine_has_read() -> None:
     """The prompt once, and after each turn its last token and the observation, however many candidates there are."""
     (trajectory,), _, engine = play(BestOfTurns(4, low), rows=1)
@@ -169,17 +194,14 @@ class Enumerated:
 def test_the_best_is_distributed_by_the_law_and_ties_change_nothing(candidates: int, values: Sequence[int]) -> None:
     """Each of four answers has a quarter under π. Every combination of candidates occurs once, so counts are exact."""
     of = dict(zip(("Paris", "France", "capital", "of"), values, strict=True))
-    for how in (
-        BestOfTurns(candidates, lambda example, turn, reply: of[turn.action.content]),
-        BestOfTrajectories(candidates, lambda example, trajectory: of[trajectory.answer]),
-    ):
-        collector = Collector(word_tokenizer(), FakeSearch(), TagProtocol(), candidates=how)
+    for how in (BestOfTurns, BestOfTrajectories):
+        best = how(candidates, lambda example, turn, reply: of[turn.action.content])
+        collector = Collector(word_tokenizer(), FakeSearch(), TagProtocol(), candidates=best)
         trajectories = collector.collect([(9,)] * 4**candidates, Enumerated(candidates))
         chosen = Counter(each.answer for each in trajectories)
         for word, value in of.items():
             shares = (sum(other <= value for other in values) / 4, sum(other < value for other in values) / 4)
-            ratio = best_of_ratio(*map(torch.tensor, shares), candidates)
-            assert Fraction(chosen[word], 4**candidates) == Fraction(ratio.item()) / 4
+            assert Fraction(chosen[word], 4**candidates) == Fraction(best_of_ratio(*shares, candidates)) / 4
         assert all(max(each.turns[0].scores) == each.turns[0].scores[0] == of[each.answer] for each in trajectories)
         assert {len(each.turns[0].scores) for each in trajectories} == {candidates}
 
@@ -311,8 +333,11 @@ def test_what_cannot_be_copied_or_compared_is_refused_in_one_error() -> None:
     collector = Collector(GUESSES, Stateful(1), GUESS, LIMITS, candidates=BestOfTurns(2, low))
     with pytest.raises(TypeError, match="Stateful has no method `branch`"):
         collector.collect([(3,)], SlotEngine(POLICY, TurnEnd(GUESSES, GUESS.stop_strings, [1]), SAMPLED))
-    with pytest.raises(ValueError, match="`score` returned nan, but must return a finite number"):
-        play(BestOfTurns(2, lambda *_: float("nan")))
+    for score in (float("nan"), None):
+        with pytest.raises(ValueError, match=f"`score` returned {score}, but must return a finite number"):
+            play(BestOfTurns(2, lambda *_, score=score: score))
+    with pytest.raises(TypeError, match="candidates is 4, but must be `BestOfTurns`, `BestOfTrajectories` or None"):
+        AgentRollout(EnvironmentResponder(Remembers), candidates=4)
     for wrong in (BestOfTurns, BestOfTrajectories, lambda width, score: BestOfTurns(2, score, width=width)):
         with pytest.raises(ValueError, match="is 0, but must be a whole number, at least 1"):
             wrong(0, low)

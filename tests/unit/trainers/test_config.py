@@ -64,7 +64,6 @@ def test_bad_values_are_named(tmp_path: Path, name: str, value: Any, allowed: st
         (SOPPOConfig, {"critic_trunk_gradient": True, "bias_norm": True}, "bias_norm", {"bias_norm": False}),
         (SOPPOConfig, {"macro_action_tokens": 5}, "macro_action_tokens", {"advantage_level": "macro"}),
         (SOPPOConfig, {"advantage_level": "macro"}, "macro_action_tokens", {"macro_action_tokens": 0}),
-        (SOPPOConfig, {"advantage_level": "token", "value_pool": "mean"}, "value_pool", {"advantage_level": "turn"}),
         (SOPPOConfig, EACH, "multi_objective_aggregation", SUMS),
         (SOPPOConfig, {"per_device_train_batch_size": 1}, "per_device_train_batch_size", {"steps_per_generation": 2}),
         (GroupRefillConfig, {"scale_rewards": "batch"}, "scale_rewards", {"scale_rewards": "none"}),

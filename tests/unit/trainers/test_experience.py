@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from sorl_trl.ops import TurnLayout, macro_action_ids, turn_layout, turn_rewards_to_tokens
-from sorl_trl.trainers.so_ppo_trainer import Experience, critic_metrics, unit_experience
+from sorl_trl.trainers.so_ppo_trainer import Experience, SOPPOTrainer, critic_metrics, unit_experience
 from tests.unit.ops.batches import GARBAGE
 
 NAN = float("nan")
@@ -97,3 +99,17 @@ class TestCriticMetrics:
             arrays = [torch.nn.functional.pad(x[[2, 1, 0]], (0, 3), value=garbage) for x in arrays]
             metrics = describe(*arrays, torch.nn.functional.pad(MASK[[2, 1, 0]], (0, 3), value=False))
             assert metrics == pytest.approx(describe(), rel=1e-6, nan_ok=True)
+
+
+def test_random_lengths_of_macro_actions_are_a_matter_of_the_trajectory() -> None:
+    """Of 21 tokens, each length is that of one macro action, in an order that every process finds."""
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(advantage_level="macro", macro_action_tokens=0))
+    sampled = [SimpleNamespace(prompt_ids=[3], completion_ids=[row] * 21) for row in range(50)]
+    rollout: Any = SimpleNamespace(batch={"turn_ids": torch.zeros(50, 21, dtype=torch.long)}, sampled=sampled)
+    found = SOPPOTrainer._unit_ids(trainer, rollout)
+    orders = [torch.unique_consecutive(row, return_counts=True)[1].tolist() for row in found]
+    assert all(sorted(order) == [1, 2, 3, 5, 10] for order in orders)
+    assert len({*map(tuple, orders)}) > 25
+    state = torch.random.get_rng_state()
+    assert torch.equal(SOPPOTrainer._unit_ids(trainer, rollout), found)
+    assert torch.equal(torch.random.get_rng_state(), state)

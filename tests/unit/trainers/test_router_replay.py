@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.rollout.routing import LIVE, Routers
-from sorl_trl.trainers.router_replay import COMPLETION_ROUTES, PROMPT_ROUTES
+from sorl_trl.trainers.router_replay import ROUTES
 from tests.model_families import GQA, MOE, SHAPE, build
 from tests.training import settings
 from tests.trajectories import SeveralContexts, parity_reward, prompts
@@ -47,19 +48,18 @@ def test_a_router_with_its_own_choice_imposed_computes_the_same(family: str) -> 
     routers = Routers(model)
     with torch.no_grad():
         plain = model(IDS).logits
-        with routers.recorded() as last:
-            model(IDS)
-        rerouted = torch.zeros(IDS.numel(), dtype=torch.bool)
-        with routers.imposed(last().to(torch.int16), rerouted):
+        with routers.replayed() as last:
             assert torch.equal(model(IDS).logits, plain)
-        assert not rerouted.any()
-        with routers.imposed(torch.full_like(last(), LIVE)):
+        with routers.replayed(last().to(torch.int16)) as again:
+            assert torch.equal(model(IDS).logits, plain)
+        assert torch.equal(again(), last())
+        with routers.replayed(torch.full_like(last(), LIVE)):
             assert torch.equal(model(IDS).logits, plain)
         other = torch.full_like(last(), LIVE)
         other[3, 0] = (last()[3, 0] + 1) % 8  # one token, in one layer
-        with routers.imposed(other, rerouted):
+        with routers.replayed(other) as again:
             changed = (model(IDS).logits - plain).abs().amax(-1).flatten() > 0
-    assert rerouted.tolist() == [number == 3 for number in range(12)]
+    assert torch.equal(again()[:, 0], last()[:, 0]), "the routers say what they would have taken"
     reads = [3, 4, 5] if routers.shape[0] > 1 else [3]  # in the last layer, no other token reads it
     assert changed.nonzero().squeeze(1).tolist() == reads
 
@@ -70,7 +70,7 @@ def test_gradients_reach_the_router_with_the_choice_held_fixed() -> None:
     fixed = torch.tensor([[0, 5], [3, 1]]).expand(IDS.numel(), 2, 2)
 
     def loss() -> Tensor:
-        with routers.imposed(fixed):
+        with routers.replayed(fixed):
             return model(IDS).logits.log_softmax(-1)[..., 6].sum()
 
     weight = model.model.layers[0].mlp.gate.weight
@@ -119,7 +119,7 @@ class Noisy(SeveralContexts):
                 places = [number for number, each in enumerate(contexts) if abs(each) == context]
                 within = [*([] if context else range(len(prompt))), *(len(prompt) + place for place in places)]
                 text = torch.tensor([[*prompt, *ids]])[:, within]
-                with torch.no_grad(), routers.imposed(routes[within]):
+                with torch.no_grad(), routers.replayed(routes[within]):
                     found = model(text).logits.log_softmax(-1)[0, :-1].gather(1, text[0, 1:, None])[:, 0]
                 known = torch.cat([found.new_zeros(1), found])
                 logps[places] = known[-len(places) :]
@@ -144,9 +144,9 @@ def rollout_of(trainer: Any) -> dict[str, Any]:
     return batch
 
 
-def gap(trainer: Any, batch: dict[str, Any], routing: str | None) -> float:
+def gap(trainer: Any, batch: dict[str, Any], replay: bool) -> float:
     kept = batch["turn_ids"] >= 0
-    logps = trainer._score(trainer.model, batch, routing=routing).logps
+    logps = trainer._score(trainer.model, batch, replay=replay).logps
     return float((logps - batch["sampling_per_token_logps"]).abs()[kept].max())
 
 
@@ -155,10 +155,10 @@ def test_r3_gives_what_the_engine_computed(tmp_path: Path, tokenizer: Any) -> No
     trainer = trainer_of(tmp_path, tokenizer, router_replay="r3")
     batch = rollout_of(trainer)
     assert len(trainer._forward.layouts) == 2
-    assert gap(trainer, batch, "replay") < 1e-6  # the routers' softmax is in float32
-    assert gap(trainer, batch, None) > 0.1
+    assert gap(trainer, batch, True) < 1e-6  # the routers' softmax is in float32
+    assert gap(trainer, batch, False) > 0.1
     for layout in trainer._forward.layouts:
-        one_by_one = trainer._forward(trainer.model, batch, rows=1, layouts=[layout], routing="replay").logps
+        one_by_one = trainer._forward(trainer.model, batch, rows=1, layouts=[layout], replay=True).logps
         torch.testing.assert_close(one_by_one, batch["old_per_token_logps"], rtol=0, atol=1e-9)
     logged = trainer._metrics["train"]
     assert logged["router_replay/logp_gap"][0] < 1e-6
@@ -168,7 +168,7 @@ def test_r3_gives_what_the_engine_computed(tmp_path: Path, tokenizer: Any) -> No
 
 def test_routes_that_are_off_by_one_token_are_noticed(tmp_path: Path, tokenizer: Any) -> None:
     trainer = trainer_of(tmp_path, tokenizer, router_replay="r3", rollout_func=Noisy(shift=1))
-    assert gap(trainer, rollout_of(trainer), "replay") > 0.1
+    assert gap(trainer, rollout_of(trainer), True) > 0.1
 
 
 @contextmanager
@@ -185,25 +185,25 @@ def choosing_otherwise(model: Any) -> Iterator[None]:
 def test_r2_replays_the_old_policy_in_updates_and_nowhere_else(tmp_path: Path, tokenizer: Any) -> None:
     trainer = trainer_of(tmp_path, tokenizer, router_replay="r2", rollout_func=SeveralContexts())
     batch = rollout_of(trainer)
-    assert gap_to_old(trainer, batch, "replay") < 1e-9
-    assert (batch[PROMPT_ROUTES][batch["prompt_mask"].bool()] >= 0).all()
-    assert (batch[COMPLETION_ROUTES][batch["completion_mask"].bool()] >= 0).all()
-    assert (batch[PROMPT_ROUTES][~batch["prompt_mask"].bool()] == LIVE).all()
+    assert gap_to_old(trainer, batch, True) < 1e-9
+    lengths = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)
+    assert [len(row) for row in batch[ROUTES]] == lengths.tolist()
+    assert all((row >= 0).all() for row in batch[ROUTES])
     with choosing_otherwise(trainer.model):
         seen: dict[str, Tensor] = {}
         gate = trainer.model.model.layers[0].mlp.experts
         handle = gate.register_forward_pre_hook(lambda _, args: seen.update(experts=args[1]))
-        trainer._score(trainer.model, batch, routing=None)
+        trainer._score(trainer.model, batch)
         live = seen["experts"]
         trainer._compute_loss(trainer.model, batch)
         assert not torch.equal(seen["experts"], live)
         trainer.model.eval()
-        assert PROMPT_ROUTES not in rollout_of(trainer), "an evaluation is not replayed"
+        assert ROUTES not in rollout_of(trainer), "an evaluation is not replayed"
         handle.remove()
 
 
-def gap_to_old(trainer: Any, batch: dict[str, Any], routing: str | None) -> float:
-    logps = trainer._score(trainer.model, batch, routing=routing).logps
+def gap_to_old(trainer: Any, batch: dict[str, Any], replay: bool) -> float:
+    logps = trainer._score(trainer.model, batch, replay=replay).logps
     return float((logps - batch["old_per_token_logps"]).abs().max())
 
 
@@ -254,8 +254,6 @@ def test_what_backward_recomputes_is_replayed(tmp_path: Path, tokenizer: Any, re
 )
 def test_what_cannot_be_replayed_is_refused(tmp_path: Path, tokenizer: Any, kind: Any, fields: Any, says: str) -> None:
     if fields.get("critic") == "adapter":
-        from peft import LoraConfig, get_peft_model
-
         fields = {
             **fields,
             "model": get_peft_model(build(FAMILIES["qwen3_moe"]), LoraConfig(target_modules=["q_proj"])),
@@ -268,6 +266,13 @@ def test_r3_without_routes_is_one_plain_error(tmp_path: Path, tokenizer: Any) ->
     trainer = trainer_of(tmp_path, tokenizer, router_replay="r3", rollout_func=SeveralContexts())
     with pytest.raises(ValueError, match="has not returned `routes`"):
         rollout_of(trainer)
+
+
+def test_a_completion_that_is_masked_because_it_was_cut_is_no_mistake(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = trainer_of(tmp_path, tokenizer, router_replay="r3", mask_truncated_completions=True)
+    batch = rollout_of(trainer)
+    assert not batch["completion_mask"].any(1).all(), "some rows are masked"
+    assert gap(trainer, batch, True) < 1e-6
 
 
 def test_so_ppo_trains_with_r2(tmp_path: Path, tokenizer: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -219,16 +220,15 @@ class SlotEngine(Engine):
         self, forward: Callable[[], torch.Tensor], rows: Sequence[Row], new: Sequence[Sequence[int]]
     ) -> torch.Tensor:
         """Make a forward that reads `new` tokens of rows, which then are cached. Returns its logits."""
-        if self._routers is None:
+        routes: Any = [()] * len(rows)
+        recording: Any = nullcontext() if self._routers is None else self._routers.replayed()
+        with recording as experts:
             logits = forward()
-        else:
-            with self._routers.recorded() as experts:
-                logits = forward()
-                routes = experts().to("cpu", torch.int16).reshape(len(rows), -1, *self._routers.shape).numpy()
-            for row, ids, own in zip(rows, new, routes, strict=True):
-                row.routes.extend(own[-len(ids) :])  # shorter rows are padded in front
-        for row, ids in zip(rows, new, strict=True):
+        if self.routes is not None:
+            routes = experts().to("cpu", torch.int16).reshape(len(rows), -1, *self.routes).numpy()
+        for row, ids, own in zip(rows, new, routes, strict=True):
             row.cached.extend(ids)
+            row.routes.extend(own[-len(ids) :])  # shorter rows are padded in front
         return logits
 
     def _take(self, rows: Sequence[Row], logits: torch.Tensor) -> list[tuple[int, Generation]]:
@@ -245,8 +245,7 @@ class SlotEngine(Engine):
             if stopped or len(row.sampled) >= row.limit:
                 self._table.park(row)
                 reported = None if self.logprobs_at is None else tuple(row.logprobs)
-                routes = None if self.routes is None else np.stack(row.routes[row.covered :])
-                row.covered = len(row.cached)
+                routes = None if self.routes is None else np.stack(row.routes)
                 ended.append((row.index, Generation(tuple(row.sampled), reported, stopped, routes=routes)))
         return ended
 

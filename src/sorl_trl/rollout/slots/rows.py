@@ -24,8 +24,6 @@ class Row:
     """The token ids whose keys and values are in the slot."""
     routes: list[np.ndarray[Any, Any]] = field(default_factory=list)
     """The experts (L, k) of each cached token, if the engine reports them."""
-    covered: int = 0
-    """How many tokens the routes of its turns have covered, also in slots that it has given up."""
     slot: int | None = None
     """The slot that the row was given, if any."""
     home: int | None = None
@@ -41,7 +39,6 @@ class Row:
     def begin(self, context: Sequence[int], limit: int, stops: Sequence[str]) -> None:
         self.context, self.limit, self.stops, self.busy = tuple(context), limit, tuple(stops), True
         self.sampled, self.logprobs = [], []
-        self.covered = min(self.covered, len(self.context) - 1)  # shorter than before if turns were taken back
 
     def known(self) -> int:
         """How many cached tokens begin the context; 0 if others do. The context's last token is always read again."""
