@@ -165,10 +165,9 @@ class AgentForward(Forward):
             with trainer.acting(agent):
                 share = share_of(batch, names.index(agent) if agent in names else len(names))
                 passes.append(super().__call__(model, share, **options))
-        logps = sum(each.logps for each in passes)
-        columns = [[each.entropies for each in passes], [each.aux_loss for each in passes]]
-        entropies, aux_loss = (None if None in found else sum(found) for found in columns)
-        return Pass(logps, entropies, None, None if aux_loss is None else aux_loss / len(passes))
+        found = zip(*((each.logps, each.entropies, each.aux_loss) for each in passes), strict=True)
+        sums: list[Any] = [None if each[0] is None else sum(each) for each in found]
+        return Pass(sums[0], sums[1], None, None if sums[2] is None else sums[2] / len(passes))
 
 
 def share_of(batch: Mapping[str, Any], number: int) -> dict[str, Any]:
