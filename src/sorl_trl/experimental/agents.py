@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from peft import LoraConfig, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import nn
 
+from sorl_trl.checks import NOT_NEGATIVE, check_choice
 from sorl_trl.records.resume_point import ADAPTERS
 from sorl_trl.rollout import Engine, Generation
 from sorl_trl.trainers.adapters import adapter_alone, why_not_beside_others
@@ -51,9 +53,8 @@ class MultiAgentTrainer(TurnLevelTrainer):
         learning_rates: Of agents, by name, where they differ from `learning_rate`. With 0, an agent is not trained. A
             resumed run goes on with the rates of its checkpoint.
 
-    Raises:
-        ValueError: A name or an adapter of `agents` cannot stand beside the others, DeepSpeed or FSDP is used, a
-            rollout has a turn of no such agent, or one of the reasons of `SOGRPOTrainer`.
+    Raises ValueError for `agents` that cannot stand beside each other, DeepSpeed or FSDP, a turn of no such agent, and
+    the reasons of `SOGRPOTrainer`.
     """
 
     config_class: ClassVar[type[TurnLevelConfig]] = SOGRPOConfig
@@ -61,42 +62,34 @@ class MultiAgentTrainer(TurnLevelTrainer):
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "multi-agent"]
 
     def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: SOGRPOConfig | None = None,
-        *positional: Any,
-        agents: Mapping[str, LoraConfig],
-        learning_rates: Mapping[str, float] | None = None,
-        **named: Any,
+        self, *given: Any, agents: dict[str, LoraConfig], learning_rates: dict[str, float] | None = None, **named: Any
     ) -> None:
+        args = named.get("args") or next(iter(given[2:]), None)
         for name, (only, why) in _ONLY.items():
             if (value := getattr(args, name, None)) not in (only, None):
                 raise ValueError(f"`{name}` is {value!r}, but must be {only!r} with `agents`: {why}.")
         for name, config in agents.items():
             if reason := why_not_beside_others(config):
                 raise ValueError(f"`agents[{name!r}]` cannot stand beside other adapters: {reason}.")
-        if unknown := [name for name in learning_rates or () if name not in agents]:
-            raise ValueError(f"`learning_rates` has {unknown[0]!r}, but `agents` has {[*agents]}.")
+        for name, rate in (learning_rates or {}).items():
+            check_choice("learning_rates", name, agents)
+            NOT_NEGATIVE.check(f"learning_rates[{name!r}]", rate)
         if not agents:
             raise ValueError("`agents` is empty, but must have a `LoraConfig` for each agent.")
         # TRL makes an adapter "default", and sees to what a PEFT model needs.
-        named["peft_config"] = copy.deepcopy(next(iter(agents.values())))
-        super().__init__(model, reward_funcs, args, *positional, **named)
+        first = copy.deepcopy(next(iter(agents.values())))
+        super().__init__(*given, peft_config=first, **named)
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise ValueError("`agents` are given, but DeepSpeed and FSDP clip all gradients together: use DDP.")
         self.args.ddp_find_unused_parameters = False
         self.agents = sorted(agents)  # so that a resumed run finds an agent's optimizer group, whatever their order
-        self._rates = dict.fromkeys(agents, self.args.learning_rate) | dict(learning_rates or {})
-        self._add(agents)
-        self._modules = [*self.model.modules()]
+        self._rates = dict.fromkeys(agents, self.args.learning_rate) | (learning_rates or {})
+        self._replace_adapter(agents)
+        self.acting = partial(adapter_alone, [*self.model.modules()])
         self._forward = AgentForward(self)
-        if self.args.disable_dropout:
-            disable_noise(self.model)
 
-    def _add(self, agents: Mapping[str, LoraConfig]) -> None:
-        """Replace TRL's adapter by one for each agent."""
-        parts = {part for name, _ in self.model.named_modules() for part in name.split(".")}
+    def _replace_adapter(self, agents: Mapping[str, LoraConfig]) -> None:
+        parts = {part for name, _ in self.model.named_parameters() for part in name.split(".")}
         if unfit := [name for name in agents if name in parts | {"ref", CRITIC_ATTRIBUTE}]:
             raise ValueError(f"`agents` has {unfit[0]!r}, but that is the name of a part of the model.")
         for name in self.agents:
@@ -104,10 +97,8 @@ class MultiAgentTrainer(TurnLevelTrainer):
         self.model.set_adapter(self.agents[0])
         self.model.delete_adapter("default")
         self.model.set_requires_grad(self.agents)
-
-    def acting(self, agent: str) -> AbstractContextManager[None]:
-        """Within it, the model has the weights of this agent."""
-        return adapter_alone(self._modules, agent)
+        if self.args.disable_dropout:
+            disable_noise(self.model)
 
     def agent_engine(self, make: Callable[[], Engine]) -> Engine:
         """The engine that samples: one that `make` makes for each agent."""
@@ -142,18 +133,12 @@ class MultiAgentTrainer(TurnLevelTrainer):
 
 
 class AgentForward(Forward):
-    """Makes a pass for each agent, with its adapter, over what it has read and written.
-
-    Every process makes all passes, even of an agent without a turn in a batch, because DDP waits for each gradient.
-    """
+    """Makes a pass for each agent, with its adapter; on every process, because DDP waits for each gradient."""
 
     def __call__(self, model: Any, batch: Mapping[str, Any], **options: Any) -> Pass:
-        """What each agent's policy says of its turns; for the reference policy, what the base model says of all.
-
-        Raises ValueError if the agent of a turn has no adapter.
-        """
+        """See `Forward`. Raises ValueError if the agent of a turn has no adapter."""
         trainer, agents, names = self._trainer, self._trainer.agents, names_of(batch)
-        is_reference = any(getattr(each, "_disable_adapters", False) for each in trainer._modules)
+        is_reference = any(getattr(each, "_disable_adapters", False) for each in trainer.model.modules())
         if is_reference or "layouts" in options:  # or to try out a layout
             return super().__call__(model, batch, **options)
         unknown = [name for name in names or ("",) if name not in agents]

@@ -37,14 +37,14 @@ class AgentWise:
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages. Raises ValueError if no turn has an agent."""
-        mask, agents = rollout.turn_mask, rollout.agents
-        if agents is None and mask.any():
+        mask = rollout.turn_mask
+        if rollout.agents is None and mask.any():
             raise ValueError(
                 f"The rollout names no agents, but {self!r} compares them: let the environment set `agent`, or the "
                 "rollout return `agents`."
             )
         everybody = torch.zeros_like(mask, dtype=torch.long)
-        compared = {"agent": everybody if agents is None else agents, "group": everybody}
+        compared = {"agent": everybody if rollout.agents is None else rollout.agents, "group": everybody}
         spread, group = compared[self.spread] if rollout.scale == "group" else None, rollout.num_generations
         given = rollout.returns, compared[self.mean], spread, mask, group, self.votes
         return over_batch(matched_advantages(*given), rollout)

@@ -31,7 +31,7 @@ class GiGPO:
         """(N, K) advantages."""
         states, mask = rollout.states, rollout.turn_mask
         spread = states if rollout.scale == "group" else None
-        state_credit = matched_advantages(rollout.returns, states, spread, mask, rollout.num_generations)
+        state_credit = matched_advantages(rollout.returns, states, spread, mask, rollout.num_generations, "turn")
         return group_mean_advantages(rollout) + self.coef * over_batch(state_credit, rollout)
 
 

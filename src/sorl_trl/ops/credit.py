@@ -107,12 +107,7 @@ def normalize_entries(x: Tensor, mask: Tensor, num_generations: int, scale: str)
 
 
 def matched_advantages(
-    returns: Tensor,
-    mean_of: Tensor,
-    spread_of: Tensor | None,
-    turn_mask: Tensor,
-    num_generations: int,
-    votes: str = "turn",
+    returns: Tensor, mean_of: Tensor, spread_of: Tensor | None, turn_mask: Tensor, num_generations: int, votes: str
 ) -> Tensor:
     """Compare turns of a group that have the same label: Â_{i,k} = (R_{i,k} − μ) / (σ + 1e-4), (B, K).
 

@@ -215,8 +215,7 @@ class EnvironmentResponder(Responder):
         self._greetings = None
 
     def agent_of(self, row: int) -> str:
-        agent: str = getattr(self._environments[row], "agent", "")
-        return agent
+        return getattr(self._environments[row], "agent", "")
 
     def measures(self, row: int) -> Mapping[str, float]:
         """See `Responder.measures`: the row's environment answers, if it has such a method."""

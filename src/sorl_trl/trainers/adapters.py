@@ -30,8 +30,7 @@ def adapter_alone(modules: Sequence[Any], name: str) -> Iterator[None]:
 def within_and_recomputed(modules: Iterable[Any], context: Callable[[], Any]) -> Iterator[None]:
     """Enter a context, made by `contextmanager`, which gradient checkpointing enters again for what it recomputes.
 
-    Backward runs outside of it. Reentrant checkpointing would compute the gradients of another function, and say
-    nothing.
+    Backward runs outside of it, where reentrant checkpointing would silently compute another function's gradients.
     """
 
     def entering(checkpoint: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,10 +17,9 @@ from sorl_trl.trainers.sampled import Sampled, padded
 
 
 def agent_fields(sampled: Sequence[Sampled], turn_ids: Tensor) -> dict[str, Any]:
-    """The fields of a batch that say whose turns they are; none if no turn of any process has a name.
+    """The fields of a batch that say whose turns they are; none if no turn has a name. All processes call it together.
 
-    Names belong to one rollout, and stay with the numbers wherever a batch is shuffled, split or saved. All processes
-    call it together.
+    Names belong to one rollout, and stay with the numbers wherever a batch is shuffled, split or saved.
     """
     names = tuple(sorted({*gather_object(sorted({name for row in sampled for name in row.agents}))}))
     if not any(names):
@@ -39,8 +38,7 @@ def agents_of_all(accelerator: Accelerator, batch: Mapping[str, Any], turns: Tur
 
 def names_of(batch: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the agents in a batch or micro-batch, in the order of their numbers; empty if there are none."""
-    names: tuple[str, ...] = batch[AGENT_NAMES][0] if AGENT_NAMES in batch else ()
-    return names
+    return tuple(batch[AGENT_NAMES][0]) if AGENT_NAMES in batch else ()
 
 
 def _each_of_several(numbers: Any, names: tuple[str, ...]) -> list[tuple[str, Tensor]]:
@@ -56,25 +54,22 @@ def log_agents(trainer: Any, scored: ScoredRollout) -> None:
         logged[f"{name}/reward"].append(scored.totals()[own.any(1)].nanmean().item())
 
 
-@torch.no_grad()
-def agent_metrics(batch: MicroBatch) -> dict[str, tuple[Tensor, Tensor]]:
-    """By name, values of each agent's tokens or trajectories in a micro-batch, and where to average them."""
-    metrics = {}
+def agent_metrics(model: nn.Module, loss: Tensor, batch: MicroBatch, with_gradient: bool) -> dict[str, Any]:
+    """By name, values of each agent's tokens or trajectories, and where to average them.
+
+    With its gradient: the norm of that part of the loss's gradient which goes through its log-probabilities.
+    """
+    metrics: dict[str, Any] = {}
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    if with_gradient := with_gradient and loss.requires_grad:
+        (slopes,) = torch.autograd.grad(loss, batch.logps, retain_graph=True, materialize_grads=True)
     for name, agents in _each_of_several(batch.inputs.get(AGENT_IDS), names_of(batch.inputs)):
         own = agents & batch.loss_mask
         metrics[f"{name}/advantage_square"] = batch.advantages.square().expand_as(batch.ratio), own
         metrics[f"{name}/clip_fraction"] = is_outside(batch.ratio, *batch.clip_range[:2]).float(), own
         metrics[f"{name}/kl_to_old"] = kl_to_old(batch.log_ratio, own, "unbiased"), own.any(1)
-    return metrics
-
-
-def agent_gradients(model: nn.Module, loss: Tensor, batch: MicroBatch) -> dict[str, Tensor]:
-    """By name, the norm of the part of a loss's gradient that goes through the log-probabilities of each agent."""
-    metrics = {}
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    (slopes,) = torch.autograd.grad(loss, batch.logps, retain_graph=True, materialize_grads=True)
-    for name, own in _each_of_several(batch.inputs.get(AGENT_IDS), names_of(batch.inputs)):
-        given = batch.logps, parameters, torch.where(own, slopes, 0.0)
-        parts = torch.autograd.grad(*given, retain_graph=True, allow_unused=True)
-        metrics[f"{name}/grad_norm"] = torch.stack([part.norm() for part in parts if part is not None]).norm()
+        if with_gradient:
+            given = batch.logps, parameters, torch.where(own, slopes, 0.0)
+            parts = torch.autograd.grad(*given, retain_graph=True, allow_unused=True)
+            metrics[f"{name}/grad_norm"] = torch.stack([part.norm() for part in parts if part is not None]).norm()
     return metrics

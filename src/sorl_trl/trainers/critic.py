@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -105,11 +106,11 @@ class AdapterCritic(Critic):
     def __init__(self, head: ValueHead, model: PeftModel, config: LoraConfig) -> None:
         super().__init__(head)
         self.config = config
-        # A list, because as a submodule of the critic, the policy would be its own descendant.
-        self._of_policy = [*model.modules()]
+        # In lists, because as a submodule of the critic, the policy would be its own descendant.
+        self._policy, self.active = [model], partial(adapter_alone, [*model.modules()], CRITIC_ATTRIBUTE)
 
     def unfreeze(self) -> None:
-        for name, parameter in self._of_policy[0].named_parameters():  # looked up each time, because FSDP replaces them
+        for name, parameter in self._policy[0].named_parameters():  # looked up each time, because FSDP replaces them
             if is_critic_name(name):
                 parameter.requires_grad_(True)
 
@@ -117,10 +118,6 @@ class AdapterCritic(Critic):
         with self.active():
             hidden_states = call.backbone(*call.args, **call.kwargs).last_hidden_state
         return self.head(hidden_states)
-
-    def active(self) -> AbstractContextManager[None]:
-        """Within it, forward passes use the critic's adapter alone."""
-        return adapter_alone(self._of_policy, CRITIC_ATTRIBUTE)
 
 
 def add_critic_adapter(model: PeftModel) -> LoraConfig:

@@ -113,10 +113,7 @@ def clip_apart(accelerator: Accelerator, parts: Iterable[Iterable[nn.Parameter]]
 
 
 def move_to_own_groups(optimizer: torch.optim.Optimizer, own: Mapping[str, nn.Parameter], **options: Any) -> None:
-    """Put parameters, given by name, into groups of their own with these options; others stay as they were.
-
-    Parameters that are new to the optimizer, which may be a user's own, are added.
-    """
+    """Put parameters, given by name and perhaps new to the optimizer, into groups of their own with these options."""
     names, groups = {id(p): name for name, p in own.items()}, [{**group} for group in optimizer.param_groups]
     known = {id(p) for group in groups for p in group["params"]}
     groups.append({"params": [p for p in own.values() if id(p) not in known]})

@@ -224,7 +224,9 @@ def test_what_an_agent_does_not_depend_on_is_not_read(tmp_path: Path, tokenizer:
 
 def test_the_router_loss_is_the_mean_of_the_agents_passes(tmp_path: Path, tokenizer: Any) -> None:
     policy = build_moe_policy().double()
-    policy.config.num_experts_per_tok = policy.num_experts_per_tok = 1  # with both of two experts, the loss is a constant
+    policy.config.num_experts_per_tok = policy.num_experts_per_tok = (
+        1  # with both of two experts, the loss is a constant
+    )
     trainer = build(tmp_path, tokenizer, model=policy, router_aux_loss_coef=0.1)
     batch = scored(trainer)
     losses = []
@@ -296,7 +298,12 @@ class TestCheckpoints:
         ({"async_staleness": 1}, "`async_staleness` is 1"),
         ({"ddp_find_unused_parameters": True}, "`ddp_find_unused_parameters` is True"),
         ({"log_agent_gradients": True}, "`log_agent_gradients` is True"),
-        ({"learning_rates": {"writer": 1e-3}}, "'writer'"),
+        (
+            {"learning_rates": {"writer": 1e-3}},
+            "`learning_rates` is 'writer', but must be one of",
+        ),
+        ({"learning_rates": {"planner": -1.0}}, r"learning_rates\['planner'\]"),
+        ({"agents": ("planner", "weight")}, "'weight'"),
         ({"agents": ("planner", "q_proj")}, "'q_proj'"),
         ({"agents": ("planner", "default")}, "'default'"),
         ({"agents": ("planner", "critic")}, "'critic'"),

@@ -45,7 +45,7 @@ BLIND = {
     "clipping_bias of ratios": (lambda x: ops.clipping_bias(x, A, STOPPED, MASK), MASK & STOPPED),
     **{f"entries {s}": (lambda x, s=s: normalize_entries(x, TURNS, 4, s), TURNS) for s in ("group", "batch", "none")},
     "separate": (lambda x: ops.separate_turn_advantages([(x, TURNS)], TURNS, 2, 0.9, "group"), TURNS),
-    "matched without spread": (lambda x: ops.matched_advantages(x, STATES, None, TURNS, 4), TURNS),
+    "matched without spread": (lambda x: ops.matched_advantages(x, STATES, None, TURNS, 4, "turn"), TURNS),
     **{
         f"matched {v}": (lambda x, v=v: ops.matched_advantages(x, STATES * 0, STATES, TURNS, 4, v), TURNS)
         for v in VOTES
