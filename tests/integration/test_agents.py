@@ -103,6 +103,16 @@ def test_what_names_no_agents_is_refused_with_its_row(tmp_path: Path, tokenizer:
         trainer._collect(rows(trainer))
 
 
+def test_agents_that_are_no_list_of_rows_are_refused(tmp_path: Path, tokenizer: Any) -> None:
+    class Bad(Team):
+        def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+            return {**super().__call__(prompts, trainer), "agents": 7}
+
+    trainer = build(tmp_path, tokenizer, Bad(("a", "b")))
+    with pytest.raises(ValueError, match=r"`agents` is 7 in row 0"):
+        trainer._collect(rows(trainer))
+
+
 def test_a_resumed_run_logs_the_same_of_each_agent(tmp_path: Path, tokenizer: Any) -> None:
     """Within a rollout, whose names are in the checkpoint, and with other names in the next one."""
     options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 6, "method": "dr_mas", **SETTINGS["dr_mas"]}

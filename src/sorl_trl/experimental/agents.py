@@ -81,7 +81,7 @@ class MultiAgentTrainer(TurnLevelTrainer):
         super().__init__(*given, peft_config=first, **named)
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise ValueError("`agents` are given, but DeepSpeed and FSDP clip all gradients together: use DDP.")
-        self.args.ddp_find_unused_parameters = False
+        self.accelerator.ddp_handler.find_unused_parameters = False
         self.agents = sorted(agents)  # so that a resumed run finds an agent's optimizer group, whatever their order
         self._rates = dict.fromkeys(agents, self.args.learning_rate) | (learning_rates or {})
         self._replace_adapter(agents)
