@@ -102,7 +102,7 @@ def summary_of(record: Row) -> Row:
         (each.get("agents/searcher/turn_share") or 0.0) * (each["turns/per_trajectory"] or 0.0)
         for each in rollouts[-LAST:]
     ]
-    norms = {name: [each.get(f"agents/{name}/gradient_norm") or 0.0 for each in rollouts] for name in AGENTS}
+    norms = {name: [each.get(f"agents/{name}/grad_norm") or 0.0 for each in rollouts] for name in AGENTS}
     return {
         **{name: record[name] for name in ("regime", "arm", "seed", "parameters", "seconds", "nan_updates")},
         **{"start": found.start, "fallen": found.collapsed},

@@ -9,9 +9,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from sorl_trl import AgentRollout
+from sorl_trl import AgentRollout, SOGRPOConfig
 from sorl_trl.agents.policy_rollout import policy_engine
-from sorl_trl.experimental import MultiAgentConfig, MultiAgentTrainer
+from sorl_trl.experimental import MultiAgentTrainer
 from sorl_trl.rollout import EngineOptions, EnvironmentResponder, Reply, RolloutLimits, TagProtocol
 from sorl_trl.types import Turn
 from tests.agents import steps_after
@@ -77,7 +77,7 @@ def build(folder: Path, engine: str = "slots", trainer_class: Any = Recording, t
     return trainer_class(
         guessing_policy(),
         lambda trajectory, **_: [sum(turn.reward or 0.0 for turn in each.turns) for each in trajectory],
-        MultiAgentConfig(**settings(folder, **{"max_completion_length": 48, "max_steps": 3, **more})),
+        SOGRPOConfig(**settings(folder, **{"max_completion_length": 48, "max_steps": 3, **more})),
         Dataset.from_list([{"prompt": "<guess> 1 </guess>"}] * 8),
         processing_class=TOKENIZER,
         rollout_func=AgentRollout(EnvironmentResponder(team), limits=limits, engine=options),

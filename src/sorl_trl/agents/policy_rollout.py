@@ -144,10 +144,8 @@ def rollout_output(
     for key in ("completion_ids", "env_mask", "turn_ids", *(["context_ids"] if contexts else [])):
         output[key] = [list(getattr(row, key)) for row in rows]
     if any(turn.agent for each in trajectories for turn in each.turns):
-        output["agents"] = [
-            [turn.agent for turn in each.turns if not each.stop_reason.is_infrastructure_failure]
-            for each in trajectories
-        ]
+        trained = [() if each.stop_reason.is_infrastructure_failure else each.turns for each in trajectories]
+        output["agents"] = [[turn.agent for turn in turns] for turns in trained]
     has_logprobs = all(row.logprobs is not None for row in rows)
     output["logprobs"] = [list(row.logprobs or ()) for row in rows] if has_logprobs else None
     for i, (trajectory, row) in enumerate(zip(trajectories, rows, strict=True)):

@@ -11,7 +11,7 @@ from torch import Tensor
 from sorl_trl.checks import OneOf, check_fields
 from sorl_trl.methods.data import ScoredRollout
 from sorl_trl.methods.method import GRPO, Method, over_batch
-from sorl_trl.ops import agent_advantages
+from sorl_trl.ops import matched_advantages
 
 __all__ = ["DR_MAS", "AgentWise"]
 
@@ -22,12 +22,9 @@ _COMPARED = OneOf(("agent", "group"))
 class AgentWise:
     """Dr. MAS's credit (arXiv 2602.08847, from the paper and public code): (R − μ_a) / (σ_a + 1e-4).
 
-    μ_a and σ_a are those of the returns of all turns of the group in which agent a acts. Either may be that of the
-    whole group instead. In the public code, GRPO, with both of the group, gives each trajectory one vote.
-
     Args:
-        mean: Whose mean to subtract: that of the "agent" or of the "group".
-        spread: Whose σ to divide by.
+        mean: μ is that of all turns of the "agent" in the group, or of the whole "group".
+        spread: The same for σ.
         votes: What counts once in both: a "turn", or a "trajectory", whatever its number of turns.
     """
 
@@ -40,18 +37,17 @@ class AgentWise:
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages. Raises ValueError if no turn has an agent."""
-        mask, agents = rollout.turn_mask, rollout.agents
-        everybody = torch.zeros_like(mask, dtype=torch.long)
-        if agents is None and mask.any():
+        mask = rollout.turn_mask
+        if rollout.agents is None and mask.any():
             raise ValueError(
                 f"The rollout names no agents, but {self!r} compares them: let the environment set `agent`, or the "
                 "rollout return `agents`."
             )
-        compared = {"agent": everybody if agents is None else agents, "group": everybody}
-        spread = compared[self.spread] if rollout.scale == "group" else None
-        group = rollout.num_generations
-        advantages = agent_advantages(rollout.returns, compared[self.mean], spread, mask, group, self.votes)
-        return over_batch(advantages, rollout)
+        everybody = torch.zeros_like(mask, dtype=torch.long)
+        compared = {"agent": everybody if rollout.agents is None else rollout.agents, "group": everybody}
+        spread, group = compared[self.spread] if rollout.scale == "group" else None, rollout.num_generations
+        given = rollout.returns, compared[self.mean], spread, mask, group, self.votes
+        return over_batch(matched_advantages(*given), rollout)
 
 
 DR_MAS = Method(

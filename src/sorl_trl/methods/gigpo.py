@@ -10,7 +10,7 @@ from torch import Tensor
 from sorl_trl.checks import NOT_NEGATIVE, check_fields
 from sorl_trl.methods.data import ScoredRollout
 from sorl_trl.methods.method import GRPO, Method, group_mean_advantages, over_batch
-from sorl_trl.ops import state_advantages
+from sorl_trl.ops import matched_advantages
 
 __all__ = ["GIGPO", "GiGPO"]
 
@@ -29,10 +29,9 @@ class GiGPO:
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages."""
-        returns, mask = rollout.returns, rollout.turn_mask
-        state_credit = state_advantages(
-            returns, rollout.states, mask, rollout.num_generations, rollout.scale == "group"
-        )
+        states, mask = rollout.states, rollout.turn_mask
+        spread = states if rollout.scale == "group" else None
+        state_credit = matched_advantages(rollout.returns, states, spread, mask, rollout.num_generations, "turn")
         return group_mean_advantages(rollout) + self.coef * over_batch(state_credit, rollout)
 
 

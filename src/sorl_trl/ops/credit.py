@@ -1,7 +1,7 @@
 """Other ways to credit turns, and the choice of groups to train on.
 
-Turns are credited by the information they gain, normalized separately from outcomes, or compared within a state, with
-the turns of an agent, or with all turns of their index.
+Turns are credited by the information they gain, normalized separately from outcomes, or compared with the turns in the
+same state, of the same agent, or of the same index.
 
 Shapes: B trajectories, K turns in the longest one; `turn_mask` (B, K) is 1 where a trajectory has a turn. A group is
 the G trajectories of one prompt, in G consecutive rows; N groups make B = N · G rows. Values outside a mask are
@@ -23,13 +23,12 @@ from .masking import at_least_float32, check_groups, keep, widest
 
 __all__ = [
     "GROUP_FILTERS",
-    "agent_advantages",
     "backward_turn_advantages",
     "group_spread",
     "information_gains",
     "kept_groups",
+    "matched_advantages",
     "separate_turn_advantages",
-    "state_advantages",
 ]
 
 GROUP_FILTERS = ("zero_variance", "top_k", "top_p")
@@ -107,53 +106,32 @@ def normalize_entries(x: Tensor, mask: Tensor, num_generations: int, scale: str)
     return centred / (spread_within(centred, mask, groups) + STD_FLOOR)
 
 
-def state_advantages(
-    returns: Tensor, states: Tensor, turn_mask: Tensor, num_generations: int, scale: bool = True
-) -> Tensor:
-    """Compare turns of a group that start in the same state: A^S_{i,k} = (R_{i,k} − R̄) / (σ + 1e-4), (B, K).
-
-    R̄ and the unbiased σ are those of the returns of all the group's turns in that state, even of several turns of
-    one trajectory. This is the step-level advantage of GiGPO (arXiv 2505.10978, as in its public code, where 1e-4,
-    which is TRL's, is 1e-6). A state that occurs once gives 0.
-
-    Args:
-        returns: (B, K), from `turn_returns`.
-        states: (B, K) int64, any numbers; within a group, equal numbers denote the same state.
-        turn_mask: (B, K), 1 where a trajectory has a turn.
-        num_generations: G, the trajectories of a group.
-        scale: Whether to divide by σ + 1e-4.
-    """
-    index = _state_index(states, turn_mask, num_generations)
-    centred = centred_within(returns, turn_mask, index)
-    return centred / (spread_within(centred, turn_mask, index) + STD_FLOOR) if scale else centred
-
-
-def agent_advantages(
+def matched_advantages(
     returns: Tensor, mean_of: Tensor, spread_of: Tensor | None, turn_mask: Tensor, num_generations: int, votes: str
 ) -> Tensor:
-    """Compare turns with those of the same agent, or of the whole group: Â_{i,k} = (R_{i,k} − μ) / (σ + 1e-4), (B, K).
+    """Compare turns of a group that have the same label: Â_{i,k} = (R_{i,k} − μ) / (σ + 1e-4), (B, K).
 
-    μ and the unbiased σ are those of the turns of the group with the same number in `mean_of` and `spread_of`. With
-    the agents in both, this is Dr. MAS (arXiv 2602.08847, where σ is biased; as in its public code, where 1e-4, which
-    is TRL's, is 1e-6). Where σ is 0, as for a single vote, Â is 0; in that code, an agent's only turn gets its reward.
+    With states as labels, this is the step-level advantage of GiGPO (arXiv 2505.10978, as in its public code); with
+    agents, Dr. MAS (arXiv 2602.08847, where σ is biased; as in its public code). 1e-4, which is TRL's, is 1e-6 in both
+    codes. Where the unbiased σ is 0, as for a label's only turn, Â is 0; Dr. MAS's code gives that turn its reward.
 
     Args:
         returns: (B, K), from `turn_returns`.
-        mean_of: (B, K) int64, the agent of each turn; the same number everywhere for the mean of the group.
+        mean_of: (B, K) int64, any numbers: μ is the mean over all turns of the group with the same one.
         spread_of: The same for σ; None does not divide.
         turn_mask: (B, K), 1 where a trajectory has a turn.
         num_generations: G, the trajectories of a group.
-        votes: What counts once: a "turn", or a "trajectory", with the mean of its turns that are compared.
+        votes: What counts once: a "turn", or a "trajectory", with the mean of its turns of the same label.
     """
     returns = at_least_float32(returns)
 
-    def voters(compared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def voters(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What each turn votes for, the weight of its vote, and the numbers of those that vote together."""
-        alone = torch.arange(compared.numel(), device=compared.device).view_as(compared)
-        voter = alone if votes == "turn" else _state_index(compared, turn_mask, num_generations=1)
-        present = turn_mask.to(returns.dtype)
-        weights = present / _sums_within(present, voter).clamp(min=1)
-        index = _state_index(compared, turn_mask, num_generations)
+        index = _label_index(labels, turn_mask, num_generations)
+        if votes == "turn":
+            return returns, turn_mask, index
+        voter = _label_index(labels, turn_mask, num_generations=1)
+        weights = turn_mask / _sums_within(turn_mask.to(returns.dtype), voter).clamp(min=1)
         return returns - centred_within(returns, turn_mask, voter), weights, index
 
     centred = centred_within(returns, *voters(mean_of)[1:])
@@ -262,12 +240,12 @@ def spread_within(centred: Tensor, weights: Tensor, index: Tensor) -> Tensor:
     return torch.where(is_positive, torch.where(is_positive, variance, 1.0).sqrt(), 0.0)
 
 
-def _state_index(states: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
-    """(B, K) int64: a number from 0 for each pair of group and state; 0 also for absent turns."""
-    index = torch.zeros_like(states)
+def _label_index(labels: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
+    """(B, K) int64: a number from 0 for each pair of group and label; 0 also for absent turns."""
+    index = torch.zeros_like(labels)
     kept = turn_mask.bool()
-    groups = (torch.arange(len(states), device=states.device) // num_generations).unsqueeze(1).expand(states.shape)
-    pairs = torch.stack([groups[kept], states[kept]], dim=1)
+    groups = (torch.arange(len(labels), device=labels.device) // num_generations).unsqueeze(1).expand(labels.shape)
+    pairs = torch.stack([groups[kept], labels[kept]], dim=1)
     index[kept] = torch.unique(pairs, dim=0, return_inverse=True)[1]
     return index
 

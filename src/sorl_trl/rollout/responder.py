@@ -215,12 +215,7 @@ class EnvironmentResponder(Responder):
         self._greetings = None
 
     def agent_of(self, row: int) -> str:
-        """See `Responder.agent_of`. Raises TypeError if the environment's `agent` is no name."""
-        agent = getattr(self._environments[row], "agent", "")
-        if not isinstance(agent, str):
-            name = type(self._environments[row]).__name__
-            raise TypeError(f"`{name}.agent` is {agent!r}, but must be the name of the agent whose turn is next")
-        return agent
+        return getattr(self._environments[row], "agent", "")
 
     def measures(self, row: int) -> Mapping[str, float]:
         """See `Responder.measures`: the row's environment answers, if it has such a method."""

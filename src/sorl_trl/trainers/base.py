@@ -29,7 +29,7 @@ from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
 from sorl_trl.records.resume_point import resume_point
-from sorl_trl.trainers.agents import agent_gradients, agent_metrics
+from sorl_trl.trainers.agents import agent_metrics
 from sorl_trl.trainers.batch import GOOD_TOKENS, advantages_of, micro_batches, turns_of
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler, load_cycle, load_weights, save_cycle
 from sorl_trl.trainers.checks import (
@@ -229,9 +229,7 @@ class TurnLevelTrainer(GRPOTrainer):
         for value, term_metrics in terms:
             loss = loss + value / self._micro_batches()
             metrics |= term_metrics
-        metrics |= agent_metrics(batch)
-        if self.args.log_agent_gradients and loss.requires_grad:
-            metrics |= agent_gradients(model, loss * self._micro_batches(), batch)
+        metrics |= agent_metrics(model, loss * self._micro_batches(), batch, self.args.log_agent_gradients)
         kl = self._metric_log.observe(batch, objective, metrics)
         self._dump.observe(batch, objective)
         if self._bias_normalizer is not None:

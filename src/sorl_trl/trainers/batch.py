@@ -23,7 +23,7 @@ OLD_POLICY_STEP = "old_policy_since_step"
 GOOD_TOKENS = "good_tokens"
 """Field of a batch: the model tokens, over all processes, of trajectories with an advantage of at least 0."""
 AGENT_IDS = "agent_ids"
-"""Field of a batch, if turns have agents: (B, T) int64, the number of each token's agent, -1 off the turns."""
+"""Field of a batch, if turns have agents: (B, T) int64, the number of each sampled token's agent, else -1."""
 AGENT_NAMES = "agent_names"
 """Field of a batch, if turns have agents: for each row, the names that `AGENT_IDS` number, which all rows share."""
 ON_HOST = (GENERATED_AT, OLD_POLICY_STEP, "turn_counts", ROW_SCALE)
@@ -95,8 +95,6 @@ def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
     batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * keep
     turn_ids = torch.where(kept, batch["turn_ids"], -1)  # may skip an index, so turns are counted again
     batch["turn_ids"] = torch.where(turn_ids >= 0, turn_starts(turn_ids).long().cumsum(1) - 1, -1)
-    if AGENT_IDS in batch:
-        batch[AGENT_IDS] = torch.where(kept, batch[AGENT_IDS], -1)
     batch["num_items_in_batch"] = counts[-1]
     rows_before = round(rows / row_scale(batch))
     batch[ROW_SCALE] = torch.tensor(rows / max(rows_before - emptied_rows, 1), dtype=torch.float64)

@@ -32,7 +32,7 @@ _CYCLE_OPTIONS = (
 )
 """The fields of the configuration that determine the steps of a generation cycle."""
 RESTORED = (
-    *("learning_rate", "critic_learning_rate", "value_head_learning_rate", "agent_learning_rates", "weight_decay"),
+    *("learning_rate", "critic_learning_rate", "value_head_learning_rate", "weight_decay"),
     *("adam_beta1", "adam_beta2", "adam_epsilon"),
 )
 """Options that are part of the state of optimizer and scheduler. A resumed run keeps the checkpoint's values."""

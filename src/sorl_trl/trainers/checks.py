@@ -65,9 +65,7 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
             f"`scale_rewards` is {args.scale_rewards!r}, but must be 'none': {method.credit!r} divides by no spread."
         )
     if isinstance(method.credit, AgentWise) and args.gamma != 1:
-        raise ValueError(
-            f"`gamma` is {args.gamma!r}, but must be 1: {method.credit!r} compares turns at any place in a trajectory."
-        )
+        raise ValueError(f"`gamma` is {args.gamma!r}, but must be 1: {method.credit!r} compares turns at any place.")
     kinds = EngineVeto | EngineTurnMask | TurnRatio
     comparing = [piece for piece in (*method.keep, method.weight) if isinstance(piece, kinds)]
     knows_another = args.async_staleness or (args.use_vllm and args.vllm_importance_sampling_correction)

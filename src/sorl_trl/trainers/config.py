@@ -144,10 +144,7 @@ class TurnLevelConfig(GRPOConfig):
     )
     log_agent_gradients: Annotated[bool, SWITCH] = field(
         default=False,
-        metadata={
-            "help": "Log the norm of each agent's part of the gradient, which takes one more backward pass for each. "
-            "Not with DeepSpeed or FSDP."
-        },
+        metadata={"help": "Log the norm of each agent's part of the gradient: one more backward pass for each."},
     )
     disable_dropout: Annotated[bool, SWITCH] = field(
         default=True,

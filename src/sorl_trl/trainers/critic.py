@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import FusedCausalLMOutput
 
-from sorl_trl.trainers.adapters import Adapters, replaced, why_not_beside_others
+from sorl_trl.trainers.adapters import adapter_alone, replaced, why_not_beside_others
 
 CRITIC_ATTRIBUTE = "critic"
 """The name of the critic among the causal language model's submodules, and of its adapter among a layer's."""
@@ -105,22 +106,18 @@ class AdapterCritic(Critic):
     def __init__(self, head: ValueHead, model: PeftModel, config: LoraConfig) -> None:
         super().__init__(head)
         self.config = config
-        self._adapters = Adapters(model)
+        # In lists, because as a submodule of the critic, the policy would be its own descendant.
+        self._policy, self.active = [model], partial(adapter_alone, [*model.modules()], CRITIC_ATTRIBUTE)
 
     def unfreeze(self) -> None:
-        for layer in self._adapters.layers:
-            for name, parameter in layer.named_parameters():  # looked up each time, because FSDP replaces them
-                if is_critic_name(name):
-                    parameter.requires_grad_(True)
+        for name, parameter in self._policy[0].named_parameters():  # looked up each time, because FSDP replaces them
+            if is_critic_name(name):
+                parameter.requires_grad_(True)
 
     def forward(self, call: BackboneCall) -> Tensor:
         with self.active():
             hidden_states = call.backbone(*call.args, **call.kwargs).last_hidden_state
         return self.head(hidden_states)
-
-    def active(self) -> AbstractContextManager[None]:
-        """Within it, forward passes use the critic's adapter alone."""
-        return self._adapters.active(CRITIC_ATTRIBUTE)
 
 
 def add_critic_adapter(model: PeftModel) -> LoraConfig:

@@ -35,15 +35,9 @@ from sorl_trl.types import StopReason, Trajectory
 DETAILS = (
     *("turns/length", "turns/ratio_mean", "turns/ratio_min", "clip_fraction/", "clip_penalty_gate"),
     *("effective_sample_size", "effective_sample_size/"),
-    *(
-        "rollout/turns_",
-        "rollout/contexts_",
-        "rollout/neutralized_",
-        "rollout/masked_",
-        "rollout/tokens_per_turn",
-        "rollout/truncated_",
-    ),
-    *("rollout/tokens_per_observation", "rollout/unique_", "rollout/passages_", "rollout/empty_", "rollout/seconds_"),
+    *("rollout/turns_", "rollout/contexts_", "rollout/neutralized_", "rollout/masked_", "rollout/truncated_"),
+    *("rollout/tokens_per_turn", "rollout/tokens_per_observation", "rollout/unique_", "rollout/passages_"),
+    *("rollout/empty_", "rollout/seconds_"),
     *(f"rollout/stop_reason/{reason.value}" for reason in StopReason if reason is not StopReason.ANSWERED),
 )
 """Metrics that only `log_turn_details` logs: a name, or the beginning of a family's names, up to "/" or "_"."""

@@ -76,17 +76,13 @@ class ClippingBiasNormalizer:
 
 def check_second_gradients(trainer: Any) -> None:
     """Raise ValueError for an option that computes other gradients than the update's where there can be none."""
-    reason = None
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        reason = "DeepSpeed and FSDP shard the gradient that it needs: set it to False, or use DDP"
-    elif (trainer.args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-        reason = (
-            "reentrant gradient checkpointing cannot give the second gradient that it computes: set "
-            "`gradient_checkpointing_kwargs={'use_reentrant': False}`"
-        )
+    is_reentrant = (trainer.args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     for name in ("bias_norm", "log_agent_gradients"):
-        if reason and getattr(trainer.args, name):
-            raise ValueError(f"`{name}` is True, but {reason}.")
+        if getattr(trainer.args, name) and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or is_reentrant):
+            raise ValueError(
+                f"`{name}` is True, but DeepSpeed, FSDP and reentrant gradient checkpointing give no second gradient: "
+                "use DDP, with `gradient_checkpointing_kwargs={'use_reentrant': False}`."
+            )
 
 
 def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
@@ -94,13 +90,14 @@ def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
 
     Raises ValueError if TRL's options mask tokens out of the loss.
     """
-    args, reason = trainer.args, None
+    args = trainer.args
     if not args.bias_norm:
         return None
     if args.top_entropy_quantile != 1.0 or args.off_policy_mask_threshold is not None:
-        reason = "it would count what `top_entropy_quantile` or `off_policy_mask_threshold` masks: use one of them"
-    if reason:
-        raise ValueError(f"`bias_norm` is True, but {reason}.")
+        raise ValueError(
+            "`bias_norm` is True, but would count what `top_entropy_quantile` or `off_policy_mask_threshold` masks: "
+            "use one of them."
+        )
     named = trainer.model.named_parameters()
     return ClippingBiasNormalizer(parameter for name, parameter in named if not is_critic_name(name))
 
@@ -115,26 +112,18 @@ def clip_apart(accelerator: Accelerator, parts: Iterable[Iterable[nn.Parameter]]
     return [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
 
 
-def move_to_own_groups(
-    optimizer: torch.optim.Optimizer, parts: Iterable[tuple[Mapping[str, nn.Parameter], Mapping[str, Any]]]
-) -> None:
-    """Put the parameters of each part, given by name, into groups of their own, with the part's options.
-
-    Other options stay as they were. Parameters that are new to the optimizer, which may be a user's own, are added.
-    """
-    parts, groups = [*parts], [{**group} for group in optimizer.param_groups]
-    names = {id(p): name for own, _ in parts for name, p in own.items()}
+def move_to_own_groups(optimizer: torch.optim.Optimizer, own: Mapping[str, nn.Parameter], **options: Any) -> None:
+    """Put parameters, given by name and perhaps new to the optimizer, into groups of their own with these options."""
+    names, groups = {id(p): name for name, p in own.items()}, [{**group} for group in optimizer.param_groups]
     known = {id(p) for group in groups for p in group["params"]}
-    groups.append({"params": [p for own, _ in parts for p in own.values() if id(p) not in known]})
+    groups.append({"params": [p for p in own.values() if id(p) not in known]})
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if id(p) not in names]
-    for own, options in parts:
-        ids = {id(p) for p in own.values()}
-        for group in groups:
-            moved = [p for p in group["params"] if id(p) in ids]
-            named = {"param_names": [names[id(p)] for p in moved]} if "param_names" in groups[0] else {}
-            if moved:
-                optimizer.add_param_group({**group, **options, **named, "params": moved})
+    for group in groups:
+        moved = [p for p in group["params"] if id(p) in names]
+        named = {"param_names": [names[id(p)] for p in moved]} if "param_names" in groups[0] else {}
+        if moved:
+            optimizer.add_param_group({**group, **options, **named, "params": moved})
 
 
 # -------------------------------------------------------------------------------------------------------------------

@@ -204,14 +204,12 @@ class SOPPOTrainer(TurnLevelTrainer):
         if rate is None:
             is_full_beside_peft = self.critic.kind == "model" and isinstance(self.model, PeftModel)
             rate = (1 if is_full_beside_peft else 10) * self.args.learning_rate
-        head, rest = dict[str, nn.Parameter](), dict[str, nn.Parameter]()
-        of_head = {id(p) for p in self.critic.head.parameters()}
-        for name, parameter in self.model.named_parameters():
-            if is_critic_name(name):
-                (head if id(parameter) in of_head else rest)[name] = parameter
+        own, of_head = dict(self.model.named_parameters()), {id(p) for p in self.critic.head.parameters()}
+        head = {name: p for name, p in own.items() if id(p) in of_head}
+        rest = {name: p for name, p in own.items() if is_critic_name(name) and name not in head}
         # A decay that suits the rate of other parameters would pull the head's values to 0.
-        head_options = {"lr": self.args.value_head_learning_rate, "weight_decay": 0.0, "critic": True}
-        move_to_own_groups(optimizer, [(head, head_options), (rest, {"lr": rate, "critic": True})])
+        move_to_own_groups(optimizer, head, lr=self.args.value_head_learning_rate, weight_decay=0.0, critic=True)
+        move_to_own_groups(optimizer, rest, lr=rate, critic=True)
         return optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:

@@ -12,7 +12,7 @@ from peft import AdaLoraConfig, PeftModel
 from torch import Tensor
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.experimental import MultiAgentConfig, MultiAgentTrainer
+from sorl_trl.experimental import MultiAgentTrainer
 from sorl_trl.experimental.agents import share_of
 from sorl_trl.trainers.agents import names_of
 from sorl_trl.trainers.forward import Forward
@@ -46,13 +46,13 @@ def build(folder: Path, tokenizer: Any, *names: str, agents: Any = TEAM, **overr
     if isinstance(agents, tuple):
         agents = dict.fromkeys(agents, lora_config())
     rollout = overrides.pop("rollout_func", FixedRollout)
-    more = {name: overrides.pop(name) for name in ("method", "eval_dataset") if name in overrides}
-    trainer_class, config_class, own = (MultiAgentTrainer, MultiAgentConfig, {"agents": agents})
+    more = {name: overrides.pop(name) for name in ("method", "eval_dataset", "learning_rates") if name in overrides}
+    trainer_class, own = (MultiAgentTrainer, {"agents": agents})
     if agents is None:
-        trainer_class, config_class, own = SOGRPOTrainer, SOGRPOConfig, {"peft_config": lora_config()}
+        trainer_class, own = SOGRPOTrainer, {"peft_config": lora_config()}
     model = overrides.pop("model", None) or saved_policy(folder, torch.float64)
     return trainer_class(
-        model, parity_reward, config_class(**settings(folder, **{**PLAIN, **IN_FLOAT64, **overrides})), prompts(),
+        model, parity_reward, SOGRPOConfig(**settings(folder, **{**PLAIN, **IN_FLOAT64, **overrides})), prompts(),
         processing_class=tokenizer, rollout_func=named(rollout, *(names or TEAM)),
         **{"method": "so_grpo", **more, **own},
     )  # fmt: skip
@@ -149,11 +149,9 @@ def test_which_agent_is_which_does_not_matter(tmp_path: Path, tokenizer: Any) ->
     """Names, labels, shapes and rates are exchanged, and so are the adapters that come out."""
     small, large = lora_config(), lora_config(r=4, target_modules=["q_proj", "down_proj"])
     rates = {"planner": 1e-3, "searcher": 3e-2}
-    one = build(tmp_path, tokenizer, agents={"planner": small, "searcher": large}, agent_learning_rates=rates)
+    one = build(tmp_path, tokenizer, agents={"planner": small, "searcher": large}, learning_rates=rates)
     rates = {"searcher": 1e-3, "planner": 3e-2}
-    other = build(
-        tmp_path, tokenizer, *TEAM[::-1], agents={"planner": large, "searcher": small}, agent_learning_rates=rates
-    )
+    other = build(tmp_path, tokenizer, *TEAM[::-1], agents={"planner": large, "searcher": small}, learning_rates=rates)
     for ours, theirs in (TEAM, TEAM[::-1]):
         copy_adapter(adapter(one, ours), adapter(other, theirs))
     before = {name: {n: p.clone() for n, p in adapter(one, name).items()} for name in TEAM}
@@ -173,7 +171,7 @@ def test_each_agent_has_its_own_rate_and_clip(tmp_path: Path, tokenizer: Any) ->
     """Plain SGD moves an adapter by its rate times its gradient, which is clipped to a norm of 1e-3 for each."""
     rates = {"planner": 0.5, "searcher": 0.0}
     options = {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 1e-3, **ONE_UPDATE}
-    trainer = build(tmp_path, tokenizer, agents=(*TEAM, "writer"), agent_learning_rates=rates, **options)
+    trainer = build(tmp_path, tokenizer, agents=(*TEAM, "writer"), learning_rates=rates, **options)
     assert trainer.args.learning_rate == 2e-2
     before = {name: {n: p.clone() for n, p in adapter(trainer, name).items()} for name in trainer.agents}
     trainer.train()
@@ -214,26 +212,30 @@ def test_what_an_agent_does_not_depend_on_is_not_read(tmp_path: Path, tokenizer:
     counts = []
     for number, name in enumerate(TEAM):
         share, own = share_of(batch, number), batch["agent_ids"] == number
-        with trainer.adapters.active(name):
+        with trainer.acting(name):
             read, whole = (Forward.__call__(trainer._forward, trainer.model, each).logps for each in (share, batch))
         torch.testing.assert_close(read, torch.where(own, whole, 0.0), rtol=0, atol=1e-12)
         assert (read[own] < 0).all()
         masks = [torch.cat([each["prompt_mask"], each["completion_mask"]], 1).sum(1) for each in (share, batch)]
-        assert masks[0][~own.any(1)].eq(1).all()
+        assert share["completion_mask"][~own.any(1)].eq(0).all()
         counts.append(int(masks[0].sum()) / int(masks[1].sum()))
     assert all(0.1 < count < 0.9 for count in counts), counts
 
 
 def test_the_router_loss_is_the_mean_of_the_agents_passes(tmp_path: Path, tokenizer: Any) -> None:
-    trainer = build(tmp_path, tokenizer, model=build_moe_policy().double(), router_aux_loss_coef=0.1)
+    policy = build_moe_policy().double()
+    policy.config.num_experts_per_tok = policy.num_experts_per_tok = (
+        1  # with both of two experts, the loss is a constant
+    )
+    trainer = build(tmp_path, tokenizer, model=policy, router_aux_loss_coef=0.1)
     batch = scored(trainer)
     losses = []
     for number, name in enumerate(TEAM):
-        with trainer.adapters.active(name):
+        with trainer.acting(name):
             share = share_of(batch, number)
             losses.append(Forward.__call__(trainer._forward, trainer.model, share, router=True).aux_loss.item())
     found = trainer._forward(trainer.model, batch, router=True).aux_loss.item()
-    assert found == pytest.approx(sum(losses) / 2) and found != losses[0]
+    assert found == pytest.approx(sum(losses) / 2) and abs(found - losses[0]) > 1e-4
 
 
 class TestCheckpoints:
@@ -243,14 +245,14 @@ class TestCheckpoints:
         The checkpoint's rates go on, since they are the optimizer's.
         """
         options: dict[str, Any] = {"save_strategy": "steps", "beta": 0.1, "method": "dr_mas"}
-        rates = {"agent_learning_rates": {"searcher": 1e-3}}
+        rates = {"learning_rates": {"searcher": 1e-3}}
         whole = build(tmp_path / "whole", tokenizer, **options, **rates, save_steps=1)
         whole.train()
         for step in (3, 4):
             resumed = build(tmp_path / f"from-{step}", tokenizer, agents=TEAM[::-1], **options, save_steps=100)
             resumed.rollout_func.__wrapped__.calls = 1
             resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
-            assert resumed.args.agent_learning_rates == {"searcher": 1e-3}
+            assert resumed.optimizer.state_dict()["param_groups"] == whole.optimizer.state_dict()["param_groups"]
             ours, theirs = (steps_after(step, trainer.state.log_history) for trainer in (resumed, whole))
             assert ours == theirs and len(ours) == 5 - step
             for name, weight in resumed.model.state_dict().items():
@@ -266,7 +268,7 @@ class TestCheckpoints:
         for name in TEAM:
             base = build_policy().double()
             loaded = PeftModel.from_pretrained(base, str(tmp_path / "out" / name), adapter_name=name)
-            with trainer.adapters.active(name), torch.no_grad():
+            with trainer.acting(name), torch.no_grad():
                 logits = trainer.model(input_ids=ids).logits
             torch.testing.assert_close(loaded(input_ids=ids).logits, logits, rtol=0, atol=1e-12)
             assert (logits - build_policy().double()(input_ids=ids).logits).abs().max() > 1e-3
@@ -295,8 +297,13 @@ class TestCheckpoints:
         ({"use_vllm": True}, "`use_vllm` is True"),
         ({"async_staleness": 1}, "`async_staleness` is 1"),
         ({"ddp_find_unused_parameters": True}, "`ddp_find_unused_parameters` is True"),
-        ({"agent_learning_rates": {"planner": -1}}, r"agent_learning_rates\['planner'\]"),
-        ({"agent_learning_rates": {"writer": 1e-3}}, "'writer'"),
+        ({"log_agent_gradients": True}, "`log_agent_gradients` is True"),
+        (
+            {"learning_rates": {"writer": 1e-3}},
+            "`learning_rates` is 'writer', but must be one of",
+        ),
+        ({"learning_rates": {"planner": -1.0}}, r"learning_rates\['planner'\]"),
+        ({"agents": ("planner", "weight")}, "'weight'"),
         ({"agents": ("planner", "q_proj")}, "'q_proj'"),
         ({"agents": ("planner", "default")}, "'default'"),
         ({"agents": ("planner", "critic")}, "'critic'"),

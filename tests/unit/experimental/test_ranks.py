@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from sorl_trl import SOGRPOConfig
 from sorl_trl.experimental import (
     GroupRefillConfig,
     GroupRefillTrainer,
-    MultiAgentConfig,
     MultiAgentTrainer,
     SeeUPOConfig,
     SeeUPOTrainer,
@@ -53,7 +53,7 @@ def train(name: str, folder: Path) -> dict[str, Any]:
     trainer_class, config_class, more, reward = {
         "seeupo": (SeeUPOTrainer, SeeUPOConfig, {"num_iterations": 5, "max_steps": 10}, parity_reward),
         "refill": (GroupRefillTrainer, GroupRefillConfig, {"num_iterations": 2, "max_steps": 4}, agreeing_reward),
-        "agents": (MultiAgentTrainer, MultiAgentConfig, {"num_iterations": 2, "max_steps": 4}, parity_reward),
+        "agents": (MultiAgentTrainer, SOGRPOConfig, {"num_iterations": 2, "max_steps": 4}, parity_reward),
     }[name]
     own = {"agents": dict.fromkeys(TEAM, lora_config())} if name == "agents" else {}
     trainer = trainer_class(

@@ -132,25 +132,8 @@ def normalize_entries(rows: list[Row], masks: list[Row], scale: str, everywhere:
     ]
 
 
-def state_advantages(returns: list[Row], states: list[list[int]], masks: list[Row], scale: bool) -> list[Row]:
-    """Of one group."""
-    of_state: dict[int, list[float]] = {}
-    for row, keys, mask in zip(returns, states, masks, strict=True):
-        for value, key, keep in zip(row, keys, mask, strict=True):
-            if keep:
-                of_state.setdefault(key, []).append(value)
-
-    def advantage(value: float, entries: list[float]) -> float:
-        return (value - mean(entries)) / (std(entries) + 1e-4 if scale else 1.0)
-
-    return [
-        [advantage(x, of_state[key]) if keep else 0.0 for x, key, keep in zip(row, keys, mask, strict=True)]
-        for row, keys, mask in zip(returns, states, masks, strict=True)
-    ]
-
-
-def agent_advantages(
-    returns: list[Row], labels: tuple[list[list[int]], list[list[int]]], masks: list[Row], once: bool
+def matched_advantages(
+    returns: list[Row], labels: list[list[list[int]]], masks: list[Row], scale: bool, once: bool
 ) -> list[Row]:
     """Of one group; `labels` for mean and spread. `once`: each trajectory votes once, with its mean."""
     turns = [(i, k) for i, mask in enumerate(masks) for k, keep in enumerate(mask) if keep]
@@ -164,8 +147,8 @@ def agent_advantages(
     found = [[0.0] * len(mask) for mask in masks]
     for i, k in turns:
         means, spreads = (votes(compared, compared[i][k]) for compared in labels)
-        if std(spreads) > 1e-6:
-            found[i][k] = (returns[i][k] - mean(means)) / (std(spreads) + 1e-4)
+        if std(spreads) > 1e-6 or not scale:
+            found[i][k] = (returns[i][k] - mean(means)) / (std(spreads) + 1e-4 if scale else 1.0)
     return found
 
 

@@ -10,9 +10,9 @@ from sorl_trl.ops import (
     group_spread,
     information_gains,
     kept_groups,
+    matched_advantages,
     next_multiplier,
     separate_turn_advantages,
-    state_advantages,
     turn_mask,
 )
 from sorl_trl.ops.credit import ADVANTAGE_LIMIT, normalize_entries
@@ -65,7 +65,7 @@ class TestSeparateTurnAdvantages:
         assert advantages.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
 
 
-class TestStateAdvantages:
+class TestMatchedAdvantages:
     # One group of three: the first turns share state 7, two later ones state 5, one turn is alone in 0.
     RETURNS = torch.tensor([[1.0, 4.0, 9.0], [2.0, 9.0, 99.0], [3.0, 6.0, 99.0]])
     STATES = torch.tensor([[7, 5, 0], [7, 8, 5], [7, 5, 7]])
@@ -73,9 +73,11 @@ class TestStateAdvantages:
 
     def test_by_hand(self):
         expected = torch.tensor([[-1.0, -1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
-        torch.testing.assert_close(state_advantages(self.RETURNS, self.STATES, self.MASK, 3, scale=False), expected)
+        found = matched_advantages(self.RETURNS, self.STATES, None, self.MASK, 3, "turn")
+        torch.testing.assert_close(found, expected)
         sigmas = torch.tensor([[1.0, math.sqrt(2), 1.0]]) + 1e-4
-        torch.testing.assert_close(state_advantages(self.RETURNS, self.STATES, self.MASK, 3), expected / sigmas)
+        found = matched_advantages(self.RETURNS, self.STATES, self.STATES, self.MASK, 3, "turn")
+        torch.testing.assert_close(found, expected / sigmas)
 
 
 class TestInformationGains:

@@ -45,8 +45,11 @@ BLIND = {
     "clipping_bias of ratios": (lambda x: ops.clipping_bias(x, A, STOPPED, MASK), MASK & STOPPED),
     **{f"entries {s}": (lambda x, s=s: normalize_entries(x, TURNS, 4, s), TURNS) for s in ("group", "batch", "none")},
     "separate": (lambda x: ops.separate_turn_advantages([(x, TURNS)], TURNS, 2, 0.9, "group"), TURNS),
-    **{f"state {s}": (lambda x, s=s: ops.state_advantages(x, STATES, TURNS, 4, s), TURNS) for s in (True, False)},
-    **{f"agent {v}": (lambda x, v=v: ops.agent_advantages(x, STATES * 0, STATES, TURNS, 4, v), TURNS) for v in VOTES},
+    "matched without spread": (lambda x: ops.matched_advantages(x, STATES, None, TURNS, 4, "turn"), TURNS),
+    **{
+        f"matched {v}": (lambda x, v=v: ops.matched_advantages(x, STATES * 0, STATES, TURNS, 4, v), TURNS)
+        for v in VOTES
+    },
     "information_gains": (lambda x: ops.information_gains(x, TURNS)[0], TURNS),
     "leave_one_out": (lambda x: ops.leave_one_out_advantages(x, TURNS, 4), TURNS),
     **{str(k): (lambda x, k=k: ops.importance_ratio(x, TURN_IDS, *k), MASK) for k in BOTH},
@@ -93,8 +96,7 @@ NONE = {
     "group_turn_advantages": (lambda x, ids: ops.group_turn_advantages(x, ids >= 0, 2), 0.0),
     "turn_std": (lambda x, ids: ops.turn_std(x, ids >= 0, 2), 0.0),
     "normalize_entries": (lambda x, ids: normalize_entries(x, ids >= 0, 2, "group"), 0.0),
-    "state_advantages": (lambda x, ids: ops.state_advantages(x, ids, ids >= 0, 2), 0.0),
-    "agent_advantages": (lambda x, ids: ops.agent_advantages(x, ids, ids, ids >= 0, 2, "trajectory"), 0.0),
+    "matched_advantages": (lambda x, ids: ops.matched_advantages(x, ids, ids, ids >= 0, 2, "trajectory"), 0.0),
     "information_gains": (lambda x, ids: ops.information_gains(x, ids >= 0)[0], 0.0),
     "likelihood_falls": (lambda x, ids: ops.likelihood_falls(x, ids, torch.ones(len(x)).bool())[0], 0.0),
     "gated_kl": (lambda x, ids: ops.clip_penalty(x, ids >= 0, 0.2, 0.2, "k1"), 0.0),
@@ -229,27 +231,16 @@ def separate_turn_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
     return ops.separate_turn_advantages(kinds, turns, 3, gamma, scale), expected
 
 
-def state_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
+def matched_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
     (returns, numbers), _, turns = _groups(seed)
-    states, scale = (numbers * 1.5).round().long() * (2**61), seed % 2 == 0
-    groups = [[each[i : i + 3].tolist() for each in (returns, states, turns)] for i in (0, 3)]
-    expected = [row for group in groups for row in reference.state_advantages(*group, scale)]
-    return ops.state_advantages(returns, states, turns, 3, scale), expected
-
-
-def agent_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
-    (returns, numbers), _, turns = _groups(seed)
-    agents = (numbers * 1.5).round().long()
-    compared = [torch.zeros_like(agents) if seed >> bit & 1 else agents for bit in (0, 1)]
-    once = seed % 3 == 0
-    groups = [
-        (returns[i : i + 3].tolist(), [each[i : i + 3].tolist() for each in compared], turns[i : i + 3].tolist())
-        for i in (0, 3)
-    ]
-    expected = [
-        row for values, labels, mask in groups for row in reference.agent_advantages(values, labels, mask, once)
-    ]
-    return ops.agent_advantages(returns, *compared, turns, 3, "trajectory" if once else "turn"), expected
+    labels, scale, once = (numbers * 1.5).round().long() * (2**61), seed % 5 > 0, seed % 3 == 0
+    compared = [torch.zeros_like(labels) if seed >> bit & 1 else labels for bit in (0, 1)]
+    expected = []
+    for i in (0, 3):
+        values, mean_of, spread_of, mask = (each[i : i + 3].tolist() for each in (returns, *compared, turns))
+        expected += reference.matched_advantages(values, [mean_of, spread_of], mask, scale, once)
+    given = compared[0], compared[1] if scale else None, turns, 3, "trajectory" if once else "turn"
+    return ops.matched_advantages(returns, *given), expected
 
 
 def information_gains(x: Tensor, ids: Tensor, seed: int) -> Any:
@@ -295,8 +286,7 @@ EQUAL = {
         ),
         *(explained_variance, leave_one_out_advantages, group_turn_advantages, entries, separate_turn_advantages),
         *(
-            state_advantages,
-            agent_advantages,
+            matched_advantages,
             information_gains,
             group_spread,
             good_trajectories,

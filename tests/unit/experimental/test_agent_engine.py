@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from sorl_trl.experimental.agents import AgentEngine
 from sorl_trl.rollout import Generation, SlotEngine, TurnEnd
-from sorl_trl.rollout.agent_engine import AgentEngine
 from tests.policies import WORDS, build_policy, word_tokenizer
 from tests.unit.rollout.fakes import SteppingEngine
 
