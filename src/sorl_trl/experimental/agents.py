@@ -33,8 +33,9 @@ _ONLY: Mapping[str, tuple[Any, str]] = {
     "router_replay": ("none", "what an agent chose for a context is not what another one would"),
     "log_agent_gradients": (False, "the norm of each agent's gradient is logged in any case"),
     "ddp_find_unused_parameters": (False, "an agent's pass uses no other agent's parameters"),
+    "peft_config": (None, "each agent has its own"),
 }
-"""The only value that a field may have besides None, and why."""
+"""The only value that an argument or a field may have besides None, and why."""
 
 
 class MultiAgentTrainer(TurnLevelTrainer):
@@ -66,19 +67,19 @@ class MultiAgentTrainer(TurnLevelTrainer):
     ) -> None:
         args = named.get("args") or next(iter(given[2:]), None)
         for name, (only, why) in _ONLY.items():
-            if (value := getattr(args, name, None)) not in (only, None):
-                raise ValueError(f"`{name}` is {value!r}, but must be {only!r} with `agents`: {why}.")
+            if (value := named.get(name, getattr(args, name, None))) not in (only, None):
+                raise ValueError(f"`{name}` is {value!r:.60}, but must be {only!r} with `agents`: {why}.")
+        for argument, by_name in {"agents": agents, "learning_rates": learning_rates or agents}.items():
+            if not by_name or not isinstance(by_name, dict):
+                raise ValueError(f"`{argument}` is {by_name!r}, but must be a dict with the names of agents.")
         for name, config in agents.items():
             if reason := why_not_beside_others(config):
                 raise ValueError(f"`agents[{name!r}]` cannot stand beside other adapters: {reason}.")
         for name, rate in (learning_rates or {}).items():
             check_choice("learning_rates", name, agents)
             NOT_NEGATIVE.check(f"learning_rates[{name!r}]", rate)
-        if not agents:
-            raise ValueError("`agents` is empty, but must have a `LoraConfig` for each agent.")
         # TRL makes an adapter "default", and sees to what a PEFT model needs.
-        first = copy.deepcopy(next(iter(agents.values())))
-        super().__init__(*given, peft_config=first, **named)
+        super().__init__(*given, **named | {"peft_config": copy.deepcopy(next(iter(agents.values())))})
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise ValueError("`agents` are given, but DeepSpeed and FSDP clip all gradients together: use DDP.")
         self.accelerator.ddp_handler.find_unused_parameters = False
@@ -90,8 +91,8 @@ class MultiAgentTrainer(TurnLevelTrainer):
 
     def _replace_adapter(self, agents: Mapping[str, LoraConfig]) -> None:
         parts = {part for name, _ in self.model.named_parameters() for part in name.split(".")}
-        if unfit := [name for name in agents if name in parts | {"ref", CRITIC_ATTRIBUTE}]:
-            raise ValueError(f"`agents` has {unfit[0]!r}, but that is the name of a part of the model.")
+        if unfit := [name for name in agents if "." in name or name in parts | {"ref", CRITIC_ATTRIBUTE}]:
+            raise ValueError(f"`agents` has {unfit[0]!r}, but a name has no '.' and is not that of a model's part.")
         for name in self.agents:
             self.model.add_adapter(name, copy.deepcopy(agents[name]))
         self.model.set_adapter(self.agents[0])
@@ -125,8 +126,7 @@ class MultiAgentTrainer(TurnLevelTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         # transformers would freeze all adapters but one
         for agent in self.agents:
-            weights = load_file(Path(resume_from_checkpoint, agent, ADAPTERS[0]))
-            set_peft_model_state_dict(self.model, weights, adapter_name=agent)
+            set_peft_model_state_dict(self.model, load_file(Path(resume_from_checkpoint, agent, ADAPTERS[0])), agent)
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
@@ -181,7 +181,7 @@ class AgentEngine(Engine):
     def of_agent(self, agent: str) -> Engine:
         """See `Engine.of_agent`. Raises ValueError for an agent without weights."""
         if agent not in self._engines:
-            raise ValueError(f"A turn is due of the agent {agent!r}, but only {[*self._engines]} have weights.")
+            raise ValueError(f"The next turn is one of the agent {agent!r}, but `agents` has {[*self._engines]}.")
         return self._engines[agent]
 
     def submit(self, *turn: Any, **options: Any) -> None:

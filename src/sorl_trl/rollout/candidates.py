@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, SupportsFloat
 
 from sorl_trl.checks import COUNT, POSITIVE_COUNT, check_fields
 from sorl_trl.rollout.environment import Reply, Responder
@@ -104,6 +104,6 @@ class Search:
         if row.stop_reason is not None and row.stop_reason.is_infrastructure_failure:
             return -math.inf
         score = self._how.score(self._example, row.last_turn, row.reply)
-        if score is None or not math.isfinite(score):
+        if not isinstance(score, SupportsFloat) or not math.isfinite(score):
             raise ValueError(f"`score` returned {score!r}, but must return a finite number")
         return float(score)

@@ -357,8 +357,8 @@ class SOPPOConfig(TurnLevelConfig):
             )
         if (self.advantage_level == "macro") != (self.macro_action_tokens is not None):
             raise ValueError(
-                f"`macro_action_tokens` is {self.macro_action_tokens}, but must be a number if `advantage_level` is "
-                f"'macro', and None otherwise. It is {self.advantage_level!r}."
+                f"`macro_action_tokens` is {self.macro_action_tokens} and `advantage_level` {self.advantage_level!r}, "
+                "but it must be a number with 'macro', and None without."
             )
         if self.kl_in_reward and self.beta == 0.0:
             raise ValueError("`kl_in_reward` is set, but `beta`, the coefficient of that KL, is 0.0: set `beta`.")

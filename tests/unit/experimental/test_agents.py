@@ -26,6 +26,7 @@ pytestmark = pytest.mark.trains
 
 TEAM = ("planner", "searcher")
 PLAIN: dict[str, Any] = {"gradient_checkpointing": False, "target_kl": 0.0}
+TO_TRAINER = ("method", "eval_dataset", "learning_rates", "peft_config")
 ONE_UPDATE = {"steps_per_generation": 2, "num_iterations": 1, "max_steps": 1}
 
 
@@ -46,7 +47,7 @@ def build(folder: Path, tokenizer: Any, *names: str, agents: Any = TEAM, **overr
     if isinstance(agents, tuple):
         agents = dict.fromkeys(agents, lora_config())
     rollout = overrides.pop("rollout_func", FixedRollout)
-    more = {name: overrides.pop(name) for name in ("method", "eval_dataset", "learning_rates") if name in overrides}
+    more = {name: overrides.pop(name) for name in TO_TRAINER if name in overrides}
     trainer_class, own = (MultiAgentTrainer, {"agents": agents})
     if agents is None:
         trainer_class, own = SOGRPOTrainer, {"peft_config": lora_config()}
@@ -307,7 +308,10 @@ class TestCheckpoints:
         ({"agents": ("planner", "q_proj")}, "'q_proj'"),
         ({"agents": ("planner", "default")}, "'default'"),
         ({"agents": ("planner", "critic")}, "'critic'"),
-        ({"agents": {}}, "`agents` is empty"),
+        ({"agents": ("planner", "gpt-4.1")}, "'gpt-4.1'"),
+        ({"agents": {}}, "`agents` is {}"),
+        ({"learning_rates": 1e-3}, "`learning_rates` is 0.001"),
+        ({"peft_config": lora_config()}, "`peft_config` is LoraConfig"),
         ({"agents": {"planner": AdaLoraConfig(total_step=10)}}, r"agents\['planner'\].*AdaLora"),
         ({"agents": {"planner": lora_config(bias="all")}}, r"agents\['planner'\].*bias='all'"),
     ],

@@ -333,8 +333,8 @@ def test_what_cannot_be_copied_or_compared_is_refused_in_one_error() -> None:
     collector = Collector(GUESSES, Stateful(1), GUESS, LIMITS, candidates=BestOfTurns(2, low))
     with pytest.raises(TypeError, match="Stateful has no method `branch`"):
         collector.collect([(3,)], SlotEngine(POLICY, TurnEnd(GUESSES, GUESS.stop_strings, [1]), SAMPLED))
-    for score in (float("nan"), None):
-        with pytest.raises(ValueError, match=f"`score` returned {score}, but must return a finite number"):
+    for score in (float("nan"), None, "good"):
+        with pytest.raises(ValueError, match=f"`score` returned {score!r}, but must return a finite number"):
             play(BestOfTurns(2, lambda *_, score=score: score))
     with pytest.raises(TypeError, match="candidates is 4, but must be `BestOfTurns`, `BestOfTrajectories` or None"):
         AgentRollout(EnvironmentResponder(Remembers), candidates=4)
