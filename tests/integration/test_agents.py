@@ -70,6 +70,35 @@ def test_every_token_of_a_turn_has_its_agent(tmp_path: Path, tokenizer: Any) -> 
             assert found == whole[tuple(ids)]
 
 
+def test_who_was_masked_because_it_was_cut_is_compared_as_whose_it_is(tmp_path: Path, tokenizer: Any) -> None:
+    """As in GRPO, whose mean and spread are those of all trajectories."""
+
+    class Cut(Team):
+        def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+            output = super().__call__(prompts, trainer)
+            output["completion_ids"][2][-1] = 9
+            return output
+
+    trainer = build(tmp_path, tokenizer, Cut(("a", "b")), mask_truncated_completions=True)
+    rollout = trainer._collect(rows(trainer))
+    assert rollout.batch["completion_mask"].any(1).tolist() == [True, True, False, *[True] * 5]
+    agents = [[(i + k) % 2 for k in range(len(row.turns))] for i, row in enumerate(rollout.sampled)]
+    assert [row[: len(own)] for row, own in zip(rollout.scored.agents.tolist(), agents, strict=True)] == agents
+
+
+def test_rows_without_names_may_stand_beside_others(tmp_path: Path, tokenizer: Any) -> None:
+    """As in rollouts ahead, if no turn of a group has one."""
+
+    class Half(Team):
+        def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+            output = super().__call__(prompts, trainer)
+            return {**output, "agents": [*output["agents"][:4], *[None] * 4]}
+
+    trainer = build(tmp_path, tokenizer, Half(("a", "b")))
+    found = trainer._collect(rows(trainer)).scored
+    assert found.agent_names == ("", "a", "b") and {*found.agents[4:].flatten().tolist()} == {0, -1}
+
+
 def test_groups_of_several_rollouts_have_the_names_of_all(tmp_path: Path, tokenizer: Any) -> None:
     rollout_func = Team(("b", "c"), ("a", "b"))
     options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "steps_per_generation": 2}

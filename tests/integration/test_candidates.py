@@ -69,7 +69,7 @@ def test_training_chooses_and_evaluation_does_not(tmp_path: Path, how: Any, trai
 
 
 def test_anything_else_is_refused() -> None:
-    with pytest.raises(TypeError, match="candidates is 4, but must be a `BestOfTurns` or a `BestOfTrajectories`"):
+    with pytest.raises(TypeError, match="candidates is 4, but must be `BestOfTurns`, `BestOfTrajectories` or None"):
         SearchRollout(NoSearch(), candidates=4)  # type: ignore[arg-type]
 
 

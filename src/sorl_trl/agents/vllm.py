@@ -17,6 +17,7 @@ from accelerate.utils import is_peft_model
 from sorl_trl.agents.vllm_server import EngineUnavailable, Sampled, VLLMServer, server_url
 from sorl_trl.rollout import Engine, Generation, TurnEnd
 from sorl_trl.rollout.routing import Routers
+from sorl_trl.rollout.slots.support import base_model
 
 __all__ = ["EngineUnavailable", "VLLMColocateEngine", "VLLMEngine", "VLLMServerEngine", "vllm_engine"]
 
@@ -64,7 +65,7 @@ class VLLMEngine(Engine):
         """The layers that have a router, among those of which vLLM reports routes."""
 
     def report_routes(self) -> None:
-        routers = Routers(self._vllm.model)
+        routers = Routers(base_model(self._vllm.model))
         self.routes, self._layers = routers.shape, routers.layers
 
     def open(self, rows: int) -> None:

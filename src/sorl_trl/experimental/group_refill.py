@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from sorl_trl.checks import COUNT
 from sorl_trl.methods import ScoredRollout, ZeroVariance
 from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.agents import agent_fields, agents_of_all
+from sorl_trl.trainers.agents import agent_fields, agents_of_all, names_of
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.batch import AGENT_IDS, AGENT_NAMES, own_rows, token_count
 from sorl_trl.trainers.config import TurnLevelConfig
@@ -186,7 +186,7 @@ def merged(first: Rollout, second: Rollout, takes: Tensor, pad_token_id: int) ->
         _chosen(first.rows, second.rows, own.tolist()),
         sampled,
         batch,
-        replace(scored, **agents_of_all(first.accelerator, batch, scored.turns)),
+        replace(scored, **agents_of_all(first.accelerator, sampled, names_of(batch))),
         torch.where(takes, second.advantages, first.advantages),
         _chosen(first.prompts, second.prompts, own.tolist()),
         _chosen(first.completions, second.completions, own.tolist()),
@@ -225,7 +225,7 @@ def merged_batch(
 def merged_rollout(first: ScoredRollout, second: ScoredRollout, takes: Tensor) -> ScoredRollout:
     """N trajectories of all processes: those of `second` where `takes` (N,) is True, and of `first` elsewhere."""
     merged: dict[str, Any] = {
-        "turns": turn_layout(_taken(first.turns.turn_ids, second.turns.turn_ids, takes, padding=-1)),
+        "turns": turn_layout(_taken(first.turns.turn_ids, second.turns.turn_ids, takes, padding=-1))
     }
     for name in (each.name for each in fields(first) if each.name not in ("agents", "agent_names")):
         value, other = getattr(first, name), getattr(second, name)

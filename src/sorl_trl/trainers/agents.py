@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from sorl_trl.methods import MicroBatch, ScoredRollout
-from sorl_trl.ops import TurnLayout, is_outside, kl_to_old, turn_broadcast, turn_reduce
+from sorl_trl.ops import is_outside, kl_to_old, turn_broadcast
 from sorl_trl.trainers.batch import AGENT_IDS, AGENT_NAMES, gather_rows
 from sorl_trl.trainers.sampled import Sampled, padded
 
@@ -24,16 +24,20 @@ def agent_fields(sampled: Sequence[Sampled], turn_ids: Tensor) -> dict[str, Any]
     names = tuple(sorted({*gather_object(sorted({name for row in sampled for name in row.agents}))}))
     if not any(names):
         return {}
-    numbers = padded([[names.index(name) + 1 for name in row.agents] for row in sampled], 0).to(turn_ids.device)
-    return {AGENT_IDS: turn_broadcast(numbers, turn_ids) - 1, AGENT_NAMES: [names] * len(sampled)}
+    numbers = _numbers(sampled, names).to(turn_ids.device)
+    return {AGENT_IDS: turn_broadcast(numbers + 1, turn_ids) - 1, AGENT_NAMES: [names] * len(sampled)}
 
 
-def agents_of_all(accelerator: Accelerator, batch: Mapping[str, Any], turns: TurnLayout) -> dict[str, Any]:
-    """The fields of a `ScoredRollout` that say whose its turns are, if nothing of the batch has been dropped."""
-    if AGENT_IDS not in batch:
+def agents_of_all(accelerator: Accelerator, sampled: Sequence[Sampled], names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a `ScoredRollout` that say whose its turns are, masked or not."""
+    if not names:
         return {}
-    numbers = turn_reduce(gather_rows(accelerator, batch[AGENT_IDS], padding=-1), turns).long()
-    return {"agents": torch.where(turns.turn_mask, numbers, -1), "agent_names": names_of(batch)}
+    numbers = _numbers(sampled, names).to(accelerator.device)
+    return {"agents": gather_rows(accelerator, numbers, padding=-1), "agent_names": names}
+
+
+def _numbers(sampled: Sequence[Sampled], names: tuple[str, ...]) -> Tensor:
+    return padded([[names.index(name) for name in row.agents] for row in sampled], -1)
 
 
 def names_of(batch: Mapping[str, Any]) -> tuple[str, ...]:

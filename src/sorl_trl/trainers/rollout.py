@@ -18,7 +18,7 @@ from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import bounded_log_ratio, engine_ratio, outcome_advantages, summed_advantages, turn_layout
 from sorl_trl.records.resume_point import ranks_where
 from sorl_trl.rollout.engine import positions_of
-from sorl_trl.trainers.agents import agent_fields, agents_of_all, log_agents
+from sorl_trl.trainers.agents import agent_fields, agents_of_all, log_agents, names_of
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
     OLD_POLICY_STEP,
@@ -288,9 +288,8 @@ def scored_rollout(
     split = split_rewards(sampled, own_rewards, weights, turns.num_turns)
     states = state_keys(sampled, turns.num_turns).to(accelerator.device)
     mismatch = mismatch_of(batch, turns.turn_ids) if corrects_sampling(trainer) else None
-    turns_of_all = turn_layout(gather_rows(accelerator, turns.turn_ids, padding=-1))
     return ScoredRollout(
-        turns=turns_of_all,
+        turns=turn_layout(gather_rows(accelerator, turns.turn_ids, padding=-1)),
         rewards_per_func=rewards_per_func,
         reward_names=trainer.reward_func_names,
         reward_weights=weights,
@@ -304,7 +303,7 @@ def scored_rollout(
         scale=str(trainer.scale_rewards),
         void=_void(rows, accelerator),
         mismatch=None if mismatch is None else gather_rows(accelerator, mismatch),
-        **agents_of_all(accelerator, batch, turns_of_all),
+        **agents_of_all(accelerator, sampled, names_of(batch)),
     )
 
 

@@ -191,7 +191,7 @@ def name_agents(rows: Sequence[Sampled], agents: Any) -> None:
     """Record a rollout's `agents`, if it has them. Raises ValueError unless it names that of each turn of each row."""
     given = agents if isinstance(agents, list) else [agents] * len(rows)
     for number, (row, names) in enumerate(zip(rows, given, strict=True)):
-        names = [""] * len(row.turns) if agents is None else names
+        names = [""] * len(row.turns) if names is None else names
         if not isinstance(names, list | tuple) or [*map(type, names)] != [str] * len(row.turns):
             raise ValueError(
                 f"The rollout's `agents` is {names!r:.200} in row {number}, but must be a list with the name of an "

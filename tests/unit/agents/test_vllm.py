@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from peft import LoraConfig, get_peft_model
 from trl.generation import vllm_generation
 
 from sorl_trl.agents import vllm_server
@@ -163,6 +164,14 @@ def test_turns_report_the_experts_of_all_that_is_read(script: Script, wrap_mixtu
             assert turn.routes is not None and turn.routes.dtype == np.int16
             assert turn.routes.tolist() == in_three_layers(tokens)[:, 1:].tolist()
     engine.close()
+
+
+def test_the_routers_of_a_critic_are_not_those_of_the_policy(wrap_either: Callable[..., Any]) -> None:
+    model = get_peft_model(MIXTURES["qwen3_moe"](), LoraConfig(target_modules=["q_proj"]))
+    model.get_base_model().add_module("critic", MIXTURES["qwen3_moe"]())
+    engine = vllm_engine(wrap_either(model=model), END)
+    engine.report_routes()
+    assert engine.routes == (2, 2)
 
 
 def test_what_reports_no_routes_or_has_not_recorded_any_is_refused(script: Script, wrap_mixture: Any) -> None:
