@@ -268,9 +268,6 @@ class EndpointRollout(PolicyRollout):
             metrics[f"endpoint/{kind}"] = counts[kind] / size
         metrics["endpoint/resent"] = sum(run.resent for run in runs) / size
         metrics["endpoint/error_share"] = sum(each.failure is not None for each in outcomes) / size
-        turns = Counter(turn.agent for each in trajectories for turn in each.turns)
-        if len(turns) > 1:
-            metrics |= {f"endpoint/turns/{agent}": number / size for agent, number in turns.items()}
         named: dict[str, list[float]] = {}
         for outcome in outcomes:
             for name, value in (outcome.rewards or {}).items():
