@@ -176,7 +176,7 @@ class EndpointRollout(PolicyRollout):
         finally:
             engine.close()
         self._check(runs, outcomes)
-        self._rewards = [self._rewards_of(outcome) for outcome in outcomes]
+        self._rewards = [{"reward": self.reward_on_error} if each.failure else each.rewards for each in outcomes]
         trajectories = [
             run.conversation.trajectory(_stop_reason(run, outcome))
             for run, outcome in zip(runs, outcomes, strict=True)
@@ -247,9 +247,6 @@ class EndpointRollout(PolicyRollout):
                 "%d of %d agents raised an error and get `reward_on_error` (%g). The first: %s",
                 *(len(failures), len(runs), self.reward_on_error, one_line(repr(failures[0][1]))[:500]),
             )
-
-    def _rewards_of(self, outcome: Outcome) -> Mapping[str, float] | None:
-        return outcome.rewards if outcome.failure is None else {"reward": self.reward_on_error}
 
     def _metrics(
         self,
