@@ -2,7 +2,8 @@
 
 A field says what it allows in its annotation: `gamma: Annotated[float, Number(least=0, most=1)]`. It does not say so
 in `field(metadata=…)`, because `HfArgumentParser` passes that on to argparse: a key of ours would break every parser
-of such a dataclass, including those of TRL's own scripts. `__post_init__` calls `check_fields(self)`.
+of such a dataclass, including those of TRL's own scripts. `__post_init__` calls `check_fields(self)`: that of
+`Checked`, or its own.
 """
 
 from __future__ import annotations
@@ -97,6 +98,13 @@ def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) 
         if allowed is not None:
             or_none = get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
             allowed.check(field.name, getattr(instance, field.name), or_none)
+
+
+class Checked:
+    """Base of a dataclass that calls `check_fields` when it is made, and does no more then."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:

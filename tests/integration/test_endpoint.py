@@ -72,7 +72,7 @@ def test_lora_evaluation_and_records(tmp_path: Path) -> None:
     first, *_ = trainer.state.log_history
     assert first["endpoint/extended"] + first["endpoint/spliced"] == 2, "of three calls of the planner"
     assert first["endpoint/new_context"] == 1, "the checker's"
-    assert (first["endpoint/turns/planner"], first["endpoint/turns/checker"]) == (3, 1)
+    assert (first["agents/planner/turn_share"], first["agents/checker/turn_share"]) == (0.75, 0.25)
     assert first["reward"] == pytest.approx(first["agent/long"] + first["agent/even"], abs=1e-4)
     assert any("eval_reward" in entry for entry in trainer.state.log_history)
     trained = next(iter(read_trained(tmp_path)))

@@ -118,7 +118,6 @@ def test_agents_of_a_handoff_have_roles() -> None:
     ran = run_agent(agent, {}, qwen_tokenizer(), say)
     assert ran.rewards == {"reward": 1.0}
     assert [turn.agent for turn in ran.trajectory.turns] == ["planner", "searcher"]
-    assert ran.metrics["endpoint/turns/planner"] == ran.metrics["endpoint/turns/searcher"] == 1
 
 
 @pytest.fixture

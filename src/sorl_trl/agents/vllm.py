@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import queue
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -80,22 +81,25 @@ class VLLMEngine(Engine):
     def idle(self) -> bool:
         return not self._generating
 
-    def _begin(
+    def submit(
         self,
         row: int,
         context_ids: Sequence[int],
         limit: int,
-        stops: Sequence[str],
-        schema: Mapping[str, Any] | None,
-    ) -> TurnRequest:
-        """Make the request of a row's next turn."""
+        stops: Sequence[str] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
         turn = self._turns[row]
         self._turns[row] += 1
         limit = min(limit, self.window - len(context_ids))
         seed = turn_seed(self._base_seed, row, turn)
         request = TurnRequest(row, turn, tuple(context_ids), limit, seed, tuple(stops), schema)
         self._generating[row] = request
-        return request
+        self._send(request)
+
+    @abstractmethod
+    def _send(self, request: TurnRequest) -> None:
+        """Have vLLM generate a turn."""
 
     def _finish(self, request: TurnRequest, sampled: Sampled) -> tuple[int, Generation]:
         """The turn of a request. Raises RuntimeError if vLLM has aborted it."""
@@ -164,15 +168,7 @@ class VLLMColocateEngine(VLLMEngine):
             # As TRL does before it generates: vLLM's collectives can hang beside those of a LoRA step.
             vllm.accelerator.wait_for_everyone()
 
-    def submit(
-        self,
-        row: int,
-        context_ids: Sequence[int],
-        limit: int,
-        stops: Sequence[str] = (),
-        schema: Mapping[str, Any] | None = None,
-    ) -> None:
-        request = self._begin(row, context_ids, limit, stops, schema)
+    def _send(self, request: TurnRequest) -> None:
         self._changes.submitted[self._name(request)] = request
 
     def poll(self) -> list[tuple[int, Generation]]:
@@ -261,15 +257,7 @@ class VLLMServerEngine(VLLMEngine):
         super().open(rows)
         self._answers = queue.SimpleQueue()
 
-    def submit(
-        self,
-        row: int,
-        context_ids: Sequence[int],
-        limit: int,
-        stops: Sequence[str] = (),
-        schema: Mapping[str, Any] | None = None,
-    ) -> None:
-        request = self._begin(row, context_ids, limit, stops, schema)
+    def _send(self, request: TurnRequest) -> None:
         answers = self._answers
         future = self._server.threads.submit(self._answer, request)
         future.add_done_callback(lambda done: answers.put((request, done)))

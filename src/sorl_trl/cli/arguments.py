@@ -185,12 +185,6 @@ class Arguments:
             self.search.check_sources()
 
 
-def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:
-    """The dataclasses whose fields a recipe may set, in the order of `Arguments`."""
-    own = (TaskArguments, RolloutArguments, EngineOptions, SearchArguments)
-    return (TrainerArguments, *own, trainer_class.config_class, ModelConfig)
-
-
 def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     """Parse the command line, or `words`, and its `--config`: a file, or the name of one of our recipes.
 
@@ -208,7 +202,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
         choice = TrainerArguments(**vars(first.parse_known_args(words)[0]))
         if "advantage_level" in choice.settings and choice.trainer != "so_ppo":
             raise ValueError(f"`method` is {choice.method!r}, which has a critic: add `--trainer so_ppo`.")
-        groups = argument_groups(TRAINERS[choice.trainer])
+        own = (TaskArguments, RolloutArguments, EngineOptions, SearchArguments)
+        groups = (TrainerArguments, *own, TRAINERS[choice.trainer].config_class, ModelConfig)  # as in `Arguments`
         command = f"sorl train --trainer {choice.trainer}"
         if "save_steps" in options_in(words):
             recipe["save_strategy"] = "steps"  # a recipe that saves nothing would silently win over it

@@ -225,7 +225,8 @@ def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float
     before = gradients if config.gradient_accumulation_steps > 1 else 0
     cache = 0 if config.use_vllm else _cache(model, config, longest, cache_gib)
     gathered = 0 if config.use_vllm else weights * (parts[0] - 1)
-    vllm = available_bytes(config.device) * config.vllm_gpu_memory_utilization if _has_vllm(config) else 0
+    shares_gpu = config.use_vllm and config.vllm_mode == "colocate" and config.device.type == "cuda"
+    vllm = available_bytes(config.device) * config.vllm_gpu_memory_utilization if shares_gpu else 0
     copies = 0 if config.use_vllm else weights * (config.async_staleness and config.async_staleness + 1)
     always = weights + reference + optimizer + copies
     rows = {
@@ -316,11 +317,6 @@ def _halves(config: TurnLevelConfig) -> bool:
 def _element(model: Any, config: TurnLevelConfig) -> int:
     """The size of an activation's element, in bytes."""
     return 2 if _halves(config) else int(model.dtype.itemsize)
-
-
-def _has_vllm(config: TurnLevelConfig) -> bool:
-    """Whether vLLM runs on the policy's own GPU."""
-    return bool(config.use_vllm and config.vllm_mode == "colocate" and config.device.type == "cuda")
 
 
 def _stage(config: TurnLevelConfig) -> int:

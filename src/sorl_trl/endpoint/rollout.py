@@ -176,7 +176,7 @@ class EndpointRollout(PolicyRollout):
         finally:
             engine.close()
         self._check(runs, outcomes)
-        self._rewards = [self._rewards_of(outcome) for outcome in outcomes]
+        self._rewards = [{"reward": self.reward_on_error} if each.failure else each.rewards for each in outcomes]
         trajectories = [
             run.conversation.trajectory(_stop_reason(run, outcome))
             for run, outcome in zip(runs, outcomes, strict=True)
@@ -248,9 +248,6 @@ class EndpointRollout(PolicyRollout):
                 *(len(failures), len(runs), self.reward_on_error, one_line(repr(failures[0][1]))[:500]),
             )
 
-    def _rewards_of(self, outcome: Outcome) -> Mapping[str, float] | None:
-        return outcome.rewards if outcome.failure is None else {"reward": self.reward_on_error}
-
     def _metrics(
         self,
         runs: Sequence[Run],
@@ -268,9 +265,6 @@ class EndpointRollout(PolicyRollout):
             metrics[f"endpoint/{kind}"] = counts[kind] / size
         metrics["endpoint/resent"] = sum(run.resent for run in runs) / size
         metrics["endpoint/error_share"] = sum(each.failure is not None for each in outcomes) / size
-        turns = Counter(turn.agent for each in trajectories for turn in each.turns)
-        if len(turns) > 1:
-            metrics |= {f"endpoint/turns/{agent}": number / size for agent, number in turns.items()}
         named: dict[str, list[float]] = {}
         for outcome in outcomes:
             for name, value in (outcome.rewards or {}).items():

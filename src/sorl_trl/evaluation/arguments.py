@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, OneOf, check_choice, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Checked, Number, OneOf, check_choice, check_fields
 from sorl_trl.command_line import UserMistake, given_words, options_in, parse_dataclasses
 from sorl_trl.qa import BENCHMARKS
 from sorl_trl.rollout import EngineOptions, RolloutArguments
@@ -25,7 +25,7 @@ ALSO_IN_RECIPES = (
 
 
 @dataclass
-class ModelArguments:
+class ModelArguments(Checked):
     """Which policy to evaluate, and how to load it: the fields of TRL's `ModelConfig` that do not concern training."""
 
     model_name_or_path: str = field(metadata={"help": "Checkpoint folder, PEFT adapter folder, or Hub id."})
@@ -36,9 +36,6 @@ class ModelArguments:
     )
     attn_implementation: str | None = field(default=None, metadata={"help": "Attention implementation to use."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import torch
 
-from sorl_trl.checks import NOT_NEGATIVE, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, Checked
 from sorl_trl.methods.data import MicroBatch, Objective
 from sorl_trl.methods.engine import Unweighted
 from sorl_trl.methods.method import GRPO, Method
@@ -17,7 +17,7 @@ __all__ = ["DPPO", "PRIME_RL"]
 
 
 @dataclass(frozen=True)
-class DPPO:
+class DPPO(Checked):
     """Maximise w_t Â_t − `kl_coef` ℓ_t², without w_t Â_t if the token's probability has moved too far along Â.
 
     This is prime-rl's default policy loss, whose trust region is in probabilities instead of ratios. w = π_θ/μ and
@@ -29,9 +29,6 @@ class DPPO:
     mask_low: Annotated[float, NOT_NEGATIVE] = 0.2
     mask_high: Annotated[float, NOT_NEGATIVE] = 0.2
     kl_coef: Annotated[float, NOT_NEGATIVE] = 1e-3
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, batch: MicroBatch) -> Objective:
         """The objective of each token."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from sorl_trl.checks import OneOf, check_fields
+from sorl_trl.checks import Checked, OneOf
 from sorl_trl.methods.data import ScoredRollout
 from sorl_trl.methods.method import GRPO, Method, over_batch
 from sorl_trl.ops import matched_advantages
@@ -19,7 +19,7 @@ _COMPARED = OneOf(("agent", "group"))
 
 
 @dataclass(frozen=True)
-class AgentWise:
+class AgentWise(Checked):
     """Dr. MAS's credit (arXiv 2602.08847, from the paper and public code): (R − μ_a) / (σ_a + 1e-4).
 
     Args:
@@ -31,9 +31,6 @@ class AgentWise:
     mean: Annotated[str, _COMPARED] = "agent"
     spread: Annotated[str, _COMPARED] = "agent"
     votes: Annotated[str, OneOf(("turn", "trajectory"))] = "turn"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages. Raises ValueError if no turn has an agent."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from sorl_trl.checks import NOT_NEGATIVE, Number, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, Checked, Number
 from sorl_trl.methods.data import ScoredRollout
 from sorl_trl.methods.method import Method
 from sorl_trl.ops import TurnLayout, is_vetoed, turn_broadcast, turn_mismatch, within
@@ -17,13 +17,10 @@ __all__ = ["ENGINE_PIECES", "EngineTurnMask", "EngineVeto", "TurnRatio", "Unweig
 
 
 @dataclass(frozen=True)
-class EngineVeto:
+class EngineVeto(Checked):
     """Leave out trajectories with a token whose ratio π_old/μ to the engine is below `least` (public code: 1e-4)."""
 
     least: Annotated[float, Number(above=0, below=1)] = 1e-4
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N,) bool."""
@@ -32,14 +29,11 @@ class EngineVeto:
 
 
 @dataclass(frozen=True)
-class EngineTurnMask:
+class EngineTurnMask(Checked):
     """Keep the turns whose geometric mean ratio π_old/μ to the engine lies in [`low`, `high`] (ROLL: 0.8 to 1.2)."""
 
     low: Annotated[float, NOT_NEGATIVE] = 0.8
     high: Annotated[float, NOT_NEGATIVE] = 1.2
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, T) bool, True off the model tokens."""
@@ -49,7 +43,7 @@ class EngineTurnMask:
 
 
 @dataclass(frozen=True)
-class TurnRatio:
+class TurnRatio(Checked):
     """Weight each turn by g_k = exp(mean_{t∈k} d_t), clamped to [`low`, `high`] if these are set.
 
     d_t = log π_old − log μ with μ the engine. With `high=2`, this is slime's truncation per turn. Without bounds, it
@@ -58,9 +52,6 @@ class TurnRatio:
 
     low: Annotated[float | None, NOT_NEGATIVE] = None
     high: Annotated[float | None, NOT_NEGATIVE] = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
         """(B, T) weights, 1 off the model tokens."""

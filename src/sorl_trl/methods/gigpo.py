@@ -7,7 +7,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from sorl_trl.checks import NOT_NEGATIVE, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, Checked
 from sorl_trl.methods.data import ScoredRollout
 from sorl_trl.methods.method import GRPO, Method, group_mean_advantages, over_batch
 from sorl_trl.ops import matched_advantages
@@ -16,16 +16,13 @@ __all__ = ["GIGPO", "GiGPO"]
 
 
 @dataclass(frozen=True)
-class GiGPO:
+class GiGPO(Checked):
     """GiGPO's credit (arXiv 2505.10978, from public code): the group's advantage plus `coef` times the step's.
 
     The step's advantage compares a turn with the turns of its group that start in the same state.
     """
 
     coef: Annotated[float, NOT_NEGATIVE] = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages."""

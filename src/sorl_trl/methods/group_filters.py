@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from sorl_trl.checks import SHARE, check_fields
+from sorl_trl.checks import SHARE, Checked
 from sorl_trl.methods.data import ScoredRollout
 from sorl_trl.methods.method import GRPO, PPO, Method
 from sorl_trl.ops import group_spread, kept_groups
@@ -31,14 +31,11 @@ class ZeroVariance:
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Checked):
     """Keep the `share` of the groups, rounded up, whose rewards differ most (StarPO-S, arXiv 2504.20073)."""
 
     share: Annotated[float, SHARE] = 0.25
     reward: str | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N,) bool."""
@@ -46,14 +43,11 @@ class TopK:
 
 
 @dataclass(frozen=True)
-class TopP:
+class TopP(Checked):
     """Keep the fewest groups that hold `share` of the sum of all reward variances (RAGEN-2, arXiv 2604.06268)."""
 
     share: Annotated[float, SHARE] = 0.9
     reward: str | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N,) bool."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from sorl_trl.checks import NOT_NEGATIVE, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, Checked
 from sorl_trl.methods.data import Metrics, MicroBatch
 from sorl_trl.methods.method import GRPO, Method
 from sorl_trl.ops import good_trajectories, likelihood_falls
@@ -17,7 +17,7 @@ __all__ = ["GUARDED_GRPO", "LLDS"]
 
 
 @dataclass(frozen=True)
-class LLDS:
+class LLDS(Checked):
     """LLDS's guard (arXiv 2512.04220) against drops in likelihood of good trajectories: coef (1/N) Σ_i Σ_k F_{i,k}.
 
     Before the first update on a rollout, and in evaluation, the policy is the old policy and the term is 0, because
@@ -25,9 +25,6 @@ class LLDS:
     """
 
     coef: Annotated[float, NOT_NEGATIVE] = 0.2
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """The term, and the metrics `llds/loss` and `llds/open_turns`."""

@@ -99,17 +99,13 @@ class Method:
         return found
 
     def describe(self) -> str:
-        """The pieces with their arguments, in one line."""
-        return ", ".join(f"{name}: {piece_name(piece)}" for name, piece in self.pieces())
+        """The pieces in one line, dataclasses with their fields and functions by their names."""
+        shown = ((name, getattr(piece, "__name__", None) or repr(piece)) for name, piece in self.pieces())
+        return ", ".join(f"{name}: {piece}" for name, piece in shown)
 
 
 PIECE_FIELDS = tuple(each.name for each in fields(Method) if each.compare)
 """The fields of `Method` that hold pieces."""
-
-
-def piece_name(piece: Any) -> str:
-    """How a piece is shown: a dataclass with its fields, a function by its name."""
-    return getattr(piece, "__name__", None) or repr(piece)
 
 
 def recipe_name(piece: type) -> str:

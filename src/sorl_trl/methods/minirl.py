@@ -7,7 +7,7 @@ from typing import Annotated
 
 import torch
 
-from sorl_trl.checks import Number, check_fields
+from sorl_trl.checks import Checked, Number
 from sorl_trl.methods.data import MicroBatch, Objective
 from sorl_trl.methods.engine import Unweighted
 from sorl_trl.methods.method import GRPO, Method
@@ -17,7 +17,7 @@ __all__ = ["MINIRL", "MiniRL"]
 
 
 @dataclass(frozen=True)
-class MiniRL:
+class MiniRL(Checked):
     """MiniRL's policy gradient (arXiv 2512.01374), weighted by π_θ/μ up to `cap` and 0 where PPO would clip.
 
     The weight is each token's ratio to the policy that sampled. Use it with `Unweighted`, or the engine's mismatch
@@ -25,9 +25,6 @@ class MiniRL:
     """
 
     cap: Annotated[float, Number(above=0)] = 5.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, batch: MicroBatch) -> Objective:
         """The objective of each token."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from sorl_trl.checks import NOT_NEGATIVE, OneOf, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, Checked, OneOf
 from sorl_trl.methods.data import Metrics, MicroBatch
 from sorl_trl.methods.method import Method
 from sorl_trl.ops import PENALTY_ESTIMATORS, PENALTY_GATES, clip_fraction, gated_kl, turn_clip_fraction
@@ -16,7 +16,7 @@ __all__ = ["SO_GRPO", "SO_GRPO_NOTE", "SO_PPO", "SO_PPO_NOTE", "ST_GRPO", "ST_PP
 
 
 @dataclass(frozen=True)
-class ClipPenalty:
+class ClipPenalty(Checked):
     """A gated penalty on the KL to the old policy, λ mean_i f_i KL_i.
 
     SORL's clipping-triggered penalty, as specified (docs/paper_to_code.md), has the clip range as the gate's range,
@@ -39,9 +39,6 @@ class ClipPenalty:
     epsilon: Annotated[float | None, NOT_NEGATIVE] = 0.2
     epsilon_high: Annotated[float | None, NOT_NEGATIVE] = None
     kl_estimator: Annotated[str, OneOf(PENALTY_ESTIMATORS)] = "unbiased"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """λ times the mean penalty, and the metrics `clip_penalty` and `clip_penalty_gate`."""

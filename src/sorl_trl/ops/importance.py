@@ -138,20 +138,6 @@ def with_own_gradients(
     return unit + (own if turn_ratio == "geometric" else own * (log_ratio.detach() - unit).exp())
 
 
-def unit_lengths(turn_ids: Tensor | TurnLayout, level: str) -> Tensor:
-    """Count the model tokens of the unit that each token belongs to: (B, T) int64, with 1 where `turn_ids` is −1.
-
-    The count is 1 at `level` "token", |y^k| at "turn", and |y_i|, over all turns, at "sequence".
-    """
-    check_choice("level", level, IMPORTANCE_SAMPLING_LEVELS)
-    turns = turn_layout(turn_ids)
-    if level == "token":
-        return torch.ones_like(turns.turn_ids)
-    sequence_length = turns.loss_mask.sum(dim=1, keepdim=True)
-    lengths = turn_broadcast(turns.lengths, turns).long() if level == "turn" else sequence_length
-    return torch.where(turns.loss_mask, lengths, 1)
-
-
 def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, level: str, scaling: str) -> Tensor:
     """Divide ε by a power of the unit's tokens, ε_k = ε / |y^k|^p: (B, T), with ε itself where `turn_ids` is −1.
 
@@ -172,8 +158,12 @@ def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, le
     Raises:
         ValueError: `level` or `scaling` is not one of the above.
     """
+    check_choice("level", level, IMPORTANCE_SAMPLING_LEVELS)
     check_choice("scaling", scaling, CLIP_RANGE_SCALINGS)
-    lengths = unit_lengths(turn_ids, level)
+    turns = turn_layout(turn_ids)
+    of_sequence, of_turn = turns.loss_mask.sum(dim=1, keepdim=True), turn_broadcast(turns.lengths, turns)
+    lengths = {"token": torch.ones_like(of_turn), "turn": of_turn, "sequence": of_sequence}[level]
+    lengths = torch.where(turns.loss_mask, lengths, 1)
     if scaling == "length":
         lengths = lengths.clamp(max=LONGEST)
     return epsilon / lengths.to(widest(lengths.device)) ** _EXPONENTS[scaling]

@@ -173,7 +173,7 @@ def open_run(run: str | os.PathLike[str]) -> Source:
     evaluation = evaluation_in(run)
     is_evaluated = (evaluation / SETTINGS).is_file()
     if any(Path(run).glob(SHARDS)):
-        steps = {_step_name(step): (step, size) for step, size in count_trained(run).items()}
+        steps = {f"step {step}": (step, size) for step, size in count_trained(run).items()}
         sizes = {name: size for name, (_, size) in steps.items()}
         is_beside = is_evaluated and evaluation != Path(run)  # otherwise the settings belong to something else
         notes = [f"Of training; the evaluation beside it: sorl view {evaluation}"] if is_beside else []
@@ -220,10 +220,6 @@ def _evaluated(evaluation: Path, dataset: str) -> Iterator[Entry]:
         yield entry if seen[entry.key] == 1 else replace(entry, key=f"{entry.key}/{seen[entry.key]}")
 
 
-def _step_name(step: int) -> str:
-    return f"step {step}"
-
-
 def evaluation_entry(row: Mapping[str, Any]) -> Entry:
     """The entry of a row of an evaluation, without token ids and log-probabilities."""
     about = {"id": row["question_id"], **{name: row[name] for name in ("sample", "data_source")}}
@@ -251,7 +247,7 @@ def training_entry(trained: TrainedTrajectory, key: str) -> Entry:
     """The entry of a trajectory that was trained on."""
     return Entry(
         key=key,
-        group=_step_name(trained.step),
+        group=f"step {trained.step}",
         question=trained.question,
         golden_answers=trained.golden_answers,
         options=(),

@@ -13,6 +13,7 @@ from sorl_trl.checks import (
     COUNT,
     POSITIVE_COUNT,
     SWITCH,
+    Checked,
     Number,
     OneOf,
     check_fields,
@@ -43,7 +44,7 @@ PROTOCOLS: Mapping[str, TagProtocol] = {
 
 
 @dataclass(frozen=True)
-class RolloutLimits:
+class RolloutLimits(Checked):
     """Limits one trajectory, in turns and in tokens. The defaults are those of Search-R1's `train_ppo.sh`.
 
     Raises ValueError if a limit is out of range.
@@ -60,9 +61,6 @@ class RolloutLimits:
     top_k: Annotated[int, POSITIVE_COUNT] = 3
     """Passages per query."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     def within(self, max_completion_length: int) -> RolloutLimits:
         """The limits under a trainer. Raises ValueError if they allow more than `max_completion_length` tokens."""
         if self.max_trajectory_tokens is None:
@@ -76,7 +74,7 @@ class RolloutLimits:
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class EngineOptions(Checked):
     """How turns are generated, and when replies rejoin them. No option changes the sampled distribution.
 
     `rollout_engine` and `kv_cache_gib` apply to transformers models; vLLM has its own engine. In lock-step, every
@@ -107,9 +105,6 @@ class EngineOptions:
             "default, three fifths of the free memory on a GPU, or half of the available memory on a CPU."
         },
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from urllib.error import URLError
 
 import tenacity
 
-from sorl_trl.checks import POSITIVE_COUNT, SECONDS, check_fields
+from sorl_trl.checks import POSITIVE_COUNT, SECONDS, Checked
 from sorl_trl.types import Passage
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def is_down(error: BaseException | None) -> bool:
 
 
 @dataclass(frozen=True)
-class RetryPolicy:
+class RetryPolicy(Checked):
     """How long to retry an engine that is down. Waits grow exponentially, with jitter, up to `max_wait_s`.
 
     By default, the deadline ends the retries, which leaves time to restart a server. It bounds attempts and waits
@@ -90,9 +90,6 @@ class RetryPolicy:
     initial_wait_s: Annotated[float, SECONDS] = 0.5
     max_wait_s: Annotated[float, SECONDS] = 10.0
     deadline_s: Annotated[float, SECONDS] = 60.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def retrying(self, patient: bool = True) -> tenacity.Retrying:
         """An object that repeats a call while it raises that a service is down; only one call unless `patient`."""

@@ -27,7 +27,7 @@ from sorl_trl.agents.native_tools import ToolSanitizer, tools_as_rollout
 from sorl_trl.agents.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
-from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_counts
+from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_layout
 from sorl_trl.records.resume_point import resume_point
 from sorl_trl.trainers.agents import agent_metrics
 from sorl_trl.trainers.batch import GOOD_TOKENS, advantages_of, micro_batches, turns_of
@@ -142,7 +142,7 @@ class TurnLevelTrainer(GRPOTrainer):
         advantages = self._apply_method(rollout)
         log_table(self, rollout, advantages)
         self._dump.prepare(rollout)
-        rollout.batch["turn_counts"] = turn_counts(rollout.batch["turn_ids"]).cpu()
+        rollout.batch["turn_counts"] = turn_layout(rollout.batch["turn_ids"]).counts.cpu()
         return rollout.batch
 
     @profiling_decorator  # type: ignore[untyped-decorator]

@@ -13,7 +13,7 @@ from sorl_trl.ops import (
     matched_advantages,
     next_multiplier,
     separate_turn_advantages,
-    turn_mask,
+    turn_layout,
 )
 from sorl_trl.ops.credit import ADVANTAGE_LIMIT, normalize_entries
 from sorl_trl.ops.importance import MULTIPLIER_RANGE
@@ -175,7 +175,7 @@ class TestBackwardTurnAdvantages:
         assert found[1].item() == pytest.approx(-1 / 40 / math.sqrt(1 / 40), rel=1e-3)
 
     def test_blind_to_those_without_a_turn(self):
-        mask = turn_mask(TURN_IDS)  # the third has none
+        mask = turn_layout(TURN_IDS).turn_mask  # the third has none
         clean = backward_turn_advantages(torch.tensor([1.0, 0.0, 0.0]), mask)
         for garbage in GARBAGE:
             assert torch.equal(backward_turn_advantages(torch.tensor([1.0, 0.0, garbage]), mask), clean)
