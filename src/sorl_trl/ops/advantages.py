@@ -18,6 +18,7 @@ __all__ = [
     "outcome_advantages",
     "summed_advantages",
     "token_gae",
+    "turn_gae",
     "turn_returns",
     "turn_rewards_to_tokens",
     "turn_std",
@@ -32,7 +33,7 @@ _VARIANCE_FLOOR = 1e-8
 
 def turn_returns(turn_rewards: Tensor, turn_mask: Tensor, gamma: float) -> Tensor:
     """Discount the rewards from each turn on: R_k = Σ_{j≥k} γ^{j−k} r_j, (B, K)."""
-    _, returns = token_gae(turn_rewards, torch.zeros_like(turn_rewards), turn_mask, gamma, lam=1.0)
+    _, returns = turn_gae(turn_rewards, torch.zeros_like(turn_rewards), turn_mask, gamma, lam=1.0)
     return returns
 
 
@@ -128,6 +129,22 @@ def turn_std(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor
     return std.repeat_interleave(num_generations).unsqueeze(1)
 
 
+def turn_gae(
+    turn_rewards: Tensor, turn_values: Tensor, turn_mask: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Estimate advantages by GAE (arXiv 1506.02438) with a turn as the time step: advantages and returns, each (B, K).
+
+    δ_k = r_k + γ V(s_{k+1}) − V(s_k), Â_k = Σ_l (γλ)^l δ_{k+l}, returns = Â + V, and V after the last turn is 0.
+
+    Args:
+        turn_rewards: (B, K), the reward of each turn, with the outcome reward on the last one.
+        turn_values: (B, K), V(s_k), the critic at the last token before turn k.
+        turn_mask: (B, K), 1 where a trajectory has a turn.
+        gamma, lam: Discount γ per turn, and λ. With both 1, Â_k = R_k − V(s_k).
+    """
+    return token_gae(turn_rewards, turn_values, turn_mask, gamma, lam)
+
+
 def token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Estimate advantages by GAE (arXiv 1506.02438) over the model tokens: advantages and returns, each (B, T).
 
@@ -184,16 +201,23 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     return torch.where(variance <= rounding, torch.nan, 1 - share)
 
 
-def whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """Shift and scale `x` to mean 0 and variance 1 where `mask`, of its shape, is 1. The result is 0 elsewhere.
+def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+    """Scale `x` to unit variance over the positions where `mask` is 1. The result has its shape, and 0 elsewhere.
 
     The variance is the unbiased variance plus 1e-8, as in TRL's PPO. Fewer than two kept values have variance 0.
+
+    Args:
+        x: Any shape.
+        mask: The shape of `x`, 1 where `x` is kept.
+        shift_mean: Whether to subtract the mean; otherwise the mean of `x` is kept.
     """
-    deviations = keep(keep(x, mask) - masked_mean(x, mask), mask)
+    mean = masked_mean(x, mask)
+    deviations = keep(keep(x, mask) - mean, mask)
     # For equal values, the scaling below would multiply what rounding left of the mean by up to 1e4.
     deviations = keep(deviations - masked_mean(deviations, mask), mask)
     variance = deviations.square().sum() / (mask.bool().sum() - 1).clamp(min=1)
-    return deviations * (variance + _VARIANCE_FLOOR).rsqrt()
+    whitened = deviations * (variance + _VARIANCE_FLOOR).rsqrt()
+    return whitened if shift_mean else keep(whitened + mean, mask)
 
 
 def _masked_variance(x: Tensor, mask: Tensor) -> Tensor:

@@ -152,14 +152,17 @@ class TestWhiten:
     def test_by_hand(self):
         x, mask = torch.tensor([[1.0, 3.0, 50.0], [5.0, 50.0, 50.0]]), torch.tensor([[1, 1, 0], [1, 0, 0]])
         torch.testing.assert_close(whiten(x, mask), torch.tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
+        torch.testing.assert_close(whiten(x, mask, shift_mean=False), torch.tensor([[2.0, 3.0, 0.0], [4.0, 0.0, 0.0]]))
 
-    def test_fewer_than_two_values_and_equal_values(self):
+    @pytest.mark.parametrize("shift_mean", [True, False])
+    def test_fewer_than_two_values_and_equal_values(self, shift_mean):
         x = torch.full((2, 3), 0.3, requires_grad=True)
         for kept in (0, 1, 6):
             mask = torch.arange(6).view(2, 3) < kept
-            whitened = whiten(x, mask)
+            whitened = whiten(x, mask, shift_mean)
             (gradient,) = torch.autograd.grad(whitened.sum(), x)
-            torch.testing.assert_close(whitened, torch.zeros_like(x), rtol=0, atol=1e-7)
+            expected = torch.where(mask, 0.0 if shift_mean else 0.3, 0.0)
+            torch.testing.assert_close(whitened, expected, rtol=0, atol=1e-7)
             assert gradient.isfinite().all()
 
 

@@ -36,11 +36,11 @@ BLIND = {
     **{f"gae values {i}": (lambda x, i=i: ops.token_gae(A, x, MASK, 0.9, 0.8)[i], MASK) for i in (0, 1)},
     "turn_rewards_to_tokens": (lambda x: ops.turn_rewards_to_tokens(x, TURN_IDS), turn_layout(TURN_IDS).turn_mask),
     **{f"group {s}": (lambda x, s=s: ops.group_turn_advantages(x, TURNS, 4, s), TURNS) for s in (True, False)},
-    "whiten": (lambda x: ops.whiten(x, MASK), MASK),
+    **{f"whiten {s}": (lambda x, s=s: ops.whiten(x, MASK, s), MASK) for s in (True, False)},
     "explained_variance values": (lambda x: ops.explained_variance(x, B, MASK), MASK),
     "explained_variance returns": (lambda x: ops.explained_variance(A, x, MASK), MASK),
     **{f"kl_to_old {k}": (lambda x, k=k: ops.kl_to_old(x, MASK, k), MASK) for k in ops.KL_ESTIMATORS},
-    "gated_kl": (lambda x: ops.gated_kl(ops.clip_fraction(x, MASK, 0.2, 0.2), x, MASK, "unbiased"), MASK),
+    "gated_kl": (lambda x: ops.clip_penalty(x, MASK, 0.2, 0.2, "unbiased"), MASK),
     "clipping_bias": (lambda x: ops.clipping_bias(RATIO, x, STOPPED, MASK), MASK & STOPPED),
     "clipping_bias of ratios": (lambda x: ops.clipping_bias(x, A, STOPPED, MASK), MASK & STOPPED),
     **{f"entries {s}": (lambda x, s=s: normalize_entries(x, TURNS, 4, s), TURNS) for s in ("group", "batch", "none")},
@@ -99,13 +99,12 @@ NONE = {
     "matched_advantages": (lambda x, ids: ops.matched_advantages(x, ids, ids, ids >= 0, 2, "trajectory"), 0.0),
     "information_gains": (lambda x, ids: ops.information_gains(x, ids >= 0)[0], 0.0),
     "likelihood_falls": (lambda x, ids: ops.likelihood_falls(x, ids, torch.ones(len(x)).bool())[0], 0.0),
-    "gated_kl": (lambda x, ids: ops.gated_kl(torch.ones(len(x)), x, ids >= 0, "k1"), 0.0),
+    "gated_kl": (lambda x, ids: ops.clip_penalty(x, ids >= 0, 0.2, 0.2, "k1"), 0.0),
     "clipping_bias": (lambda x, ids: ops.clipping_bias(x, x, x > 0, ids >= 0), 0.0),
     "aggregate_turns": (ops.aggregate_turns, 0.0),
     "turn_weights": (lambda x, ids: ops.turn_weights(ids), 0.0),
     "turn_ids_from_mask": (lambda x, ids: ops.turn_ids_from_mask(ids >= 0), -1.0),
     "turn_starts": (lambda x, ids: ops.turn_starts(ids), 0.0),
-    "turn_counts": (lambda x, ids: turn_layout(ids).counts, 0.0),
     "turn_broadcast": (lambda x, ids: ops.turn_broadcast(ops.turn_reduce(x, ids), ids), 0.0),
     "masked_mean": (lambda x, ids: ops.masked_mean(x, ids >= 0), 0.0),
     "turn_mismatch": (ops.turn_mismatch, 0.0),
@@ -175,7 +174,7 @@ def gated_kl(x: Tensor, ids: Tensor, seed: int) -> Any:
     """With the gate that is SORL's as specified."""
     estimator, x, mask = ops.KL_ESTIMATORS[seed % 4], 0.3 * x, ids >= 0
     expected = [reference.clip_penalty(*pair, 0.2, 0.28, estimator) for pair in _rows(x, mask)]
-    return ops.gated_kl(ops.clip_fraction(x, mask, 0.2, 0.28), x, mask, estimator), expected
+    return ops.clip_penalty(x, mask, 0.2, 0.28, estimator), expected
 
 
 def gae(x: Tensor, ids: Tensor, seed: int) -> Any:
