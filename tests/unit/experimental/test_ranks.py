@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from sorl_trl import SOGRPOConfig
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.experimental import (
     GroupRefillConfig,
     GroupRefillTrainer,
@@ -21,6 +22,7 @@ from sorl_trl.experimental import (
 )
 from tests.critics import lora_config
 from tests.distributed.cases import BATCH_SIZE, UnevenRollout, agreeing_reward
+from tests.model_families import MIXTURES, build
 from tests.policies import WORDS, build_policy, word_tokenizer
 from tests.training import settings
 from tests.trajectories import parity_reward, prompts
@@ -43,6 +45,16 @@ class Team(UnevenRollout):
         return {**output, "agents": [[TEAM[k % 2] for k in range(count)] for count in counts]}
 
 
+class Routed(UnevenRollout):
+    """Returns as the engine's routes experts that are known from a token and its place."""
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        output = super().__call__(prompts, trainer)
+        texts = [[*p, *ids] for p, ids in zip(output["prompt_ids"], output["completion_ids"], strict=True)]
+        firsts = [[[token + place, token] for place, token in enumerate(text)] for text in texts]
+        return {**output, "routes": [(np.array(rows)[..., None] + [0, 1]) % 4 for rows in firsts]}
+
+
 def train(name: str, folder: Path) -> dict[str, Any]:
     """The weights and the logs of two rollouts; the middle one of three groups lies on both processes of two."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -50,15 +62,21 @@ def train(name: str, folder: Path) -> dict[str, Any]:
     fields |= {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "model_init_kwargs": {"dtype": "auto"}}
     fields |= {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "target_kl": 0.0, "beta": 0.05}
     fields |= {"shuffle_dataset": False, "gradient_checkpointing": False, "epsilon": 0.02}
+    eager = {"dtype": "auto", "experts_implementation": "eager"}  # others have no float64
+    replay = {"num_iterations": 2, "max_steps": 4, "model_init_kwargs": eager, "learning_rate": 0.1}
+    replay |= {"router_aux_loss_coef": 0.0}  # which depends on how rows are put together
     trainer_class, config_class, more, reward = {
         "seeupo": (SeeUPOTrainer, SeeUPOConfig, {"num_iterations": 5, "max_steps": 10}, parity_reward),
         "refill": (GroupRefillTrainer, GroupRefillConfig, {"num_iterations": 2, "max_steps": 4}, agreeing_reward),
         "agents": (MultiAgentTrainer, SOGRPOConfig, {"num_iterations": 2, "max_steps": 4}, parity_reward),
+        "r2": (SOGRPOTrainer, SOGRPOConfig, {**replay, "router_replay": "r2"}, parity_reward),
+        "r3": (SOGRPOTrainer, SOGRPOConfig, {**replay, "router_replay": "r3"}, parity_reward),
     }[name]
+    rollouts = {"agents": Team, "r3": Routed}
     own = {"agents": dict.fromkeys(TEAM, lora_config())} if name == "agents" else {}
     trainer = trainer_class(
         str(folder / "policy"), reward, config_class(**settings(folder, **{**fields, **more})), prompts(16),
-        processing_class=word_tokenizer(WORDS), rollout_func=Team() if own else UnevenRollout(), **own,
+        processing_class=word_tokenizer(WORDS), rollout_func=rollouts.get(name, UnevenRollout)(), **own,
     )  # fmt: skip
     trainer.train()
     weights = {key: value.cpu() for key, value in trainer.accelerator.get_state_dict(trainer.model_wrapped).items()}
@@ -73,10 +91,11 @@ def launched(name: str, folder: Path) -> Any:
     return torch.load(folder / "found.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("name", ["seeupo", "refill", "agents"])
+@pytest.mark.parametrize("name", ["seeupo", "refill", "agents", "r2", "r3"])
 def test_two_processes_train_as_one(tmp_path: Path, name: str) -> None:
     """One has first turns alone, and goes through the other's later turns with nothing; a group lies on both."""
-    build_policy().double().save_pretrained(tmp_path / "policy")  # no comparison hangs on the order of a sum
+    policy = build(MIXTURES["mixtral"]) if name in ("r2", "r3") else build_policy()
+    policy.double().save_pretrained(tmp_path / "policy")  # no comparison hangs on the order of a sum
     alone, together = train(name, tmp_path), launched(name, tmp_path)
     for key, weight in alone["weights"].items():
         torch.testing.assert_close(together["weights"][key], weight, rtol=0, atol=1e-6)
@@ -92,6 +111,8 @@ def test_two_processes_train_as_one(tmp_path: Path, name: str) -> None:
         assert max(abs(mean - 1) for mean in means) > 0.001, "no multiplier has moved: a weak test"
     elif name == "agents":
         assert min(log[f"agents/{agent}/grad_norm"] for log in alone["logs"] for agent in TEAM) > 1e-3
+    elif name in ("r2", "r3"):
+        assert alone["logs"][-1]["router_replay/rerouted"] > 0.01, "the routers choose the same: a weak test"
     else:
         assert max(log.get("groups/refilled", 0.0) for log in alone["logs"]) > 0.0, "nothing was refilled: a weak test"
 
