@@ -29,8 +29,8 @@ class Routers:
 
     def __init__(self, model: Any) -> None:
         name = type(model).__name__
-        # The backbone alone, because a critic may have routers of its own.
-        named = model.base_model.named_modules()
+        # The backbone alone, because a critic may have routers of its own, and not what PEFT has copied to train.
+        named = (each for each in model.base_model.named_modules() if "original_module" not in each[0])
         found = {path: each for path, each in named if type(each).__name__.lower().endswith("router")}
         if not found:
             raise ValueError(f"{name} has no router, but routing replay is for mixtures of experts.")

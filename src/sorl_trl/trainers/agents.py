@@ -24,20 +24,16 @@ def agent_fields(sampled: Sequence[Sampled], turn_ids: Tensor) -> dict[str, Any]
     names = tuple(sorted({*gather_object(sorted({name for row in sampled for name in row.agents}))}))
     if not any(names):
         return {}
-    numbers = _numbers(sampled, names).to(turn_ids.device)
-    return {AGENT_IDS: turn_broadcast(numbers + 1, turn_ids) - 1, AGENT_NAMES: [names] * len(sampled)}
+    numbers = padded([[names.index(name) + 1 for name in row.agents] for row in sampled], 0).to(turn_ids.device)
+    return {AGENT_IDS: turn_broadcast(numbers, turn_ids) - 1, AGENT_NAMES: [names] * len(sampled)}
 
 
 def agents_of_all(accelerator: Accelerator, sampled: Sequence[Sampled], names: tuple[str, ...]) -> dict[str, Any]:
     """The fields of a `ScoredRollout` that say whose its turns are, masked or not."""
     if not names:
         return {}
-    numbers = _numbers(sampled, names).to(accelerator.device)
+    numbers = padded([[names.index(name) for name in row.agents] for row in sampled], -1).to(accelerator.device)
     return {"agents": gather_rows(accelerator, numbers, padding=-1), "agent_names": names}
-
-
-def _numbers(sampled: Sequence[Sampled], names: tuple[str, ...]) -> Tensor:
-    return padded([[names.index(name) for name in row.agents] for row in sampled], -1)
 
 
 def names_of(batch: Mapping[str, Any]) -> tuple[str, ...]:

@@ -77,9 +77,14 @@ def low(example: Any, turn: Turn, reply: Reply | None) -> float:
 
 
 class Watched(SlotEngine):
-    """Says how many slots are taken when it closes."""
+    """Says how many tokens it has sampled, and how many slots are taken when it closes."""
 
-    left = -1
+    left, tokens = -1, 0
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        ended = super().poll()
+        self.tokens += sum(len(generation.token_ids) for _, generation in ended)
+        return ended
 
     def close(self) -> None:
         self.left = len(self._table.placed())
@@ -124,13 +129,21 @@ def test_a_single_candidate_is_the_plain_rollout_to_the_bit() -> None:
 @pytest.mark.parametrize("how", HOWS.values(), ids=HOWS)
 def test_what_is_kept_has_its_own_environment_and_log_probabilities(how: Any) -> None:
     """Environments have heard what the trajectory says, and nothing that was discarded; the engine has no row left."""
-    trajectories, collector, engine = play(how(low))
+    steps: list[Turn] = []
+
+    class Counted(Remembers):
+        def step(self, turn: Turn) -> Reply:
+            steps.append(turn)
+            return super().step(turn)
+
+    trajectories, collector, engine = play(how(low), Counted)
     environments = collector.responder.environments
     assert [each.heard for each in environments] == [guesses(each) for each in trajectories]
     assert len(trajectories) == len(environments) == 6
     measured = [collector.responder.measures(row)["heard"] for row in range(6)]
     assert measured == [len(each.heard) for each in environments]
-    assert collector.time["environment_steps"] * 6 > sum(len(each.heard) for each in environments) + 0.5
+    assert collector.time["environment_steps"] * 6 == pytest.approx(len(steps)) and len(steps) > sum(measured)
+    assert collector.time["tokens_sampled"] * 6 == pytest.approx(engine.tokens)
     assert engine.left == 0
     for trajectory in trajectories:
         ids = [*trajectory.prompt_ids, *(token for each in trajectory.segments for token in each.token_ids)]

@@ -86,6 +86,17 @@ def test_gradients_reach_the_router_with_the_choice_held_fixed() -> None:
     torch.testing.assert_close(weight.grad[5, 2], slope, rtol=1e-2, atol=1e-3)
 
 
+def test_a_router_that_an_adapter_trains_is_replayed() -> None:
+    config = LoraConfig(target_modules=["q_proj"], modules_to_save=["gate"])
+    model = get_peft_model(build(FAMILIES["mixtral"]), config).get_base_model()
+    routers = Routers(model)
+    assert routers.shape == (2, 2)
+    with torch.no_grad(), routers.replayed() as last:
+        plain = model(IDS).logits
+    with torch.no_grad(), routers.replayed(last()):
+        assert torch.equal(model(IDS).logits, plain)
+
+
 def test_other_models_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="LlamaForCausalLM has no router"):
         Routers(hf.LlamaForCausalLM(hf.LlamaConfig(**GQA)))
