@@ -53,7 +53,7 @@ HITS = 5 + 4
 class Scripted:
     """In place of an engine: says the messages of a script, one after the other, to all rows."""
 
-    window = None
+    window = routes = None
 
     def __init__(self, tokenizer: Any, messages: Sequence[str]) -> None:
         self.messages = [tokenizer.encode(message, add_special_tokens=False) for message in messages]
