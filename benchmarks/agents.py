@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.common import RESULTS, Row, table, write_rows
 from benchmarks.stability_plan import BenchmarkMethod, Regime
 from benchmarks.stability_report import LAST, Run
-from benchmarks.stability_run import evaluations_of, prepare, summarize_rollouts, trainer_of
+from benchmarks.stability_run import evaluations_of, prepare, summarize_rollouts, train, trainer_of
 from benchmarks.worlds.team import TeamWorld
 from sorl_trl.command_line import Parser, UserMistake, at_least, run_command
 from sorl_trl.files import write_whole
@@ -71,17 +71,12 @@ def run(folder: Path, key: Key) -> Key:
     """Train, and write what became of it. A run whose weights become NaN has an `error`."""
     regime, (title, credit), seed = REGIMES[key[0]], ARMS[key[1]], key[2]
     world = prepare(WORLD, seed, folder / "worlds")
-    began, error = time.process_time(), None
+    began = time.process_time()
     with TemporaryDirectory() as output:
         method = BenchmarkMethod(title, "so_grpo", "", SETTINGS["dr_mas"], Method(credit))
         own = {"output_dir": output, "seed": seed, "learning_rate": regime.learning_rate, "log_agent_gradients": True}
         trainer = trainer_of(regime, method, world, own)
-        try:
-            trainer.train()
-        except RuntimeError as failure:
-            if all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()):
-                raise
-            error = str(failure).splitlines()[0]
+        error = train(trainer)
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     record = {
         **{"regime": key[0], "arm": key[1], "seed": seed, "error": error},

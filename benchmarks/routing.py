@@ -31,7 +31,7 @@ from benchmarks.common import RESULTS, Row, table, write_rows
 from benchmarks.stability import in_parallel
 from benchmarks.stability_plan import BenchmarkMethod, Regime
 from benchmarks.stability_report import LAST
-from benchmarks.stability_run import TRAINERS, evaluations_of, trainer_of
+from benchmarks.stability_run import TRAINERS, evaluations_of, train, trainer_of
 from benchmarks.worlds.invented import build_invented
 from benchmarks.worlds.questions import EVALUATION_QUESTIONS, TRAIN_QUESTIONS, QuestionWorld
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
@@ -161,17 +161,12 @@ def run(job: Job) -> None:
     sizes = {"trajectories": 64, "minibatch": 64 // min(job.updates, 4), "epochs": max(job.updates // 4, 1)}
     regime = Regime("", "", 1e-3, world=WORLDS[job.engine], rollouts=20, **sizes)
     settings = SETTINGS["grpo"] | {"router_replay": job.replay, "router_aux_loss_coef": 0.0}
-    method, error = BenchmarkMethod(job.replay, "measured", "", settings, METHODS["grpo"]), None
+    method = BenchmarkMethod(job.replay, "measured", "", settings, METHODS["grpo"])
     own = {"seed": job.seed, "learning_rate": regime.learning_rate, "log_turn_details": True}
     with TemporaryDirectory() as output:
         folder = WORLDS["noise"].prepare(job.seed, RUNS)
         trainer = trainer_of(regime, method, folder, own | {"output_dir": output})
-        try:
-            trainer.train()
-        except RuntimeError as failure:
-            if all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()):
-                raise
-            error = str(failure).splitlines()[0]
+        error = train(trainer)
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     curve = evaluations_of(trainer)
 

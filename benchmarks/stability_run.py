@@ -260,6 +260,17 @@ def _rounded(value: float) -> float | None:
     return float(f"{min(max(value, -1e308), 1e308):.4g}")
 
 
+def train(trainer: Any) -> str | None:
+    """Train, and return the error of a run whose weights became NaN."""
+    try:
+        trainer.train()
+    except RuntimeError as failure:
+        if all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()):
+            raise
+        return str(failure).splitlines()[0]
+    return None
+
+
 def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train and evaluate. A run whose weights become NaN has an `error` and counts as collapsed."""
     torch.set_num_threads(1)
@@ -268,13 +279,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     target = folder / job.name
     started = time.process_time()
     trainer = build_trainer(job, world, target)
-    error = None
-    try:
-        trainer.train()
-    except RuntimeError as failure:
-        if all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()):
-            raise
-        error = str(failure).splitlines()[0]
+    error = train(trainer)
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     target.mkdir(parents=True, exist_ok=True)
     (target / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
