@@ -1,7 +1,7 @@
 """Does routing replay keep a mixture of experts close to the engine that sampled, and stable?
 
     python -m benchmarks.routing --prepare    # worlds and warm-started policies: minutes
-    python -m benchmarks.routing              # every run that is not there yet, about a minute each on one core
+    python -m benchmarks.routing              # every run that is not there yet, 10 to 60 s each on one core
     python -m benchmarks.routing --report     # only writes benchmarks/results/routing.md again
 
 The policy is a Mixtral of 8 experts, 2 to a token. The engine that samples has its weights, but differs: its

@@ -20,7 +20,7 @@ class BestOfTurns:
     """Sample several candidates for each turn, let a copy of the environment answer each, and go on from the best.
 
     The score of a path is the sum over its turns. Of equal paths, the first is taken; one whose environment is down
-    comes last. Raises ValueError if a number is out of range.
+    comes last. Raises ValueError if a number is out of range, and TypeError if `score` is no function.
 
     Args:
         candidates: How many turns to sample after each path.
@@ -36,6 +36,8 @@ class BestOfTurns:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not callable(self.score):
+            raise TypeError(f"`score` is {self.score!r}, but must be a function of a row, a turn and its reply")
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,8 @@ def agent_metrics(model: nn.Module, loss: Tensor, batch: MicroBatch, with_gradie
     With its gradient: the norm of that part of the loss's gradient which goes through its log-probabilities.
     """
     metrics: dict[str, Any] = {}
-    parameters = [each for each in model.parameters() if each.requires_grad]
     if with_gradient := with_gradient and loss.requires_grad:
+        parameters = [each for each in model.parameters() if each.requires_grad]
         (slopes,) = torch.autograd.grad(loss, batch.logps, retain_graph=True, materialize_grads=True)
     for name, agents in _each_of_several(batch.inputs.get(AGENT_IDS), names_of(batch.inputs)):
         own = agents & batch.loss_mask

@@ -127,10 +127,7 @@ def plan_of(
         width: The least length of unfolded rows.
     """
     if layouts[0] == "rows":
-        wanted = pad(scored[:, 1:] & mask[:, 1:].bool() & mask[:, :-1].bool(), (1, 0), value=False)
-        targets = wanted.flatten().nonzero().squeeze(1)
-        sources = torch.arange(ids.numel(), device=ids.device).where(mask.flatten().bool(), -1)
-        return _plan(ids, ids, targets - 1, targets, attention_mask=mask, sources=sources)
+        return _plan_of_rows(ids, mask, scored)
     places = mask.flatten().nonzero().squeeze(1)
     texts = torch.arange(len(ids), device=ids.device).unsqueeze(1).expand_as(ids)
     if contexts is not None:
@@ -168,6 +165,13 @@ def plan_of(
     bounds = torch.tensor([0, *tree.lengths], device=ids.device).cumsum(0).int()
     packed = {"position_ids": within[first][None], "segments": Segments(tuple(tree.lengths), tree.before, bounds)}
     return _plan(ids, tokens[first][None], at[chosen - 1], places[chosen], **packed)
+
+
+def _plan_of_rows(ids: Tensor, mask: Tensor, scored: Tensor) -> Plan:
+    wanted = pad(scored[:, 1:] & mask[:, 1:].bool() & mask[:, :-1].bool(), (1, 0), value=False)
+    targets = wanted.flatten().nonzero().squeeze(1)
+    sources = torch.arange(ids.numel(), device=ids.device).where(mask.flatten().bool(), -1)
+    return _plan(ids, ids, targets - 1, targets, attention_mask=mask, sources=sources)
 
 
 def _plan(ids: Tensor, input_ids: Tensor, predictors: Tensor, targets: Tensor, **others: Any) -> Plan:

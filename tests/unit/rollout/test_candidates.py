@@ -351,6 +351,8 @@ def test_what_cannot_be_copied_or_compared_is_refused_in_one_error() -> None:
             play(BestOfTurns(2, lambda *_, score=score: score))
     with pytest.raises(TypeError, match="candidates is 4, but must be `BestOfTurns`, `BestOfTrajectories` or None"):
         AgentRollout(EnvironmentResponder(Remembers), candidates=4)
+    with pytest.raises(TypeError, match="`score` is 'best', but must be a function"):
+        BestOfTurns(4, "best")
     for wrong in (BestOfTurns, BestOfTrajectories, lambda width, score: BestOfTurns(2, score, width=width)):
         with pytest.raises(ValueError, match="is 0, but must be a whole number, at least 1"):
             wrong(0, low)
