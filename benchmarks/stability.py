@@ -34,7 +34,8 @@ os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**33))
 from tqdm.auto import tqdm
 
 from benchmarks.common import RESULTS, read_rows
-from benchmarks.stability_plan import ALL_REGIMES, CHOOSING_SEEDS, JUDGING_SEEDS, METHODS, REGIMES
+from benchmarks.equal_plan import EVERY_METHOD, EVERY_REGIME
+from benchmarks.stability_plan import CHOOSING_SEEDS, JUDGING_SEEDS, METHODS, REGIMES
 from benchmarks.stability_report import Record, Run, choose, write_report
 from benchmarks.stability_run import Job, prepare, run, settings_of
 from sorl_trl.command_line import Parser, at_least, run_command
@@ -73,13 +74,13 @@ def key(record: Record) -> Job:
 def load() -> dict[Job, Record]:
     """Every run there is, but those with settings or of methods that there are no more."""
     records = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/record.json"))]
-    known = [each for each in records if each["regime"] in ALL_REGIMES and each["method"] in METHODS]
+    known = [each for each in records if each["regime"] in EVERY_REGIME and each["method"] in EVERY_METHOD]
     return {key(record): record for record in known if record["settings"] == settings_of(key(record))}
 
 
 def of_stability() -> list[Record]:
     """Those of the regimes of this report."""
-    return [record for job, record in load().items() if job.regime in REGIMES]
+    return [record for job, record in load().items() if job.regime in REGIMES and job.method in METHODS]
 
 
 def silence() -> None:
@@ -100,7 +101,7 @@ def run_all(jobs: Iterable[Job], workers: int, title: str) -> None:
     """Every run that is not there yet."""
     done = load()
     todo = [job for job in dict.fromkeys(jobs) if job not in done]
-    worlds = {(ALL_REGIMES[job.regime].world, job.seed): None for job in todo}
+    worlds = {(EVERY_REGIME[job.regime].world, job.seed): None for job in todo}
     RUNS.mkdir(parents=True, exist_ok=True)
     in_parallel(prepare, [(world, seed, RUNS) for world, seed in worlds], workers, "Worlds and policies")
     in_parallel(run, [(job, RUNS) for job in todo], workers, title)

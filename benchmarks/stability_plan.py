@@ -40,6 +40,7 @@ class BenchmarkMethod:
         gain: whether each turn is also rewarded for its information gain.
         passes: how a rollout is used, whatever the regime says: "one" update of all its trajectories, or a pass for
             each of the "turns" that a trajectory can have; empty: as the regime says.
+        follows: the method whose learning rate, update for update, is its own, of the same regime and seed.
     """
 
     title: str
@@ -51,6 +52,7 @@ class BenchmarkMethod:
     reward: str = ""
     gain: bool = False
     passes: str = ""
+    follows: str = ""
 
     @property
     def family(self) -> str:
@@ -295,6 +297,8 @@ class Regime:
     """How many rollouts late each is trained on."""
     methods: tuple[str, ...] = tuple(METHODS)
     """The methods that are run in it, by name."""
+    against_sampler: bool = False
+    """Whether ratios compare with the engine's log-probabilities of its samples, not with the trainer's."""
 
     @property
     def updates(self) -> int:

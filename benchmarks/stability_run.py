@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from examples.information_gain import InformationGain
@@ -19,7 +19,8 @@ from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.common import QUIET
-from benchmarks.stability_plan import ALL_REGIMES, GROUP, METHODS, PPO_SETTINGS, BenchmarkMethod, Regime
+from benchmarks.equal_plan import EVERY_METHOD, EVERY_REGIME
+from benchmarks.stability_plan import GROUP, PPO_SETTINGS, BenchmarkMethod, Regime
 from benchmarks.stability_report import LAST
 from benchmarks.worlds.questions import POLICY, BenchmarkWorld, Score
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
@@ -28,6 +29,7 @@ from sorl_trl.files import write_whole
 from sorl_trl.ops import importance_ratio, is_outside, kl_to_old, turn_ids_from_mask
 from sorl_trl.qa import REWARDS
 
+Callback = TypeVar("Callback", bound=TrainerCallback)
 HARNESS = 3
 """Of this code: runs of another one sampled other answers in their evaluations."""
 EVERY = 5
@@ -54,7 +56,7 @@ class Job:
 
 def regime_of(job: Job) -> Regime:
     """Its regime, as its method is trained in it."""
-    regime, passes = ALL_REGIMES[job.regime], METHODS[job.method].passes
+    regime, passes = EVERY_REGIME[job.regime], EVERY_METHOD[job.method].passes
     if passes == "one":
         return replace(regime, minibatch=regime.trajectories, epochs=1)
     return replace(regime, epochs=regime.world.most_turns) if passes == "turns" else regime
@@ -62,10 +64,11 @@ def regime_of(job: Job) -> Regime:
 
 def settings_of(job: Job) -> str:
     """All that decides a run besides the code: a record made with other settings is of another run."""
-    regime, method = regime_of(job), METHODS[job.method]
+    regime, method = regime_of(job), EVERY_METHOD[job.method]
     parts = (regime.updates, regime.trajectories, regime.minibatch, regime.rollouts, regime.staleness)
     described = (parts, regime.world.name, regime.world.settings, method.trainer, method.method)
-    return repr((*described, sorted(own_settings(method).items()), method.reward, method.gain))
+    more = (method.reward, method.gain, method.follows, regime.against_sampler)
+    return repr((*described, sorted(own_settings(method).items()), *more))
 
 
 def own_settings(method: BenchmarkMethod) -> dict[str, Any]:
@@ -106,15 +109,6 @@ class MeasuredGRPOTrainer(GRPOTrainer):
         }
 
 
-TRAINERS: dict[str, tuple[Any, Any]] = {
-    "trl": (MeasuredGRPOTrainer, GRPOConfig),
-    "so_grpo": (SOGRPOTrainer, SOGRPOConfig),
-    "so_ppo": (SOPPOTrainer, SOPPOConfig),
-    "seeupo": (SeeUPOTrainer, SeeUPOConfig),
-    "group_refill": (GroupRefillTrainer, GroupRefillConfig),
-}
-
-
 def prepare(world: BenchmarkWorld, seed: int, folder: Path) -> Path:
     """The data and the policy of a seed, made once."""
     torch.set_num_threads(1)
@@ -145,6 +139,32 @@ class Examiner(TrainerCallback):
             scores = {"sampled_em": self._score(model, SAMPLED), "greedy_em": self._score(model, GREEDY)}
         model.train(was_training)
         self.evaluations.append({"rollout": rollout, **scores})
+
+
+class Rates(TrainerCallback):
+    """Writes down the policy's learning rate of every update, having set it to what `followed` says, if anything."""
+
+    def __init__(self, followed: Sequence[float] = ()) -> None:
+        self._followed = followed
+        self.taken: list[float] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        if self._followed:
+            for group in optimizer.param_groups:
+                group["lr"] = self._followed[state.global_step]
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        self.taken.append(optimizer.param_groups[0]["lr"])
+
+
+class AgainstSampler(SOGRPOTrainer):
+    """Compares the policy with what the engine says of its samples, as asynchronous trainers do."""
+
+    def _apply_method(self, rollout: Any) -> Any:
+        batch = rollout.batch
+        sampled, own = batch["sampling_per_token_logps"], batch["old_per_token_logps"]
+        batch["old_per_token_logps"] = torch.where(sampled.isnan(), own, sampled)
+        return super()._apply_method(rollout)
 
 
 class LateRollouts:
@@ -181,12 +201,26 @@ class LateRollouts:
         return trainer._buffered_inputs[trainer._step % trainer.args.steps_per_generation]
 
 
+TRAINERS: dict[str, tuple[Any, Any]] = {
+    "trl": (MeasuredGRPOTrainer, GRPOConfig),
+    "so_grpo": (SOGRPOTrainer, SOGRPOConfig),
+    "so_ppo": (SOPPOTrainer, SOPPOConfig),
+    "seeupo": (SeeUPOTrainer, SeeUPOConfig),
+    "group_refill": (GroupRefillTrainer, GroupRefillConfig),
+    "against_sampler": (AgainstSampler, SOGRPOConfig),
+}
+
+
 def build_trainer(job: Job, folder: Path, output: Path) -> Any:
     """The trainer of a job, ready to train in the world that `prepare` made in `folder`."""
-    regime, method = regime_of(job), METHODS[job.method]
+    regime, method = regime_of(job), EVERY_METHOD[job.method]
     details = {} if method.trainer == "trl" else {"log_turn_details": True}
     own = {"output_dir": str(output), "seed": job.seed, "learning_rate": job.learning_rate, **details}
+    if regime.against_sampler:
+        method = replace(method, trainer="against_sampler")
     trainer = trainer_of(regime, method, folder, own)
+    followed = replace(job, method=method.follows).name
+    trainer.add_callback(Rates(read_record(output.parent / followed)["rates"] if method.follows else ()))
     if regime.staleness:
         LateRollouts(trainer, regime.staleness)
     return trainer
@@ -219,9 +253,17 @@ def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mappi
     )
 
 
+def read_record(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "record.json").read_text()))
+
+
+def callback_of(trainer: Any, kind: type[Callback]) -> Callback:
+    return next(each for each in trainer.callback_handler.callbacks if isinstance(each, kind))
+
+
 def evaluations_of(trainer: Any) -> list[dict[str, float]]:
     """What its examiner has found."""
-    return next(each.evaluations for each in trainer.callback_handler.callbacks if isinstance(each, Examiner))
+    return callback_of(trainer, Examiner).evaluations
 
 
 def rewards_of(method: BenchmarkMethod) -> dict[str, Any]:
@@ -292,6 +334,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         "seconds": round(time.process_time() - started, 1),
         "evaluations": evaluations_of(trainer),
         "rollouts": summarize_rollouts(log, regime.updates),
+        "rates": callback_of(trainer, Rates).taken,
         "error": error,
     }
     write_whole(target / "record.json", json.dumps(record).encode())

@@ -1,0 +1,79 @@
+"""What decides which part of SO-GRPO helps: arms that differ in one thing, on learning rates that are equal.
+
+All arms run in this package's trainer, whose losses of GRPO and GSPO are TRL's. A *yoked* arm has no target KL: its
+learning rate is, update for update, the one that the target KL of `so_grpo` gave in the same world with the same seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.stability_plan import (
+    ALL_REGIMES,
+    METHODS,
+    NO_PIECES,
+    REGIMES,
+    SEQUENCE,
+    SYMMETRIC,
+    TARGET,
+    UNSET,
+    BenchmarkMethod,
+    Regime,
+)
+from benchmarks.worlds.mixture import WORLDS
+
+YOKE = "so_grpo"
+"""Whose learning rates the yoked arms follow."""
+_DEFAULT = METHODS[YOKE]
+_GSPO = replace(METHODS["plain"], title="GSPO", description="sequence ratios", settings=UNSET | SYMMETRIC | SEQUENCE)
+_CONSTANT = {
+    "plain": replace(METHODS["plain"], title="GRPO", description="token ratios"),
+    "gspo_plain": replace(_GSPO, method=NO_PIECES),
+    "so_grpo_constant": replace(_DEFAULT, title="SO-GRPO, `target_kl=0`", settings={"target_kl": 0.0}),
+}
+ARMS: dict[str, BenchmarkMethod] = {
+    **_CONSTANT,
+    "grpo_target": replace(METHODS["grpo_target"], title="GRPO + target KL"),
+    "gspo_target": replace(_CONSTANT["gspo_plain"], title="GSPO + target KL", settings=_GSPO.settings | TARGET),
+    "so_grpo": replace(_DEFAULT, title="SO-GRPO"),
+    "so_grpo_no_penalty": replace(_DEFAULT, title="SO-GRPO without penalty", method=NO_PIECES),
+    "sequence": replace(METHODS["sequence"], title="`sequence`"),
+    "yoked_grpo": replace(_CONSTANT["plain"], title="GRPO, yoked", follows=YOKE),
+    "yoked_gspo": replace(_CONSTANT["gspo_plain"], title="GSPO, yoked", follows=YOKE),
+    "yoked_so_grpo": replace(_CONSTANT["so_grpo_constant"], title="SO-GRPO, yoked", follows=YOKE),
+}
+"""Constant learning rates, those that follow the KL, and those that follow the default's."""
+CHECK = "yoked_so_grpo"
+"""Repeats the default's run, number for number, unless yoking goes wrong: one seed shows it."""
+HEADLINE = ("reuse", "long", "hot", "stale", "hunt-reuse")
+LONG_TURNS = ("turns-of-40-in-3-hops", "turns-of-80-in-3-hops")
+NOISY = {
+    "noise": "Router noise",
+    "bfloat16": "bfloat16 sampler",
+}
+NOISE_REGIMES = {
+    f"sampler-{kind}": Regime(
+        title,
+        "16 updates per rollout, whose ratios compare with the engine's log-probabilities",
+        1e-3,
+        world=WORLDS[kind],
+        epochs=4,
+        rollouts=12,
+        methods=(),
+        against_sampler=True,
+    )
+    for kind, title in NOISY.items()
+}
+COLUMNS = {name: ALL_REGIMES[name] for name in (*HEADLINE, *LONG_TURNS)} | NOISE_REGIMES
+EVERY_REGIME = ALL_REGIMES | NOISE_REGIMES
+EVERY_METHOD = METHODS | ARMS
+FRESH_SEEDS = (301, 302, 303, 304, 305)
+"""Had no part in any choice."""
+SEEDS = {name: FRESH_SEEDS for name in COLUMNS} | {name: (*FRESH_SEEDS, 306, 307, 308) for name in LONG_TURNS}
+"""Of long turns more, because four of them share the policy that they start from."""
+
+SEARCHED = ("plain", "gspo_plain", "so_grpo_constant", "so_grpo")
+SEARCH_SEEDS = (101, 102, 103)
+GRID = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+FIRST_RATES = (3e-5, 1e-4, 3e-4, 1e-3)
+"""A factor of 30. Where an end of what has run is best, the next rate of the grid follows, up or down."""
