@@ -12,7 +12,6 @@ from benchmarks.stability_plan import (
     ALL_REGIMES,
     METHODS,
     NO_PIECES,
-    REGIMES,
     SEQUENCE,
     SYMMETRIC,
     TARGET,
@@ -69,11 +68,21 @@ EVERY_REGIME = ALL_REGIMES | NOISE_REGIMES
 EVERY_METHOD = METHODS | ARMS
 FRESH_SEEDS = (301, 302, 303, 304, 305)
 """Had no part in any choice."""
-SEEDS = {name: FRESH_SEEDS for name in COLUMNS} | {name: (*FRESH_SEEDS, 306, 307, 308) for name in LONG_TURNS}
-"""Of long turns more, because four of them share the policy that they start from."""
+IN_LONG_TURNS = ("plain", "so_grpo_constant", "grpo_target", "so_grpo", "sequence", "yoked_grpo", "yoked_gspo", CHECK)
+"""The arms that are run in long turns, where a run takes several times as long."""
+
+
+def seeds_of(column: str) -> tuple[int, ...]:
+    """Of long turns one more, because four of them start from one policy."""
+    return (*FRESH_SEEDS, 306) if column in LONG_TURNS else FRESH_SEEDS
+
+
+def arms_of(column: str) -> tuple[str, ...]:
+    return IN_LONG_TURNS if column in LONG_TURNS else tuple(ARMS)
+
 
 SEARCHED = ("plain", "gspo_plain", "so_grpo_constant", "so_grpo")
 SEARCH_SEEDS = (101, 102, 103)
 GRID = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-FIRST_RATES = (3e-5, 1e-4, 3e-4, 1e-3)
-"""A factor of 30. Where an end of what has run is best, the next rate of the grid follows, up or down."""
+FIRST_RATES = GRID[1:6]
+"""Where an end of what has run is best, the next rate of the grid follows, up or down."""

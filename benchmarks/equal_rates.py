@@ -1,8 +1,12 @@
-"""Which part of SO-GRPO helps where learning rates are equal?
+"""Which part of SO-GRPO helps, once learning rates are equal?
 
-    python -m benchmarks.equal_rates              # every run that is not there yet: hours
-    python -m benchmarks.equal_rates --columns reuse stale
-    python -m benchmarks.equal_rates --report     # only writes the report again
+    python -m benchmarks.equal_rates                            # every run that is not there yet: hours
+    python -m benchmarks.equal_rates --columns reuse stale      # of some columns
+    python -m benchmarks.equal_rates --search                   # searches learning rates, and judges the best ones
+    python -m benchmarks.equal_rates --report                   # only writes the report again
+
+Runs the arms of `equal_plan.py` as `benchmarks.stability` runs its methods, into the same folder. Writes
+`benchmarks/results/equal_rates.json` and `.md`.
 """
 
 from __future__ import annotations
@@ -10,79 +14,260 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks.equal_plan import ARMS, COLUMNS, CHECK, FIRST_RATES, FRESH_SEEDS, GRID, HEADLINE, SEARCH_SEEDS, SEARCHED, SEEDS
+from benchmarks.common import RESULTS, Row, read_rows, table, write_rows
+from benchmarks.equal_plan import (
+    ARMS,
+    CHECK,
+    COLUMNS,
+    FIRST_RATES,
+    FRESH_SEEDS,
+    GRID,
+    HEADLINE,
+    SEARCH_SEEDS,
+    SEARCHED,
+    YOKE,
+    arms_of,
+    seeds_of,
+)
 from benchmarks.stability import load, run_all
-from benchmarks.stability_report import Run
+from benchmarks.stability_report import Record, Run, chosen_rate, rounded, summarize
 from benchmarks.stability_run import Job
 from sorl_trl.command_line import Parser, at_least, run_command
 
+# -------------------------------------------------------------------------------------------------------------------
+# Runs
+# -------------------------------------------------------------------------------------------------------------------
 
-def equal_jobs(columns: Sequence[str], seed: int, follow: bool) -> Iterator[Job]:
+
+def equal_jobs(columns: Sequence[str], seed: int, yoked: bool) -> Iterator[Job]:
     """Of all arms at the learning rate of the column: those that follow another run, or the others."""
-    for column in (name for name in columns if seed in SEEDS[name]):
-        for arm, method in ARMS.items():
-            if bool(method.follows) == follow and (arm != CHECK or seed == FRESH_SEEDS[0]):
+    for column in (name for name in columns if seed in seeds_of(name)):
+        for arm in arms_of(column):
+            if bool(ARMS[arm].follows) == yoked and (arm != CHECK or seed == FRESH_SEEDS[0]):
                 yield Job(column, arm, COLUMNS[column].learning_rate, seed)
 
 
-def finals(column: str, arm: str) -> dict[float, float]:
-    """Learning rate to the mean final EM over the choosing seeds that have all run."""
-    found: dict[float, list[float]] = {}
-    for job, record in load().items():
-        if (job.regime, job.method) == (column, arm) and job.seed in SEARCH_SEEDS:
-            found.setdefault(job.learning_rate, []).append(Run(record).final("sampled_em"))
-    return {rate: statistics.fmean(each) for rate, each in sorted(found.items()) if len(each) == len(SEARCH_SEEDS)}
-
-
-def search_jobs(columns: Sequence[str]) -> Iterator[Job]:
-    """The first rates of each searched arm, and then the next one beyond an end that is the best."""
+def search_jobs(columns: Sequence[str], runs: Sequence[Run]) -> Iterator[Job]:
+    """The first rates of each searched arm, and the next one beyond an end that is the best so far."""
     for column in columns:
         for arm in SEARCHED:
-            done = finals(column, arm)
-            rates = {*FIRST_RATES}
-            if rates <= {*done}:
-                best = max(done, key=lambda rate: (round(done[rate], 9), -rate))
-                at = GRID.index(best)
-                rates |= {GRID[i] for i in (at - 1, at + 1) if 0 <= i < len(GRID)}
+            rates = searched_rates(runs, column, arm)
+            best = chosen_rate(runs, column, arm, rates, SEARCH_SEEDS)
+            at = GRID.index(best) if best in (rates[0], rates[-1]) else None
+            beyond = () if at is None else [GRID[i] for i in (at - 1, at + 1) if 0 <= i < len(GRID)]
             for seed in SEARCH_SEEDS:
-                yield from (Job(column, arm, rate, seed) for rate in sorted(rates))
+                yield from (Job(column, arm, rate, seed) for rate in {*rates, *beyond})
 
 
-def chosen(column: str, arm: str) -> float | None:
-    """The best rate on the choosing seeds."""
-    done = finals(column, arm)
-    return max(done, key=lambda rate: (round(done[rate], 9), -rate)) if done else None
+def searched_rates(runs: Sequence[Run], column: str, arm: str) -> list[float]:
+    """The rates that an arm has been tried with, and those that it is to be tried with first."""
+    tried = {run.cell[2] for run in runs if run.cell[:2] == (column, arm) and run.seed in SEARCH_SEEDS}
+    return sorted({*FIRST_RATES, *tried})
 
 
-def own_jobs(columns: Sequence[str]) -> Iterator[Job]:
-    """The searched arms at their chosen rates."""
+def choices(columns: Sequence[str], runs: Sequence[Run]) -> dict[tuple[str, str], float]:
+    """(column, arm) to its best rate on the choosing seeds, of those whose search is over."""
+    found = {}
     for column in columns:
         for arm in SEARCHED:
-            rate = chosen(column, arm)
-            if rate is not None:
-                yield from (Job(column, arm, rate, seed) for seed in SEEDS[column])
+            best = chosen_rate(runs, column, arm, searched_rates(runs, column, arm), SEARCH_SEEDS)
+            if best is not None:
+                found[column, arm] = best
+    return found
+
+
+def make_runs(columns: Sequence[str], search: bool, workers: int) -> None:
+    """Every run that is not there yet."""
+    if not search:
+        for seed in sorted({seed for name in columns for seed in seeds_of(name)}):
+            for yoked in (False, True):  # what is followed first
+                run_all(equal_jobs(columns, seed, yoked), workers, f"Seed {seed}{', yoked' * yoked}")
+        return
+    columns = [name for name in columns if name in HEADLINE]
+    for _ in GRID:
+        run_all(search_jobs(columns, runs_there_are()), workers, "Searching learning rates")
+    own = choices(columns, runs_there_are())
+    jobs = [Job(*cell, rate, seed) for cell, rate in own.items() for seed in seeds_of(cell[0])]
+    run_all(jobs, workers, "At the chosen learning rates")
+
+
+def runs_there_are() -> list[Run]:
+    return sorted(map(Run, load().values()), key=lambda run: run.seed)
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Report
+# -------------------------------------------------------------------------------------------------------------------
+HEADER = """# Which part of SO-GRPO helps, once learning rates are equal?
+
+Written by `python -m benchmarks.equal_rates`, which made all runs of a column on one machine. All arms run in this
+package's trainer. They start from the same policy and see the same questions, seed by seed; seeds {judging} judge and
+had no part in any choice. **A yoked arm has no target KL**: its learning rate is, update for update, the one that the
+target KL gave SO-GRPO in the same world with the same seed. [What we expected](equal_rates_predictions.md) was written
+before the first run.
+
+A cell is the final sampled exact match on an unseen world (the mean of the last five evaluations), how many runs
+collapsed, and the learning rate: its mean over all updates, and over those on the last rollout. Differences are paired by
+seed: mean ± standard error. {check}"""
+CHECKED = "SO-GRPO yoked to itself repeats its own run exactly in {same} of {all} columns, as it must."
+SEARCH = """## Learning rates, searched alike
+
+Final sampled exact match, the mean over seeds {seeds}. Where an end of what had run was best, the next rate of the grid
+followed. **Bold** is the best, which the seeds that judge ran with. The last column is what the worst rate of 1e-4 to 3e-3
+loses against the best of all."""
+OWN = """## At the rate of its own
+
+On the seeds that judge, with the rate that the search chose. Differences are SO-GRPO at the rate of the *column*, which
+nobody searched for, less the arm at its own."""
+DIFFERENCES = "SO-GRPO less the arm: what the default gains over it, if positive."
+EVERY = "## Every seed"
+
+
+def make_rows(runs: Sequence[Run], earlier: Sequence[Row]) -> list[Row]:
+    """A row per column, arm, learning rate and kind of seeds; those of cells that have not run again stay."""
+    made = {_key(row): row for row in earlier}
+    cells: dict[tuple[str, str, float, bool], list[Run]] = {}
+    for run in runs:
+        if run.cell[0] in COLUMNS and run.cell[1] in ARMS and run.seed in (*SEARCH_SEEDS, *seeds_of(run.cell[0])):
+            cells.setdefault((*run.cell, run.seed in SEARCH_SEEDS), []).append(run)
+    for (column, arm, rate, is_search), of in cells.items():
+        row = {"regime": column, "method": arm, "learning_rate": rate, "search": is_search, **summarize(of)}
+        if {*made.get(_key(row), row)["seeds"]} <= {*row["seeds"]}:
+            made[_key(row)] = row
+    order = [*COLUMNS], [*ARMS]
+    return sorted(
+        made.values(),
+        key=lambda row: (row["search"], *(each.index(row[name]) for each, name in zip(order, KEY, strict=False))),
+    )
+
+
+KEY = ("regime", "method", "learning_rate", "search")
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def at_common(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
+    """(column, arm) to the row at the learning rate of the column."""
+    return {
+        (row["regime"], row["method"]): row
+        for row in rows
+        if not row["search"] and row["learning_rate"] == rounded(COLUMNS[row["regime"]].learning_rate)
+    }
+
+
+def differences(first: Row | None, second: Row | None) -> list[float]:
+    """Final EM of the first less the second's, of each seed that both have."""
+    if first is None or second is None:
+        return []
+    one, other = (dict(zip(row["seeds"], row["sampled_em_by_seed"], strict=True)) for row in (first, second))
+    return [one[seed] - other[seed] for seed in one if seed in other]
+
+
+def with_error(values: Sequence[float]) -> str:
+    """Mean ± standard error."""
+    if len(values) < 2:
+        return "–"
+    return f"{statistics.fmean(values):+.3f} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}"
+
+
+def cell(row: Row | None) -> str:
+    if row is None:
+        return "–"
+    fallen = f", {row['collapses']} of {len(row['seeds'])}" if row["collapses"] else ""
+    return f"{row['sampled_em']:.3f}{fallen} ({row['rate_mean']:.1e} → {row['rate_final']:.1e})"
+
+
+def equal_tables(columns: Sequence[str], rows: Mapping[tuple[str, str], Row]) -> Iterator[str]:
+    """Where arms end, and how far from SO-GRPO."""
+    columns = [name for name in columns if any(place[0] == name for place in rows)]
+    titles = [f"{COLUMNS[name].title}, {COLUMNS[name].learning_rate:g}" for name in columns]
+    arms = [arm for arm in ARMS if any((name, arm) in rows for name in columns)]
+    ends = [[ARMS[arm].title, *(cell(rows.get((name, arm))) for name in columns)] for arm in arms if arm != CHECK]
+    yield table(["arm", *titles], ends, 1)
+    lines = []
+    for arm in arms:
+        found = [differences(rows.get((name, YOKE)), rows.get((name, arm))) for name in columns]
+        if arm not in (YOKE, CHECK):
+            lines.append([ARMS[arm].title, *map(with_error, found), with_error(sum(found, []))])
+    pairs = sum(len(rows[name, YOKE]["seeds"]) for name in columns if (name, YOKE) in rows)
+    yield DIFFERENCES
+    yield table(["arm", *titles, f"all {pairs} pairs"], lines, 1)
+
+
+def search_tables(rows: Sequence[Row]) -> Iterator[str]:
+    """What each rate ended at on the choosing seeds, and the best of them on those that judge."""
+    found = {_key(row)[:3]: row for row in rows if row["search"] and len(row["seeds"]) == len(SEARCH_SEEDS)}
+    judged = {_key(row)[:3]: row for row in rows if not row["search"]}
+    common = at_common(rows)
+    lines, own = [], []
+    for column in HEADLINE:
+        for arm in SEARCHED:
+            ends = {rate: found[column, arm, rate]["sampled_em"] for rate in GRID if (column, arm, rate) in found}
+            if not ends:
+                continue
+            best = max(ends, key=lambda rate: (round(ends[rate], 9), -rate))
+            wide = [ends[rate] for rate in ends if 1e-4 <= rate <= 3e-3]
+            cells = [
+                f"**{ends[rate]:.3f}**" if rate == best else f"{ends[rate]:.3f}" if rate in ends else "–"
+                for rate in GRID
+            ]
+            lines.append([COLUMNS[column].title, ARMS[arm].title, *cells, f"{ends[best] - min(wide):.3f}"])
+            row = judged.get((column, arm, best))
+            pair = differences(common.get((column, YOKE)), row)
+            own.append([COLUMNS[column].title, ARMS[arm].title, cell(row), with_error(pair)])
+    if lines:
+        yield SEARCH.format(seeds=", ".join(map(str, SEARCH_SEEDS)))
+        yield table(["", "arm", *(f"{rate:g}" for rate in GRID), "loses"], lines, 2)
+        yield OWN
+        yield table(["", "arm", "at its own rate", "SO-GRPO less that"], own, 2)
+
+
+def report(rows: Sequence[Row]) -> str:
+    """`equal_rates.md`."""
+    common = at_common(rows)
+    checks = [differences(common.get((name, YOKE)), common.get((name, CHECK))) for name in COLUMNS]
+    checks = [each for each in checks if each]
+    check = CHECKED.format(same=sum(not any(each) for each in checks), all=len(checks))
+    blocks = [HEADER.format(judging=f"{FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]}", check=check)]
+    blocks += ["## Five ways to drive training hard", *equal_tables(HEADLINE, common)]
+    others = [name for name in COLUMNS if name not in HEADLINE]
+    blocks += ["## Long turns, and noise between sampler and trainer", *equal_tables(others, common)]
+    blocks += search_tables(rows)
+    lines = [
+        [
+            *(COLUMNS[row["regime"]].title, ARMS[row["method"]].title, f"{row['learning_rate']:g}"),
+            *(f"{row['rate_mean']:.2e}", f"{row['rate_final']:.2e}", f"{row['clip_fraction'] or 0:.3f}"),
+            f"{row['kl_max']:.2g}" if row["kl_max"] is not None else "–",
+            " ".join(f"{seed}: {em:.3f}" for seed, em in zip(row["seeds"], row["sampled_em_by_seed"], strict=True)),
+        ]
+        for row in rows
+    ]
+    names = ["", "arm", "rate", "its mean", "its last", "tokens outside", "KL max", "final EM of each seed"]
+    blocks += [EVERY, table(names, lines, 2)]
+    return "\n\n".join(block.strip() for block in blocks) + "\n"
+
+
+def write_report(records: Sequence[Record]) -> None:
+    rows = make_rows(sorted(map(Run, records), key=lambda run: run.seed), read_rows(RESULTS / "equal_rates.json"))
+    write_rows(rows, RESULTS / "equal_rates.json")
+    (RESULTS / "equal_rates.md").write_text(report(rows))
 
 
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--search", action="store_true", help="search learning rates, and judge the best ones")
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
-    parser.add_argument("--search", action="store_true", help="search learning rates and judge the best, nothing else")
     parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
     arguments = parser.parse_args(words)
-    columns, workers = arguments.columns, arguments.workers
     if not arguments.report:
-        if not arguments.search:
-            for seed in sorted({seed for name in columns for seed in SEEDS[name]}):
-                for follow in (False, True):  # what is followed first
-                    run_all(equal_jobs(columns, seed, follow), workers, f"Seed {seed}{', yoked' * follow}")
-        else:
-            searched = [column for column in columns if column in HEADLINE]
-            for _ in GRID:
-                run_all(search_jobs(searched), workers, "Searching learning rates")
-            run_all(own_jobs(searched), workers, "At the chosen learning rates")
+        make_runs(arguments.columns, arguments.search, arguments.workers)
+    write_report([*load().values()])
+    print(f"The report is in {RESULTS / 'equal_rates.md'}.")
 
 
 if __name__ == "__main__":

@@ -59,6 +59,13 @@ class Run:
         last = max(entry["rollout"] for entry in evaluations)
         return statistics.fmean(entry[score] for entry in evaluations if entry["rollout"] > max(0, last - LAST))
 
+    @property
+    def rates(self) -> tuple[float, float]:
+        """The mean learning rate of its updates, and the mean of those on its last rollout."""
+        taken = self.record["rates"]
+        last = -(-len(taken) // len(self.record["rollouts"]))
+        return statistics.fmean(taken), statistics.fmean(taken[-last:])
+
     @cached_property
     def collapsed(self) -> bool:
         """Died, or the final sampled EM is below the start's or below half of the best evaluation's."""
@@ -143,6 +150,8 @@ def summarize(runs: Sequence[Run]) -> Row:
         "greedy_em_interval": bootstrap_interval(greedy),
         "greedy_em_by_seed": greedy,
         "best_sampled_em": statistics.fmean(run.best for run in runs),
+        "rate_mean": statistics.fmean(run.rates[0] for run in runs),
+        "rate_final": statistics.fmean(run.rates[1] for run in runs),
         "clip_fraction": over("clip_fraction/token", statistics.fmean, statistics.fmean),
         "kl_median": over("kl_to_old median", statistics.median, statistics.median),
         "kl_max": over("kl_to_old max", max, max),
