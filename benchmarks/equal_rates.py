@@ -15,6 +15,7 @@ import os
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from benchmarks.common import RESULTS, Row, read_rows, table, write_rows
 from benchmarks.equal_plan import (
@@ -109,18 +110,18 @@ target KL gave SO-GRPO in the same world with the same seed. [What we expected](
 before the first run.
 
 A cell is the final sampled exact match on an unseen world (the mean of the last five evaluations), how many runs
-collapsed, and the learning rate: its mean over all updates, and over those on the last rollout. Differences are paired by
-seed: mean ± standard error. {check}"""
+collapsed, and the learning rate: its mean over all updates, and over those on the last rollout. Differences are
+paired by seed: mean ± standard error. {check}"""
 CHECKED = "SO-GRPO yoked to itself repeats its own run exactly in {same} of {all} columns, as it must."
 SEARCH = """## Learning rates, searched alike
 
-Final sampled exact match, the mean over seeds {seeds}. Where an end of what had run was best, the next rate of the grid
-followed. **Bold** is the best, which the seeds that judge ran with. The last column is what the worst rate of 1e-4 to 3e-3
-loses against the best of all."""
+Final sampled exact match, the mean over seeds {seeds}. Where an end of what had run was best, the next rate of the
+grid followed. **Bold** is the best, which the seeds that judge ran with. The last column is what the worst rate of
+1e-4 to 3e-3 loses against the best of all."""
 OWN = """## At the rate of its own
 
-On the seeds that judge, with the rate that the search chose. Differences are SO-GRPO at the rate of the *column*, which
-nobody searched for, less the arm at its own."""
+On the seeds that judge, with the rate that the search chose. Differences are SO-GRPO at the rate of the *column*,
+which nobody searched for, less the arm at its own."""
 DIFFERENCES = "SO-GRPO less the arm: what the default gains over it, if positive."
 EVERY = "## Every seed"
 
@@ -192,7 +193,7 @@ def equal_tables(columns: Sequence[str], rows: Mapping[tuple[str, str], Row]) ->
     for arm in arms:
         found = [differences(rows.get((name, YOKE)), rows.get((name, arm))) for name in columns]
         if arm not in (YOKE, CHECK):
-            lines.append([ARMS[arm].title, *map(with_error, found), with_error(sum(found, []))])
+            lines.append([ARMS[arm].title, *map(with_error, found), with_error([*chain(*found)])])
     pairs = sum(len(rows[name, YOKE]["seeds"]) for name in columns if (name, YOKE) in rows)
     yield DIFFERENCES
     yield table(["arm", *titles, f"all {pairs} pairs"], lines, 1)
