@@ -220,23 +220,42 @@ def collapses() -> Picture:
     return 44 + 30 * len(COLLAPSES), drawn
 
 
-REGIMES = {"reuse": "32 updates", "stale": "late", "hot": "high rate", "long": "more searches", "hunt-reuse": "hunts"}
+ARMS = {
+    "plain": ("GRPO", GREY),
+    "gspo_plain": ("GSPO", ORANGE),
+    "so_grpo_constant": ("SO-GRPO, target_kl=0", GREEN),
+    "so_grpo": ("SO-GRPO", BLUE),
+}
 
 
-def holds() -> Picture:
-    """The mean of the final sampled exact match."""
-    bars = {"grpo": ("GRPO", "#8c959f"), "so_grpo": ("SO-GRPO", BLUE), "sequence": ("sequence", ORANGE)}
-    drawn = axis(40, 40 + 66 * len(REGIMES))
-    for i, (name, fill) in enumerate(bars.values()):
-        drawn += [rect(168 + 100 * i, 12, 16, 14, fill), text(190 + 100 * i, 24, name, 14)]
-    for i, (regime, title) in enumerate(REGIMES.items()):
-        rows, top = rows_of(regime), 48 + 66 * i
-        drawn.append(text(16, top + 30, title, 14))
-        for j, (method, (_, fill)) in enumerate(bars.items()):
-            value = rows[method]["sampled_em"]
-            drawn.append(rect(168, top + 17 * j, scale(value) - 168, 15, fill))
-            drawn.append(text(scale(value) + 4, top + 17 * j + 12, f"{value:.2f}".removeprefix("0"), 13))
-    return 72 + 66 * len(REGIMES), drawn
+def rates() -> Picture:
+    """Over the learning rates that every arm was tried with, the mean final exact match of all columns."""
+    rows = json.loads((ROOT / "benchmarks/results/equal_rates.json").read_text())
+    found = {(row["method"], row["learning_rate"], row["regime"]): row["sampled_em"] for row in rows if row["search"]}
+    columns = {column for _, _, column in found}
+    tried = sorted({rate for _, rate, _ in found})
+    common = [rate for rate in tried if all((arm, rate, column) in found for arm in ARMS for column in columns)]
+
+    def at(rate: float) -> float:
+        return 56 + 390 * common.index(rate) / (len(common) - 1)
+
+    def height(share: float) -> float:
+        return 250 - 230 * share
+
+    drawn = [text(16, 20, "Final exact match, mean of five ways to drive training hard", 13, GREY)]
+    for share in (0.0, 0.25, 0.5, 0.75):
+        drawn += [f'<path d="M56 {height(share):g}H446" stroke="{PALE}"/>']
+        drawn.append(text(48, height(share) + 5, f"{share:g}", 13, GREY, "end"))
+    drawn += [text(at(rate), 270, f"{rate:g}", 13, GREY, "middle") for rate in common]
+    drawn.append(text(251, 290, "learning rate", 13, GREY, "middle"))
+    for i, (arm, (name, colour)) in enumerate(ARMS.items()):
+        ends = [sum(found[arm, rate, column] for column in columns) / len(columns) for rate in common]
+        points = [(at(rate), height(end)) for rate, end in zip(common, ends, strict=True)]
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        drawn.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+        drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in points]
+        drawn += [rect(64, 166 + 20 * i, 14, 12, colour), text(84, 177 + 20 * i, name, 13)]
+    return 304, drawn
 
 
 def engines() -> Picture:
@@ -253,7 +272,7 @@ def engines() -> Picture:
 
 PICTURES: dict[str, Callable[[], Picture]] = {
     made.__name__: made
-    for made in (trajectory, bfcl, rollout, critics, machines, vllm, resume, collapses, holds, engines)
+    for made in (trajectory, bfcl, rollout, critics, machines, vllm, resume, collapses, rates, engines)
 }
 
 

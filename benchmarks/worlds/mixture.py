@@ -1,4 +1,4 @@
-"""The questions of `benchmarks.stability` for a mixture of experts whose engine computes otherwise than the trainer."""
+"""The questions of `benchmarks.stability` for a mixture of experts whose engine computes unlike the trainer."""
 
 from __future__ import annotations
 
