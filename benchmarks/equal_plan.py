@@ -82,7 +82,6 @@ def arms_of(column: str) -> tuple[str, ...]:
 
 
 SEARCHED = ("plain", "gspo_plain", "so_grpo_constant", "so_grpo")
-SEARCH_SEEDS = (101, 102, 103)
 GRID = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 FIRST_RATES = GRID[1:6]
 """Where an end of what has run is best, the next rate of the grid follows, up or down."""

@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 
 from benchmarks.common import RESULTS, Row, read_rows, table, write_rows
 from benchmarks.equal_plan import (
@@ -26,14 +26,14 @@ from benchmarks.equal_plan import (
     FRESH_SEEDS,
     GRID,
     HEADLINE,
-    SEARCH_SEEDS,
     SEARCHED,
     YOKE,
     arms_of,
     seeds_of,
 )
 from benchmarks.stability import load, run_all
-from benchmarks.stability_report import Record, Run, chosen_rate, rounded, summarize
+from benchmarks.stability_plan import CHOOSING_SEEDS
+from benchmarks.stability_report import Record, Run, rounded, summarize
 from benchmarks.stability_run import Job
 from sorl_trl.command_line import Parser, at_least, run_command
 
@@ -52,31 +52,28 @@ def equal_jobs(columns: Sequence[str], seed: int, yoked: bool) -> Iterator[Job]:
 
 def search_jobs(columns: Sequence[str], runs: Sequence[Run]) -> Iterator[Job]:
     """The first rates of each searched arm, and the next one beyond an end that is the best so far."""
-    for column in columns:
-        for arm in SEARCHED:
-            rates = searched_rates(runs, column, arm)
-            best = chosen_rate(runs, column, arm, rates, SEARCH_SEEDS)
-            at = GRID.index(best) if best in (rates[0], rates[-1]) else None
-            beyond = () if at is None else [GRID[i] for i in (at - 1, at + 1) if 0 <= i < len(GRID)]
-            for seed in SEARCH_SEEDS:
-                yield from (Job(column, arm, rate, seed) for rate in {*rates, *beyond})
+    for column, arm in product(columns, SEARCHED):
+        ends = searched(runs, column, arm)
+        beyond = []
+        if {*FIRST_RATES} <= {*ends}:
+            at = GRID.index(best_rate(ends))
+            beyond = [GRID[i] for i in (at - 1, at + 1) if 0 <= i < len(GRID)]
+        for seed in CHOOSING_SEEDS:
+            yield from (Job(column, arm, rate, seed) for rate in {*FIRST_RATES, *beyond})
 
 
-def searched_rates(runs: Sequence[Run], column: str, arm: str) -> list[float]:
-    """The rates that an arm has been tried with, and those that it is to be tried with first."""
-    tried = {run.cell[2] for run in runs if run.cell[:2] == (column, arm) and run.seed in SEARCH_SEEDS}
-    return sorted({*FIRST_RATES, *tried})
+def best_rate(ends: Mapping[float, float]) -> float:
+    """The learning rate with the highest final EM, of equals the lowest."""
+    return max(ends, key=lambda rate: (round(ends[rate], 9), -rate))  # means that differ in their last bits are equal
 
 
-def choices(columns: Sequence[str], runs: Sequence[Run]) -> dict[tuple[str, str], float]:
-    """(column, arm) to its best rate on the choosing seeds, of those whose search is over."""
-    found = {}
-    for column in columns:
-        for arm in SEARCHED:
-            best = chosen_rate(runs, column, arm, searched_rates(runs, column, arm), SEARCH_SEEDS)
-            if best is not None:
-                found[column, arm] = best
-    return found
+def searched(runs: Sequence[Run], column: str, arm: str) -> dict[float, float]:
+    """Learning rate to the mean final EM of the choosing seeds, of those that all of them have run with."""
+    ends: dict[float, list[float]] = {}
+    for run in runs:
+        if run.cell[:2] == (column, arm) and run.seed in CHOOSING_SEEDS:
+            ends.setdefault(run.cell[2], []).append(run.final("sampled_em"))
+    return {rate: statistics.fmean(each) for rate, each in ends.items() if len(each) == len(CHOOSING_SEEDS)}
 
 
 def make_runs(columns: Sequence[str], search: bool, workers: int) -> None:
@@ -89,8 +86,9 @@ def make_runs(columns: Sequence[str], search: bool, workers: int) -> None:
     columns = [name for name in columns if name in HEADLINE]
     for _ in GRID:
         run_all(search_jobs(columns, runs_there_are()), workers, "Searching learning rates")
-    own = choices(columns, runs_there_are())
-    jobs = [Job(*cell, rate, seed) for cell, rate in own.items() for seed in seeds_of(cell[0])]
+    runs = runs_there_are()
+    own = {cell: searched(runs, *cell) for cell in product(columns, SEARCHED)}
+    jobs = [Job(*cell, best_rate(ends), seed) for cell, ends in own.items() for seed in seeds_of(cell[0]) if ends]
     run_all(jobs, workers, "At the chosen learning rates")
 
 
@@ -131,8 +129,8 @@ def make_rows(runs: Sequence[Run], earlier: Sequence[Row]) -> list[Row]:
     made = {_key(row): row for row in earlier}
     cells: dict[tuple[str, str, float, bool], list[Run]] = {}
     for run in runs:
-        if run.cell[0] in COLUMNS and run.cell[1] in ARMS and run.seed in (*SEARCH_SEEDS, *seeds_of(run.cell[0])):
-            cells.setdefault((*run.cell, run.seed in SEARCH_SEEDS), []).append(run)
+        if run.cell[0] in COLUMNS and run.cell[1] in ARMS and run.seed in (*CHOOSING_SEEDS, *seeds_of(run.cell[0])):
+            cells.setdefault((*run.cell, run.seed in CHOOSING_SEEDS), []).append(run)
     for (column, arm, rate, is_search), of in cells.items():
         row = {"regime": column, "method": arm, "learning_rate": rate, "search": is_search, **summarize(of)}
         if {*made.get(_key(row), row)["seeds"]} <= {*row["seeds"]}:
@@ -201,7 +199,7 @@ def equal_tables(columns: Sequence[str], rows: Mapping[tuple[str, str], Row]) ->
 
 def search_tables(rows: Sequence[Row]) -> Iterator[str]:
     """What each rate ended at on the choosing seeds, and the best of them on those that judge."""
-    found = {_key(row)[:3]: row for row in rows if row["search"] and len(row["seeds"]) == len(SEARCH_SEEDS)}
+    found = {_key(row)[:3]: row for row in rows if row["search"] and len(row["seeds"]) == len(CHOOSING_SEEDS)}
     judged = {_key(row)[:3]: row for row in rows if not row["search"]}
     common = at_common(rows)
     lines, own = [], []
@@ -210,7 +208,7 @@ def search_tables(rows: Sequence[Row]) -> Iterator[str]:
             ends = {rate: found[column, arm, rate]["sampled_em"] for rate in GRID if (column, arm, rate) in found}
             if not ends:
                 continue
-            best = max(ends, key=lambda rate: (round(ends[rate], 9), -rate))
+            best = best_rate(ends)
             wide = [ends[rate] for rate in ends if 1e-4 <= rate <= 3e-3]
             cells = [
                 f"**{ends[rate]:.3f}**" if rate == best else f"{ends[rate]:.3f}" if rate in ends else "–"
@@ -221,7 +219,7 @@ def search_tables(rows: Sequence[Row]) -> Iterator[str]:
             pair = differences(common.get((column, YOKE)), row)
             own.append([COLUMNS[column].title, ARMS[arm].title, cell(row), with_error(pair)])
     if lines:
-        yield SEARCH.format(seeds=", ".join(map(str, SEARCH_SEEDS)))
+        yield SEARCH.format(seeds=", ".join(map(str, CHOOSING_SEEDS)))
         yield table(["", "arm", *(f"{rate:g}" for rate in GRID), "loses"], lines, 2)
         yield OWN
         yield table(["", "arm", "at its own rate", "SO-GRPO less that"], own, 2)

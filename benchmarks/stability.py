@@ -8,9 +8,8 @@ Runs every method of `stability_plan.py` in every regime through the real traine
 are kept in `runs/stability/`, each with its metrics of every update (`log.jsonl`), and those that are there are not
 repeated.
 
-Order: the judging seeds at the common learning rate, the choosing seeds on the grid of learning rates, then the
-judging seeds at each method's own best. Writes `benchmarks/results/stability.json` and `.md`, in which the rows of new
-runs replace those of earlier ones.
+All methods of a regime have its learning rate; `benchmarks.equal_rates` searches for others, and makes them equal.
+Writes `benchmarks/results/stability.json` and `.md`, in which the rows of new runs replace those of earlier ones.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +33,8 @@ from tqdm.auto import tqdm
 
 from benchmarks.common import RESULTS, read_rows
 from benchmarks.equal_plan import EVERY_METHOD, EVERY_REGIME
-from benchmarks.stability_plan import CHOOSING_SEEDS, JUDGING_SEEDS, METHODS, REGIMES
-from benchmarks.stability_report import Record, Run, choose, write_report
+from benchmarks.stability_plan import JUDGING_SEEDS, METHODS, REGIMES
+from benchmarks.stability_report import Record, write_report
 from benchmarks.stability_run import Job, prepare, run, settings_of
 from sorl_trl.command_line import Parser, at_least, run_command
 
@@ -44,27 +42,11 @@ RUNS = Path(__file__).parents[1] / "runs/stability"
 
 
 def judging_jobs(regimes: Sequence[str], methods: Sequence[str]) -> Iterator[Job]:
-    """The runs at the common learning rate, of the methods that a regime has."""
+    """The methods that a regime has, at its learning rate."""
     for seed in JUDGING_SEEDS:
         for regime in regimes:
             for method in filter(REGIMES[regime].methods.__contains__, methods):
                 yield Job(regime, method, REGIMES[regime].learning_rate, seed)
-
-
-def choosing_jobs(regimes: Sequence[str], methods: Sequence[str]) -> Iterator[Job]:
-    """The runs that choose each method's own learning rate."""
-    for seed, regime in product(CHOOSING_SEEDS, regimes):
-        for method in (each for each in methods if METHODS[each].tuned and each in REGIMES[regime].methods):
-            yield from (Job(regime, method, rate, seed) for rate in REGIMES[regime].learning_rates)
-
-
-def tuned_jobs(regimes: Sequence[str], methods: Sequence[str], records: Iterable[Record]) -> Iterator[Job]:
-    """The judging seeds at each method's own best learning rate."""
-    best = choose([*map(Run, records)], [])
-    for seed in JUDGING_SEEDS:
-        for (regime, method), rate in best.items():
-            if regime in regimes and method in methods:
-                yield Job(regime, method, rate, seed)
 
 
 def key(record: Record) -> Job:
@@ -116,9 +98,7 @@ def main(words: Sequence[str]) -> None:
     arguments = parser.parse_args(words)
     regimes, methods = arguments.regimes, arguments.methods
     if not arguments.report:
-        run_all(judging_jobs(regimes, methods), arguments.workers, "At the common learning rate")
-        run_all(choosing_jobs(regimes, methods), arguments.workers, "Choosing learning rates")
-        run_all(tuned_jobs(regimes, methods, of_stability()), arguments.workers, "At each method's own")
+        run_all(judging_jobs(regimes, methods), arguments.workers, "Methods")
     write_report(of_stability(), read_rows(RESULTS / "stability.json"))
     print(f"The report is in {RESULTS / 'stability.md'}.")
 

@@ -164,28 +164,14 @@ def summarize(runs: Sequence[Run]) -> Row:
     }
 
 
-def chosen_rate(
-    runs: Iterable[Run], regime: str, method: str, rates: Sequence[float], seeds: Sequence[int]
-) -> float | None:
-    """The learning rate with the highest mean final sampled EM over the choosing seeds, of equals the lowest.
-
-    `None` while choosing runs are missing.
-    """
-    finals = {(*run.cell, run.seed): run.final("sampled_em") for run in runs}
-    plan = {rate: [(regime, method, rate, seed) for seed in seeds] for rate in sorted(map(rounded, rates))}
-    if not plan or any(place not in finals for places in plan.values() for place in places):
-        return None
-    # Nine digits: means that differ in their last bits are equal.
-    means = {rate: round(statistics.fmean(finals[place] for place in places), 9) for rate, places in plan.items()}
-    return max(means, key=lambda rate: (means[rate], -rate))
-
-
-KEY = ("regime", "method", "learning_rate", "tuned")
-"""What makes a row."""
 HEADER = """# Does it hold? Many short runs under stress
 
 Written by `python -m benchmarks.stability`. Rows whose runs are not in `runs/stability/` are those of earlier runs.
 `stability.json` has every row with its seeds, intervals, KL, gradient norms, ratios and differences to GRPO or PPO.
+
+**All methods of a column are given its learning rate, but methods with a target KL lower it**, to a third down to a
+fourteenth in the mean. So this table does not tell a method from its learning rate:
+[another one](equal_rates.md) makes rates equal, and searches for them. "At" is the mean rate, where it was recorded.
 
 **Final EM** of a run is the mean sampled exact match over the evaluations after its last five rollouts, on a world
 that nobody trained on. Cells are means over seeds with 95 % percentile bootstrap intervals ({resamples:,} resamples;
@@ -197,73 +183,38 @@ run. The start was evaluated once, on 200 questions (standard error about .03).
 
 **¹ and ²** mark rows of the first two versions of this benchmark, whose evaluations draw other random numbers: they
 compare with each other, not with rows of the third. With {methods} methods, one comparison in twenty has an interval
-without 0 by chance.
+without 0 by chance. Runs of many updates at a high rate end elsewhere on another processor, seed by seed.
 
-**Made before the code changed**, and not again since: Turn-PPO, ST-PPO and "SO-PPO, narrow, token GAE", when a turn's
-ratio still averaged the advantages of its tokens; GiGPO, "sequence, GiGPO's turns" and "sequence, γ = .95", when turns
-were compared with one mean per group, whatever their index. All rows with a critic: its head read hidden states as
-they are, at the learning rate of the value model, and one norm clipped both gradients.
-
-**Seeds** {choosing} chose all settings and learning rates, and enter no result. Seeds {judging} chose no setting of a
-method; but that `sequence` is what held best was seen with their runs in view, so that for this they are no test."""
-TUNED = """## At each method's own learning rate
-
-Chosen on the choosing seeds of the rates in brackets; * where it is the common one, so that both tables show the same
-runs."""
-
-
-def choose(runs: Sequence[Run], rows: Iterable[Row]) -> dict[tuple[str, str], float]:
-    """(regime, method) to its own learning rate, as its choosing runs say, or else as a row of earlier runs does."""
-    chosen = {(row["regime"], row["method"]): row["learning_rate"] for row in rows if row["tuned"]}
-    for name, regime in REGIMES.items():
-        for method in (each for each in regime.methods if METHODS[each].tuned):
-            rate = chosen_rate(runs, name, method, regime.learning_rates, CHOOSING_SEEDS)
-            if rate is not None:
-                chosen[name, method] = rate
-    return chosen
+**Seeds** {choosing} chose all settings, and enter no result. Seeds {judging} chose no setting of a method; but that
+`sequence` is what held best was seen with their runs in view, so that for this they are no test."""
 
 
 def make_rows(records: Iterable[Record], earlier: Sequence[Row]) -> list[Row]:
     """The rows of `records` and, where they lack one of its seeds, the `earlier` one; each with its differences."""
-    runs = sorted(map(Run, records), key=lambda run: run.seed)
-    judging: dict[tuple[str, str, float], list[Run]] = {}
-    for run in runs:
-        if run.seed in JUDGING_SEEDS:
-            judging.setdefault(run.cell, []).append(run)
-    rates = [(regime, method, rounded(REGIMES[regime].learning_rate)) for regime, method, _ in judging]
-    cells = dict.fromkeys([(cell, False) for cell in rates])
-    cells |= dict.fromkeys([((*where, rate), True) for where, rate in choose(runs, earlier).items()])
     made = {_key(row): row for row in earlier}
-    for cell, tuned in cells:
-        if cell in judging:
-            row = {**dict(zip(KEY, (*cell, tuned), strict=True)), **summarize(judging[cell])}
-            if {*made.get(_key(row), row)["seeds"]} <= {*row["seeds"]}:  # else the earlier one says more
-                made[_key(row)] = row
-    return [_with_differences(row, made) for row in sorted(made.values(), key=_place)]
+    cells: dict[tuple[str, str, float], list[Run]] = {}
+    for run in sorted(map(Run, records), key=lambda run: run.seed):
+        if run.seed in JUDGING_SEEDS and run.cell[2] == rounded(REGIMES[run.cell[0]].learning_rate):
+            cells.setdefault(run.cell, []).append(run)
+    for (regime, method, rate), of in cells.items():
+        row = {"regime": regime, "method": method, "learning_rate": rate, **summarize(of)}
+        if {*made.get(_key(row), row)["seeds"]} <= {*row["seeds"]}:  # else the earlier one says more
+            made[_key(row)] = row
+    return [_with_difference(row, made) for row in sorted(made.values(), key=_place)]
 
 
-def _key(row: Row) -> tuple[Any, ...]:
-    """A method has one row of its own learning rate, whatever that is."""
-    rate = "own" if row["tuned"] else row["learning_rate"]
-    return row["regime"], row["method"], rate
+def _key(row: Row) -> tuple[str, str]:
+    return row["regime"], row["method"]
 
 
-def _place(row: Row) -> tuple[Any, ...]:
-    return [*REGIMES].index(row["regime"]), row["tuned"], [*METHODS].index(row["method"])
+def _place(row: Row) -> tuple[int, int]:
+    return [*REGIMES].index(row["regime"]), [*METHODS].index(row["method"])
 
 
-def _with_differences(row: Row, rows: Mapping[tuple[Any, ...], Row]) -> Row:
-    regime, baseline = row["regime"], METHODS[row["method"]].family
-    common = rounded(REGIMES[regime].learning_rate)
-    own = rows.get((regime, baseline, "own"))
-    beside = own if row["tuned"] else rows.get((regime, baseline, common))
-    return {
-        **row,
-        "same_runs_as_common": row["tuned"] and row["learning_rate"] == common,
-        "baseline": baseline,
-        "difference": None if row["method"] == baseline else paired(row, beside),
-        "difference_to_tuned_baseline": paired(row, own),
-    }
+def _with_difference(row: Row, rows: Mapping[tuple[str, str], Row]) -> Row:
+    baseline = METHODS[row["method"]].family
+    difference = None if row["method"] == baseline else paired(row, rows.get((row["regime"], baseline)))
+    return {**row, "baseline": baseline, "difference": difference}
 
 
 def cell(row: Row) -> str:
@@ -271,16 +222,14 @@ def cell(row: Row) -> str:
     interval = " [{:.2f}, {:.2f}]".format(*row["sampled_em_interval"]) if row["sampled_em_interval"] else ""
     marks = "".join("¹²"[harness - 1] for harness in row["harnesses"] if harness < 3)
     collapses = f", {row['collapses']} of {len(row['seeds'])}" if row["collapses"] else ""
-    return f"{row['sampled_em']:.2f}{interval}{marks}{collapses}"
+    rate = row.get("rate_mean") or row["learning_rate"]
+    lowered = f" at {rate:.1e}" if rate < 0.999 * row["learning_rate"] else ""
+    return f"{row['sampled_em']:.2f}{interval}{marks}{collapses}{lowered}"
 
 
-def tuned_cell(row: Row) -> str:
-    return f"{cell(row)} ({row['learning_rate']:g}{'*' if row['same_runs_as_common'] else ''})"
-
-
-def regime_table(rows: Sequence[Row], as_text: Callable[[Row], str]) -> str:
+def regime_table(rows: Sequence[Row]) -> str:
     """Methods by regimes."""
-    found = {(row["method"], row["regime"]): as_text(row) for row in rows}
+    found = {(row["method"], row["regime"]): cell(row) for row in rows}
     regimes = [name for name in REGIMES if any(regime == name for _, regime in found)]
     lines = [
         [METHODS[method].title, *(found.get((method, regime), "–") for regime in regimes)]
@@ -293,16 +242,13 @@ def regime_table(rows: Sequence[Row], as_text: Callable[[Row], str]) -> str:
 def report(rows: Sequence[Row]) -> str:
     """`stability.md`."""
     seeds = {
-        "choosing": " and ".join(map(str, CHOOSING_SEEDS)),
+        "choosing": ", ".join(map(str, CHOOSING_SEEDS)),
         "judging": f"{JUDGING_SEEDS[0]} to {JUDGING_SEEDS[-1]}",
     }
     blocks = [HEADER.format(resamples=RESAMPLES, methods=len({row["method"] for row in rows}), **seeds)]
-    blocks += ["## At the common learning rate"]
-    common, own = ([row for row in rows if row["tuned"] == tuned] for tuned in (False, True))
     for title in dict.fromkeys(REGIMES[row["regime"]].world.title for row in rows):
-        of_world = [row for row in common if REGIMES[row["regime"]].world.title == title]
-        blocks += [f"### {title}", regime_table(of_world, cell)]
-    blocks += [TUNED, regime_table(own, tuned_cell)] if own else []
+        of_world = [row for row in rows if REGIMES[row["regime"]].world.title == title]
+        blocks += [f"## {title}", regime_table(of_world)]
     blocks += ["## Regimes", "\n".join(f"- **{each.title}**: {_regime_text(each)}" for each in REGIMES.values())]
     blocks += ["## Methods", "\n".join(f"- **{each.title}**: {each.description}." for each in METHODS.values())]
     return "\n\n".join(block.strip() for block in blocks) + "\n"

@@ -182,9 +182,9 @@ def resume() -> Picture:
 
 
 def rows_of(regime: str) -> dict[str, dict[str, Any]]:
-    """The rows of stability.json at the common learning rate, by method."""
+    """The rows of stability.json, by method."""
     rows = json.loads((ROOT / "benchmarks/results/stability.json").read_text())
-    return {row["method"]: row for row in rows if row["regime"] == regime and not row["tuned"]}
+    return {row["method"]: row for row in rows if row["regime"] == regime}
 
 
 def scale(value: float) -> float:
