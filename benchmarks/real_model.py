@@ -52,7 +52,8 @@ UPDATES, ROLLOUTS = 16, 5
 SETTINGS: dict[str, Any] = {
     **{"num_generations": 8, "per_device_train_batch_size": 8, "steps_per_generation": 8, "num_iterations": 2},
     **{"max_steps": ROLLOUTS * UPDATES, "train_questions": str(RUNS / TRAIN_FILE), "dtype": "float32"},
-    **{"log_turn_details": True, "kv_cache_gib": 0.5, "collapse_guard": "off", "save_strategy": "no"},
+    **{"log_turn_details": True, "disable_tqdm": True, "collapse_guard": "off", "save_strategy": "no"},
+    **{"kv_cache_gib": 1},
 }
 """Beside the recipe: 64 trajectories a rollout, with 16 updates of eight each, in two passes."""
 YOKE, YOKED = "so_grpo", "yoked_grpo"
