@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -25,6 +26,8 @@ Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
 SORL = (sys.executable, "-c", "import sys; from sorl_trl.cli.main import main; sys.exit(main())")
 """The command `sorl`, of this tree."""
+ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
+"""Environment of a process on a CPU that keeps the memory of a language model's logits, instead of mapping it anew."""
 QUIET: Row = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
 """Fields of a trainer's config: float32 on the CPU, and nothing is reported or saved."""
 
@@ -45,6 +48,18 @@ def alone(environment: Mapping[str, str], function: Callable[..., Any], *argumen
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def sorl(folder: Path, *words: Any) -> float:
+    """Run a command of `sorl`, whose output goes into the folder's log; the CPU-seconds that it took."""
+    before = os.times()
+    added = {} if torch.cuda.is_available() else {**ALLOCATION, "DS_ACCELERATOR": "cpu"}
+    with (folder / "log.txt").open("a") as log:
+        done = subprocess.run([*SORL, *map(str, words)], stdout=log, stderr=log, env={**os.environ, **added})
+    if done.returncode:
+        raise RuntimeError(f"sorl {words[0]} failed with code {done.returncode}: see {folder / 'log.txt'}")
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 def ready(trainer: Any) -> Any:

@@ -1,16 +1,17 @@
-"""Methods on a pretrained language model: which of them hold, and which collapse.
+"""Do turn ratios help a pretrained language model, where learning rates are equal?
 
-SmolLM2-135M-Instruct learns to search a second time (`recipes/smollm2_search.yaml`), with nine methods in three
-regimes, and with two of them while rollouts are sampled ahead. The plan, written before the first judging seed ran, is
-in docs/results.md.
+SmolLM2-135M-Instruct learns to search a second time (`recipes/smollm2_search.yaml`), with many updates of each rollout
+and five arms, which share warm start, questions and, seed by seed, the first rollout. One of them is *yoked*: GRPO at
+the learning rates that the target KL gave to SO-GRPO with the same seed, update for update.
 
     python -m examples.quickstart.model smollm2-135m models/smollm2-135m
-    python -m benchmarks.real_model
+    python -m benchmarks.real_model --prepare  # world, warm start and questions, which other machines can take over
+    python -m benchmarks.real_model            # every run that is not there yet
+    python -m benchmarks.real_model --report   # only writes the report again
 
-Each run is `sorl train` and `sorl evaluate` in processes of their own, and adds a row to `results/real_model.json`. A
-run that is there is not made again, and one that was interrupted goes on from its checkpoint. Several of these
-commands may work side by side: each takes runs that nobody works on. Where there is a GPU, it does the work, in
-float32 as on a CPU, and rows say so.
+Each run adds a row to `results/real_model.json`. A run that is there is not made again, and one that was interrupted
+starts anew. Several of these commands may work side by side: each takes runs that nobody works on. Where there is a
+GPU, it does the work, in float32 as on a CPU, and rows say so.
 """
 
 from __future__ import annotations
@@ -19,341 +20,310 @@ import hashlib
 import json
 import os
 import shutil
-import statistics
-import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean, stdev, variance
 from typing import Any
 
 import torch
 import yaml
 from examples.quickstart.demo import PRETRAINED, prepare
+from examples.quickstart.world import TRAIN_FILE
+from safetensors.torch import load_file, save_file
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from benchmarks.common import RESULTS, SORL, Row, alone, claim, locked, read_rows, table, write_rows
+from benchmarks.common import ALLOCATION, RESULTS, Row, alone, claim, locked, read_rows, sorl, table, write_rows
+from benchmarks.stability_run import Rates
+from sorl_trl.cli.arguments import parse_arguments
+from sorl_trl.cli.build import build_trainer
 from sorl_trl.command_line import RECIPES, Parser, run_command
+from sorl_trl.records import RECIPE_FILE
 from sorl_trl.records.evaluated import read_evaluated
-
-TITLES = {
-    "gentle": "Gentle: 10 rollouts of 64, 8 updates each",
-    "many_updates": "Many updates: 5 rollouts of 64, 24 updates each",
-    "high_rate": "The same at three times the rate",
-    "late": "Late: 10 rollouts of 64, 8 updates each, sampled up to four rollouts ahead",
-    "ahead_0": "20 rollouts of 32, 4 updates each",
-    "ahead_2": "The same, sampled up to two rollouts ahead",
-    "ahead_8": "The same, sampled up to eight rollouts ahead",
-}
-HEADER = """# A pretrained language model learns to search
-
-`python -m benchmarks.real_model`: SmolLM2-135M-Instruct, {parameters:,} parameters, and exact match on 200 questions
-that nobody trained on: sampled before training, and sampled and greedy after it. Rows say by a digest from which warm
-start they began, for where it is made anew it need not be the same. A cell of several seeds has their mean and each in
-brackets. The columns of hops tell sampled answers apart by the searches that a question needs, with how many it got.
-Runs on a GPU are in float32 too. Groups agree where all eight rewards are the same, so that nothing is learnt from
-them. The learning rate is the mean factor by which the target KL multiplied it. A run has collapsed if it ends below
-its start, or below half of its best three rollouts in a row. The clip fraction is its mean over updates, KL and
-gradient are the largest of any run. The runs of `ppo` and `so_ppo` are older than the scaling of the critic's head and
-than its own bound on the gradient."""
-CHOOSING_HEADER = """## Learning rates
-
-On seed 1 with many updates, the final sampled exact match of each rate; the best one is what judges a method."""
-COLUMNS = (
-    *("runs", "rate", "before", "sampled", "one hop", "searches", "two hops", "searches", "greedy"),
-    *("collapsed", "groups that agree", "learning rate", "clipped", "KL", "gradient", "CPU-minutes a run"),
-)
-
-
-def report(rows: Sequence[Row]) -> str:
-    blocks = [HEADER.format(parameters=rows[0]["policy_parameters"])]
-    for regime, title in TITLES.items():
-        methods = _by_method([row for row in rows if row["regime"] == regime and row["judging"]])
-        if methods:
-            blocks += [f"## {title}", table(["", *COLUMNS], [_cells(name, of) for name, of in methods.items()])]
-    tried = _by_method([row for row in rows if not row["judging"]])
-    if tried:
-        rates = sorted({row["learning_rate"] for of in tried.values() for row in of})
-        lines = []
-        for name, of in tried.items():
-            ends = {row["learning_rate"]: f"{row['final_em']:.3f}{_fallen([row])}" for row in of}
-            lines.append([f"`{name}`", *(ends.get(rate, "–") for rate in rates)])
-        blocks += [CHOOSING_HEADER, table(["", *(f"{rate:g}" for rate in rates)], lines)]
-    return "\n\n".join(block.strip() for block in blocks) + "\n"
-
-
-def _by_method(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    return {name: [row for row in rows if row["method"] == name] for name in dict.fromkeys(r["method"] for r in rows)}
-
-
-def _fallen(rows: Sequence[Row]) -> str:
-    return ", collapsed" if any(row["collapsed"] for row in rows) else ""
-
-
-def _several(each: Sequence[float]) -> str:
-    """The mean, and each in brackets."""
-    if not each:
-        return "–"
-    return f"{statistics.fmean(each):.3f}" + (f" ({', '.join(f'{one:.2f}' for one in each)})" if each[1:] else "")
-
-
-def _cells(method: str, rows: Sequence[Row]) -> list[str]:
-    def ends(name: str) -> str:
-        return _several([row[name] for row in rows])
-
-    def of_hops(hops: str, name: str) -> str:
-        return _several([row["by_hops"][hops][name] for row in rows if "by_hops" in row])
-
-    def largest(name: str) -> float:
-        return max(row[name] for row in rows)
-
-    # Of a run that was ended by hand it is not known.
-    known = [row["cpu_seconds"] for row in rows if row["cpu_seconds"] and row["device"] == "cpu"]
-    devices = Counter(row["device"] for row in rows)
-    return [
-        f"`{method}`",
-        ", ".join(f"{number} on {'a CPU' if device == 'cpu' else device}" for device, number in devices.items()),
-        f"{rows[0]['learning_rate']:g}",
-        f"{statistics.fmean(row['start_em'] for row in rows):.3f}",
-        ends("final_em"),
-        *(of_hops(hops, name) for hops in ("1", "2") for name in ("exact_match", "searches")),
-        ends("final_greedy_em"),
-        f"{sum(row['collapsed'] for row in rows)} of {len(rows)}",
-        *(_several([row[name] for row in rows if name in row]) for name in ("agreeing_groups", "lr_factor")),
-        f"{statistics.fmean(row['clip_fraction'] for row in rows):.1%}",
-        f"{largest('kl_max'):.2f}",
-        f"{largest('grad_norm_max'):.0f}",
-        f"{statistics.fmean(known) / 60:.0f}" if known else "–",
-    ]
-
 
 ROWS = RESULTS / "real_model.json"
 RUNS = Path("runs/real_model")
-CHOOSING, JUDGING = 1, (11, 12, 13)
+UPDATES, ROLLOUTS = 16, 5
+SETTINGS: dict[str, Any] = {
+    **{"num_generations": 8, "per_device_train_batch_size": 8, "steps_per_generation": 8, "num_iterations": 2},
+    **{"max_steps": ROLLOUTS * UPDATES, "train_questions": str(RUNS / TRAIN_FILE), "dtype": "float32"},
+    **{"log_turn_details": True, "disable_tqdm": True, "collapse_guard": "off", "save_strategy": "no"},
+    **{"kv_cache_gib": 1},
+}
+"""Beside the recipe: 64 trajectories a rollout, with 16 updates of eight each, in two passes."""
+YOKE, YOKED = "so_grpo", "yoked_grpo"
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    YOKE: ("SO-GRPO", {}),
+    "grpo": ("GRPO", {"method": "grpo"}),
+    "gspo": ("GSPO", {"method": "gspo"}),
+    "so_grpo_constant": ("SO-GRPO, `target_kl=0`", {"target_kl": 0}),
+    YOKED: ("GRPO, yoked", {"method": "grpo"}),
+}
+SEARCHED = tuple(arm for arm in ARMS if arm != YOKED)
+UNCHOSEN = "so_grpo_all_questions"
+"""SO-GRPO where nobody has chosen the questions."""
+CHOOSING, JUDGING = (101, 102, 103), tuple(range(301, 313))
 """Seeds of training: of the order of questions and of sampling. World and warm start are the same in all runs."""
-RATES = (5e-6, 1.5e-5, 5e-5)
-CHOOSING_REGIME = "many_updates"
-REGIMES: dict[str, dict[str, Any]] = {
-    "gentle": {"num_iterations": 1, "max_steps": 80},
-    "many_updates": {"num_iterations": 3, "max_steps": 120},
-    "late": {"num_iterations": 1, "async_staleness": 4, "max_steps": 80, "kv_cache_gib": 0.25},
-}
-"""Rollouts of 64 trajectories: 10 with 8 updates each, 5 with 24 each, and 10 with 8 each, sampled up to four rollouts
-ahead."""
-AHEAD: dict[str, dict[str, Any]] = {
-    f"ahead_{ahead}": {
-        **{"num_iterations": 1, "steps_per_generation": 4, "max_steps": 80},
-        **{"async_staleness": ahead, "kv_cache_gib": 0.25},
-    }
-    for ahead in (0, 2, 8)
-}
-"""20 rollouts of 32 trajectories with 4 updates each. Up to nine are sampled at a time."""
-METHODS: dict[str, dict[str, Any]] = {
-    "grpo": {"method": "grpo"},
-    "gspo": {"method": "gspo"},
-    "grpo_target_kl": {"method": "grpo", "target_kl": 0.005},
-    "so_grpo": {},
-    "sequence": {"method": "sequence"},
-    "so_grpo_note": {"method": "so_grpo_note"},
-    "so_grpo_bias_norm": {"method": "st_grpo"},
-    "ppo": {"trainer": "so_ppo", "method": "ppo"},
-    "so_ppo": {"trainer": "so_ppo"},
-}
-TRIED: dict[str, dict[str, Any]] = {"so_grpo_kl_02": {"target_kl": 0.02}, "so_grpo_range_001": {"epsilon": 0.001}}
-"""What the judged runs suggest in place of the defaults: on the choosing seed, at the two lower rates."""
-THREE_SEEDS = ("grpo", "so_grpo", "gspo", "sequence")
-"""In the regimes that are hard; the other methods, and all in the gentle one, are judged by one seed."""
-TWO_AHEAD = THREE_SEEDS[:2]
-HIGHER_RATE = 1.5e-5
-"""Three times the recipe's, so that there is something to spoil."""
-_OF_PPO = {"critic": "head", "num_generations": 1, "critic_warmup_steps": 8}
-HIGH_RATE = {"high_rate": REGIMES["many_updates"]}
-AT_A_HIGH_RATE = ("grpo", "grpo_target_kl", "so_grpo_note", "so_grpo", "ppo", "so_ppo")
-"""At three times the rate that was chosen for them: does it take turn ratios, a target KL, or both? The choosing seed
-asks it, so three others shall answer."""
+GRID, FIRST_RATES = (5e-7, 1.5e-6, 5e-6, 1.5e-5, 5e-5), (5e-6, 1.5e-5, 1.5e-6)
+"""Where an end of what has run is best, the next rate of the grid follows, up or down."""
+CANDIDATES, TRIES, QUESTIONS = 400, 8, 1000
 DEVICE = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-ONE_GPU = {"distributed_type": "NO", "mixed_precision": "no", "num_processes": 1}
-CPU = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33), "DS_ACCELERATOR": "cpu"}
 
 
 @dataclass(frozen=True)
 class Job:
     """One run."""
 
-    method: str
-    regime: str
-    seed: int
+    arm: str
     learning_rate: float
+    seed: int
 
     @property
-    def folder(self) -> Path:
-        return RUNS / f"{self.regime}-{self.method}-{self.learning_rate:g}-{self.seed}"
-
-    def is_of(self, row: dict[str, Any]) -> bool:
-        return all(row[name] == value for name, value in vars(self).items())
+    def name(self) -> str:
+        return f"{self.arm}-{self.learning_rate:g}-{self.seed}"
 
 
-def add_row(row: dict[str, Any]) -> None:
-    """Also where several processes add theirs."""
-    with locked(RUNS / "lock"):
-        rows = [*read_rows(ROWS), row]
-        rows.sort(key=lambda row: (row["regime"], row["method"], row["judging"], row["learning_rate"], row["seed"]))
-        write_rows(rows, ROWS)
-        ROWS.with_suffix(".md").write_text(report(rows))
+CURVES = tuple(Job(arm, FIRST_RATES[0], CHOOSING[0]) for arm in (YOKE, UNCHOSEN))
+"""What choosing the questions changes, shown by one run each."""
 
 
-def jobs() -> Iterator[Job]:
-    """What is left: rollouts ahead, what is tried, the plan with GRPO and SO-GRPO first, the higher rate.
-
-    What chooses a method's rate comes before what judges it.
-    """
-    rows = read_rows(ROWS)
-    planned = [Job(method, regime, JUDGING[0], HIGHER_RATE) for regime in AHEAD for method in TWO_AHEAD]
-    planned += [Job(method, CHOOSING_REGIME, CHOOSING, rate) for method in TRIED for rate in RATES[:2]]
-    others = tuple(method for method in METHODS if method not in THREE_SEEDS)
-    for methods, regimes, seeds in (
-        (THREE_SEEDS[:2], ("many_updates", "late"), JUDGING),
-        (THREE_SEEDS[2:], ("many_updates", "late"), JUDGING),
-        (others, ("many_updates", "late"), JUDGING[:1]),
-        (tuple(METHODS), ("gentle",), JUDGING[:1]),
-    ):
-        planned += [Job(method, CHOOSING_REGIME, CHOOSING, rate) for method in methods for rate in RATES]
-        rates = {method: chosen_rate(rows, method) for method in methods}
-        for regime in regimes:
-            chosen = [(method, rate) for method, rate in rates.items() if rate is not None]
-            planned += [Job(method, regime, seed, rate) for seed in seeds for method, rate in chosen]
-    planned += [Job(method, "high_rate", seed, HIGHER_RATE) for seed in JUDGING for method in AT_A_HIGH_RATE]
-    yield from (job for job in dict.fromkeys(planned) if not any(map(job.is_of, rows)))
+def by_job(rows: Sequence[Row]) -> dict[Job, Row]:
+    return {Job(row["arm"], row["learning_rate"], row["seed"]): row for row in rows}
 
 
-def chosen_rate(rows: list[dict[str, Any]], method: str) -> float | None:
-    """The rate with the best sampled exact match on the choosing seed; none until all have run."""
-    found = [row for row in rows if row["method"] == method and not row["judging"]]
-    if {row["learning_rate"] for row in found} < {*RATES}:
-        return None
-    return float(max(found, key=lambda row: row["final_em"])["learning_rate"])  # of equals, the lowest
+def means(rows: Sequence[Row], arm: str) -> dict[float, float]:
+    """Learning rate to the mean final exact match, of the rates with which all choosing seeds have run."""
+    ends = {rate: [by_job(rows).get(Job(arm, rate, seed)) for seed in CHOOSING] for rate in GRID}
+    return {rate: fmean(row["final_em"] for row in of if row) for rate, of in ends.items() if all(of)}
 
 
-def is_free(job: Job) -> bool:
-    """Whether this process may make the run."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    return claim(job.folder / "claimed", RUNS / "lock")
+def best_rate(rows: Sequence[Row], arm: str) -> float:
+    """Of equals the lowest; the yoked arm's is that of what it follows. At least one rate must have run."""
+    found = means(rows, YOKE if arm == YOKED else arm)
+    return max(found, key=lambda rate: found[rate])
 
 
-def sorl(folder: Path, *words: Any) -> float:
-    """Run a command of `sorl`; the CPU-seconds that it took."""
-    before = os.times()
-    with (folder / "log.txt").open("a") as log:
-        added = CPU if DEVICE == "cpu" else {}
-        done = subprocess.run([*SORL, *map(str, words)], stdout=log, stderr=log, env={**os.environ, **added})
-    if done.returncode:
-        raise RuntimeError(f"sorl {words[0]} failed with code {done.returncode}: see {folder / 'log.txt'}")
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+def left(rows: Sequence[Row]) -> list[Job]:
+    """What has not run, in the order in which it is to run: complete sets first."""
+    first = [Job(arm, rate, seed) for rate in FIRST_RATES for seed in CHOOSING for arm in SEARCHED]
+    jobs = dict.fromkeys([*CURVES, *first])
+    done = by_job(rows)
+    if jobs.keys() <= done.keys():
+        near = {arm: GRID.index(best_rate(rows, arm)) for arm in SEARCHED}
+        beside = [(arm, rate) for arm, at in near.items() for rate in GRID[max(at - 1, 0) : at + 2]]
+        jobs |= dict.fromkeys(Job(arm, rate, seed) for arm, rate in beside for seed in CHOOSING)
+    if jobs.keys() <= done.keys():
+        jobs |= dict.fromkeys(Job(arm, best_rate(rows, arm), seed) for seed in JUDGING for arm in ARMS)
+    return [job for job in jobs if job not in done]
 
 
-def exact_match(policy: Path, output: Path, *words: Any) -> float:
-    asked = (RUNS, "--model_name_or_path", policy, "--kv_cache_gib", 0.5)  # several may share a GPU
+def answers(policy: Path, output: Path, dataset: str = "eval", *words: Any) -> list[Row]:
+    """What a policy answers when it is sampled."""
+    asked = (RUNS, "--model_name_or_path", policy, "--temperature", 1, "--batch_size", 128, "--kv_cache_gib", 1.5)
     sorl(output.parent, "evaluate", *asked, "--output", output, *words)
-    scores = [row["exact_match"] for row in read_evaluated(output, "eval")]
-    return sum(scores) / len(scores)
+    return list(read_evaluated(output, dataset))
 
 
-def by_hops(evaluation: Path) -> dict[str, dict[str, float]]:
-    """Exact match and searches of questions that need one search, and of those that need two."""
-    rows = list(read_evaluated(evaluation, "eval"))
-    found = {}
-    for hops in (1, 2):
-        own = [row for row in rows if json.loads(row["metadata"])["hops"] == hops]
-        found[str(hops)] = {name: sum(row[name] for row in own) / len(own) for name in ("exact_match", "searches")}
-    return found
+def by_hops(rows: Sequence[Row], name: str) -> dict[str, float]:
+    """The mean of a measure over all questions, and over those that need one search and two."""
+    values = [(json.loads(row["metadata"])["hops"], row[name]) for row in rows]
+    parts = {"all": (1, 2), "one hop": (1,), "two hops": (2,)}
+    return {part: round(fmean(v for hops, v in values if hops in of), 4) for part, of in parts.items()}
 
 
-def shares(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of log entries: the mean share of groups whose rewards agree, and the mean factor of the learning rate."""
-    agreeing = [step["frac_reward_zero_std"] for step in steps if "frac_reward_zero_std" in step]
-    factors = [step.get("lr_factor", 1.0) for step in steps]
-    return {"agreeing_groups": statistics.fmean(agreeing), "lr_factor": statistics.fmean(factors)}
+def prepare_runs(model: str) -> Row:
+    """Write world, warm start (in 16 bits, to be copied), recipe and questions to train on; what rows say of them."""
+    if (RUNS / "prepared.json").is_file():
+        return dict(json.loads((RUNS / "prepared.json").read_text()))
+    alone({}, prepare, 0, replace(PRETRAINED, questions=QUESTIONS), RUNS, model)
+    weights = RUNS / "warm-start" / SAFE_WEIGHTS_NAME
+    save_file({name: each.half() for name, each in load_file(weights).items()}, weights, {"format": "pt"})
+    recipe = RECIPES.find(PRETRAINED.recipe).read_text().replace(str(PRETRAINED.run), str(RUNS))
+    (RUNS / RECIPE_FILE).write_text(yaml.safe_dump(yaml.safe_load(recipe) | SETTINGS))
+    (RUNS / TRAIN_FILE).write_text("".join(f"{line}\n" for line in chosen_questions()))
+    digests = {file.stem: hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in (weights, RUNS / TRAIN_FILE)}
+    prepared = {"digests": digests, "start_em": by_hops(answers(weights.parent, RUNS / "start"), "exact_match")}
+    (RUNS / "prepared.json").write_text(json.dumps(prepared))
+    return prepared
 
 
-SAMPLED = ("--temperature", 1)
+def chosen_questions() -> list[str]:
+    """The lines of those candidates that the warm start answers now and then."""
+    candidates = RUNS / "world" / TRAIN_FILE
+    asked = ("--questions", candidates, "--limit", CANDIDATES, "--num_samples", TRIES)
+    right: Counter[str] = Counter()
+    for row in answers(RUNS / "warm-start", RUNS / "difficulty", candidates.stem, *asked):
+        right[row["question_id"]] += int(row["exact_match"])
+    lines = candidates.read_text().splitlines()[:CANDIDATES]
+    return [line for line in lines if 0 < right[json.loads(line)["id"]] < TRIES]
 
 
-def run(job: Job, started: dict[str, Any]) -> dict[str, Any]:
-    """Train, evaluate on 200 questions that nobody trained on, and make the row: greedy answers where it judges."""
-    policy, method = job.folder / "policy", {**METHODS, **TRIED}[job.method]
-    settings = {"learning_rate": job.learning_rate, "seed": job.seed, "output_dir": policy}
-    settings["save_steps"] = 16 if DEVICE == "cpu" else 1000  # to go on from, where a run takes an hour
-    settings |= {"steps_per_generation": 8, "kv_cache_gib": 0.5, "log_turn_details": True}
-    settings |= {**REGIMES, **AHEAD, **HIGH_RATE}[job.regime]
-    settings |= (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
-    again = {"resume_from_checkpoint": "latest"} if any(policy.glob("checkpoint-*")) else {}
-    if not again:
-        shutil.rmtree(policy, ignore_errors=True)  # of a run that ended before its first checkpoint
-    given = [word for name, value in {**settings, **again}.items() for word in (f"--{name}", value)]
-    launch = "single_cpu" if DEVICE == "cpu" else RUNS / "one_gpu.yaml"
-    recipe = ("--accelerate_config", launch, "--config", RUNS / "recipe.yaml", "--use_cpu", DEVICE == "cpu")
-    seconds = sorl(job.folder, "train", *recipe, "--collapse_guard", "off", *given)
-    log = json.loads((policy / "trainer_state.json").read_text())["log_history"]
-    steps = [step for step in log if "kl_to_old" in step]
-    rewards = [step["reward"] for step in steps if "reward" in step]
-    judging = job.seed != CHOOSING
-    final = exact_match(policy, job.folder / "sampled", *SAMPLED)
-    greedy = exact_match(policy, job.folder / "greedy") if judging else None
+def trained(words: Sequence[str], rates: Sequence[float], log: Path) -> Row:
+    """Train as `sorl train` does, but with learning rates that are written down, and may be given."""
+    with log.open("w") as file, redirect_stdout(file):
+        arguments = parse_arguments(words)
+        trainer = build_trainer(arguments)
+        recorder = Rates(rates)
+        trainer.add_callback(recorder)
+        trainer.train()
+        trainer.save_model(str(arguments.config.output_dir))
+    return {"rates": recorder.taken, "log": trainer.state.log_history}
+
+
+def run(job: Job, rates: Sequence[float], prepared: Row) -> Row:
+    """Train, evaluate, and make the row."""
+    folder = RUNS / job.name
+    policy = folder / "policy"
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
+    folder.mkdir()
+    settings = {"config": RUNS / RECIPE_FILE, "learning_rate": job.learning_rate, "seed": job.seed}
+    settings |= {"output_dir": policy, "use_cpu": DEVICE == "cpu"}
+    settings |= {"train_questions": RUNS / "world" / TRAIN_FILE} if job.arm == UNCHOSEN else ARMS[job.arm][1]
+    words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+    start = os.times()
+    record = alone({}, trained, words, rates, folder / "train.txt")
+    middle = os.times()
+    found = answers(policy, folder / "sampled")
+    seconds = {"train": _spent(start, middle), "evaluate": _spent(middle, os.times())}
     shutil.rmtree(policy)
-    best = max(final, *(sum(rewards[i : i + 3]) / 3 for i in range(len(rewards) - 2)))  # one rollout is noise
+    steps = [step for step in record["log"] if "kl_to_old" in step]
+    rollouts = [step for step in steps if "reward" in step]
+    final = by_hops(found, "exact_match")
     return {
-        **vars(job),
-        "judging": judging,
-        "device": DEVICE,
-        "policy_parameters": 134_515_008,
-        **started,
-        "final_em": final,
-        "final_greedy_em": greedy,
-        "by_hops": by_hops(job.folder / "sampled"),
-        "best_em": best,
-        "collapsed": final < started["start_em"] or final < best / 2,
+        **{**vars(job), "device": DEVICE, "seconds": seconds, **prepared},
+        "final_em": final["all"],
+        "by_hops": {"exact_match": final, "searches": by_hops(found, "searches")},
+        "collapsed": final["all"] < prepared["start_em"]["all"],
+        "rate_mean": fmean(record["rates"]),
+        "rate_final": fmean(record["rates"][-UPDATES:]),
+        "clip_fraction": fmean(step["clip_ratio/region_mean"] for step in steps),
         "kl_max": max(step["kl_to_old"] for step in steps),
-        "clip_fraction_max": max(step["clip_ratio/region_mean"] for step in steps),
-        "clip_fraction": statistics.fmean(step["clip_ratio/region_mean"] for step in steps),
-        "effective_sample_size": statistics.fmean(step["effective_sample_size"] for step in steps),
-        "age_max": max(step.get("async/age_max", 0) for step in steps),
-        "grad_norm_max": max(step["grad_norm"] for step in steps),
-        **shares(steps),
-        "rollout_rewards": rewards,
-        "cpu_seconds": None if again else round(seconds),  # of a run that went on, the rest is not known
+        "grad_max": max(step["grad_norm"] for step in steps),
+        "reward": [step["reward"] for step in rollouts],
+        "differing": [1 - step["frac_reward_zero_std"] for step in rollouts],
+        "searches": [step["rollout/searches_per_trajectory"] for step in rollouts],
+        "rates": record["rates"],
     }
 
 
-def start(model: str) -> dict[str, Any]:
-    """Prepare world, warm start and recipe, where they are missing; what rows say of the warm start.
+def _spent(start: Any, end: Any) -> dict[str, int]:
+    """Seconds that have passed, and CPU-seconds of the processes that ran meanwhile."""
+    cpu = sum(end[2:4]) - sum(start[2:4])
+    return {"wall": round(end.elapsed - start.elapsed), "cpu": round(cpu)}
 
-    Made anew it is another policy where a processor rounds otherwise: its digest tells.
-    """
-    (RUNS / "one_gpu.yaml").write_text(yaml.safe_dump(ONE_GPU))
-    if not (RUNS / "recipe.yaml").is_file():
-        alone({}, prepare, 0, PRETRAINED, RUNS, model)  # its gigabytes go back with its process
-        recipe = RECIPES.find(PRETRAINED.recipe).read_text()
-        (RUNS / "recipe.yaml").write_text(recipe.replace(str(PRETRAINED.run), str(RUNS)))
-    weights = hashlib.sha256((RUNS / "warm-start" / SAFE_WEIGHTS_NAME).read_bytes()).hexdigest()
-    return {"warm_start": weights[:12], "start_em": exact_match(RUNS / "warm-start", RUNS / "sampled", *SAMPLED)}
+
+def write(rows: Sequence[Row]) -> None:
+    """Rows and report."""
+    write_rows(sorted(rows, key=lambda row: (row["seed"], row["learning_rate"], row["arm"])), ROWS)
+    ROWS.with_suffix(".md").write_text(report(rows))
+
+
+HEADER = f"""# A pretrained language model learns to search
+
+`python -m benchmarks.real_model`: SmolLM2-135M-Instruct in float32, {ROLLOUTS} rollouts of 64 trajectories with
+{UPDATES} updates each. It trains on questions that the warm start answers now and then in {TRIES} tries. Exact match
+is that of sampled answers to {QUESTIONS:,} others, which nobody chose, and of which half need two searches. Yoked GRPO
+has, update for update, the learning rates of SO-GRPO with the same seed. Effective rates are the optimizer's, over the
+run and over its last rollout. Groups differ if their eight rewards are not all equal. A run has collapsed if it ends
+below the warm start. ± is the standard error over seeds; KL and gradient are the largest of any run.
+
+**Predicted before the first run.** At the rates chosen for them, all arms end within .05 of SO-GRPO, and yoked GRPO
+within .03: what SO-GRPO gains comes from its learning rate. At 1.5e-5, GRPO and SO-GRPO with `target_kl=0` end more
+than .05 below SO-GRPO, and GSPO does not."""
+COLUMNS = (
+    *("", "seeds", "rate", "effective", "in the last rollout", "exact match", "minus SO-GRPO", "collapsed"),
+    *("groups that differ", "clipped", "KL", "gradient"),
+)
+
+
+def report(rows: Sequence[Row]) -> str:
+    blocks = [HEADER]
+    judged = {arm: {row["seed"]: row for row in rows if row["arm"] == arm and row["seed"] in JUDGING} for arm in ARMS}
+    if judged[YOKE]:
+        start = ", ".join(f"{name} {value:.3f}" for name, value in rows[0]["start_em"].items())
+        ends = {seed: row["final_em"] for seed, row in judged[YOKE].items()}
+        pairs = {arm: [of[seed]["final_em"] - ends[seed] for seed in ends if seed in of] for arm, of in judged.items()}
+        lines = [_line(arm, [*of.values()], pairs[arm]) for arm, of in judged.items() if of]
+        blocks += ["## Arms", f"The warm start's exact match: {start}.", table(COLUMNS, lines), _shown(pairs)]
+    tried = {ARMS[arm][0]: means(rows, arm) for arm in SEARCHED}
+    if rates := [rate for rate in GRID if any(rate in of for of in tried.values())]:
+        lines = [[name, *(f"{of[rate]:.3f}" if rate in of else "–" for rate in rates)] for name, of in tried.items()]
+        about = f"Mean final exact match on seeds {', '.join(map(str, CHOOSING))}; the best rate of an arm judges it."
+        blocks += ["## Learning rates", about, table(["", *(f"{rate:g}" for rate in rates)], lines)]
+    pair = [row for job, row in by_job(rows).items() if job in CURVES]
+    blocks += ["## Questions that teach", _curves(pair)] if len(pair) == len(CURVES) else []
+    return "\n\n".join(block.strip() for block in blocks if block) + "\n"
+
+
+def _curves(pair: Sequence[Row]) -> str:
+    """Of the runs of `CURVES`, which are in this order."""
+    lines = [
+        [f"{title}, {which}", *(f"{value:.2f}" for value in (*row[name], fmean(row[name])))]
+        for name, title in (("reward", "reward"), ("differing", "groups that differ"), ("searches", "searches"))
+        for which, row in zip(("chosen questions", "all questions"), pair, strict=True)
+    ]
+    ends = " and ".join(f"{row['final_em']:.3f}" for row in pair)
+    about = f"One run each of SO-GRPO at {pair[0]['learning_rate']:g} with seed {pair[0]['seed']}. They end at {ends}."
+    return f"{about}\n\n{table(['rollout', *map(str, range(1, ROLLOUTS + 1)), 'mean'], lines)}"
+
+
+def _plus_minus(values: Sequence[float], sign: str = "") -> str:
+    """Mean and standard error."""
+    error = f" ± {stdev(values) / len(values) ** 0.5:.3f}" if values[1:] else ""
+    return f"{fmean(values):{sign}.3f}{error}" if values else "–"
+
+
+def _line(arm: str, rows: Sequence[Row], differences: Sequence[float]) -> list[str]:
+    return [
+        *(ARMS[arm][0], str(len(rows)), f"{rows[0]['learning_rate']:g}"),
+        *(f"{fmean(row[name] for row in rows):.2g}" for name in ("rate_mean", "rate_final")),
+        _plus_minus([row["final_em"] for row in rows]),
+        "" if arm == YOKE else _plus_minus(differences, "+"),
+        str(sum(row["collapsed"] for row in rows)),
+        f"{fmean(share for row in rows for share in row['differing']):.2f}",
+        f"{fmean(row['clip_fraction'] for row in rows):.1%}",
+        *(f"{max(row[name] for row in rows):.2g}" for name in ("kl_max", "grad_max")),
+    ]
+
+
+def _shown(pairs: Mapping[str, Sequence[float]]) -> str:
+    """What a number of seeds can show, by the differences of each arm to SO-GRPO."""
+    if not (found := [each for arm, each in pairs.items() if arm != YOKE and each[1:]]):
+        return ""
+    deviation = fmean(map(variance, found)) ** 0.5
+    seen = ", ".join(f"{2 * deviation / seeds**0.5:.3f} with {seeds}" for seeds in (3, 6, 12, 24))
+    pair = f"The difference of one pair has a standard deviation of {deviation:.3f}"
+    return f"{pair} ({sum(map(len, found))} pairs). What a number of seeds shows at two standard errors: {seen}."
 
 
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--model", default="models/smollm2-135m", help="folder that `make model` wrote")
-    model = parser.parse_args(words).model
-    os.environ["OMP_NUM_THREADS"] = "1"  # of what is started from here
+    parser.add_argument("--prepare", action="store_true", help="make world, warm start and questions, and no run")
+    parser.add_argument("--report", action="store_true", help="only write the report again")
+    arguments = parser.parse_args(words)
+    if arguments.report:
+        write(read_rows(ROWS))
+        return
+    os.environ.update(ALLOCATION, OMP_NUM_THREADS="1")  # for what is started from here
     RUNS.mkdir(parents=True, exist_ok=True)
-    with locked(RUNS / "start.lock"):  # the others wait for the warm start
-        started = start(model)
-    while job := next(filter(is_free, jobs()), None):
-        print(f"{datetime.now():%H:%M} {job.folder.name}", flush=True)
-        row = run(job, started)
-        add_row(row)
-        print(f"{datetime.now():%H:%M} {job.folder.name}: {row['final_em']:.3f} sampled", flush=True)
+    with locked(RUNS / "start.lock"):  # the others wait for it
+        prepared = prepare_runs(arguments.model)
+    while not arguments.prepare and left(rows := read_rows(ROWS)):
+        ready = [job for job in left(rows) if job.arm != YOKED or replace(job, arm=YOKE) in by_job(rows)]
+        if (job := next((job for job in ready if claim(RUNS / f"{job.name}.claim", RUNS / "lock")), None)) is None:
+            time.sleep(10)  # until others have made what must run first
+            continue
+        print(f"{datetime.now():%H:%M} {job.name}", flush=True)
+        row = run(job, by_job(rows)[replace(job, arm=YOKE)]["rates"] if job.arm == YOKED else [], prepared)
+        with locked(RUNS / "lock"):
+            write([*by_job([*read_rows(ROWS), row]).values()])
+        print(f"{datetime.now():%H:%M} {job.name}: {row['final_em']:.3f}, {row['seconds']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,9 @@ def lanes_of(spans: list[tuple[float, float]]) -> list[tuple[int, tuple[float, f
 
 
 if __name__ == "__main__":
-    for name, drawn, options in (("real_model", real_model, {}), ("async", asynchronous, {"dpi": 110})):
-        rows = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
-        suffix = "png" if options else "svg"
-        drawn(rows).savefig(ROOT / f"docs/pictures/{name}.{suffix}", **options)
+    for rows, picture, drawn, options in (
+        ("nine_methods", "real_model.svg", real_model, {}),
+        ("async", "async.png", asynchronous, {"dpi": 110}),
+    ):
+        found = json.loads((ROOT / f"benchmarks/results/{rows}.json").read_text())
+        drawn(found).savefig(ROOT / "docs/pictures" / picture, **options)

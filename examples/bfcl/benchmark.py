@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.common import alone, claim, locked, read_rows
+from benchmarks.common import alone, claim, locked, read_rows, sorl
 from benchmarks.common import write_rows as write_results
-from benchmarks.real_model import sorl
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.bfcl.environment import BFCLEnvironment
