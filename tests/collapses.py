@@ -21,7 +21,7 @@ JUMP = 16
 """The steps after it have a learning rate that ruins the policy: those of iteration 4 are the first."""
 ALARM = JUMP + UPDATES + 1
 """With this step's log entry, iteration 4 is complete."""
-RULES = (Rule("high_kl", "kl_to_old", partial(level, threshold=0.2), "lower the learning rate"),)
+RULES = (Rule("high_kl", {"kl_to_old": partial(level, threshold=0.2)}, "lower the learning rate"),)
 
 
 class LearningRateJump(TrainerCallback):

@@ -192,7 +192,8 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | Recorded
         method=Method(credit=lambda rollout: rollout.returns) if case.no_baseline else case.method,
     )
     if case.stopped:
-        trainer.add_callback(CollapseGuard("stop", [Rule("always", "reward", partial(level, threshold=-1.0), "none")]))
+        always = Rule("always", {"reward": partial(level, threshold=-1.0)}, "none")
+        trainer.add_callback(CollapseGuard("stop", [always]))
     return trainer, recorded
 
 

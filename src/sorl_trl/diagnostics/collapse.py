@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,19 +14,28 @@ ITERATION_METRIC = "reward"
 MASKED_METRIC = "trajectories_without_turn"
 """If this metric is 1, the other metrics are means over nothing: 0 or absent."""
 
+Condition = Callable[[Sequence[float]], str | None]
+"""Describes how it holds in the last iteration, if it does, given a metric of each iteration."""
+Figures = Mapping[str, float]
+"""Metrics of an iteration."""
+
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on one metric of docs/metrics.md."""
+    """Conditions on metrics of docs/metrics.md, which must all hold in the same iteration."""
 
     name: str
-    metric: str
-    breach: Callable[[Sequence[float]], str | None]
-    """Describes how the condition holds in the last iteration, if it does, given the metric of each iteration."""
+    conditions: Mapping[str, Condition]
+    """One for each metric, by its name."""
     hint: str
     """Advice, which ends the alarm's message."""
-    at_once: bool = False
+    at_once: bool = field(default=False, kw_only=True)
     """Whether each log entry is judged by itself, as soon as it is there, and an alarm means broken weights."""
+
+    def breach(self, history: Sequence[Figures]) -> str | None:
+        """Describes how all conditions hold in the last iteration, if they do."""
+        said = {name: holds([each[name] for each in history]) for name, holds in self.conditions.items()}
+        return None if None in said.values() else ", ".join(f"`{name}` {how}" for name, how in said.items())
 
 
 def level(history: Sequence[float], threshold: float, patience: int = 1) -> str | None:
@@ -48,6 +58,14 @@ def fall(history: Sequence[float], share: float, minimum: float, window: int = 1
     return f"is {means[-1]:.4g}, fallen from a best of {best:.4g} to below {share * best:.4g}"
 
 
+def rise(history: Sequence[float], factor: float, minimum: int = 3) -> str | None:
+    """Above `factor` times the median of the iterations before, of which there must be `minimum`."""
+    before = history[:-1]
+    if len(before) < minimum or not history[-1] > factor * statistics.median(before):
+        return None
+    return f"is {history[-1]:.4g}, risen above {factor:g} times its median"
+
+
 def not_finite(history: Sequence[float]) -> str | None:
     """NaN or infinite, or negative, which is DeepSpeed's sign for that in a gradient norm."""
     return None if math.isfinite(history[-1]) and history[-1] >= 0 else f"is {history[-1]:g}"
@@ -66,34 +84,34 @@ _NO_SEARCH = "the policy stops searching, read its trajectories and check what t
 DEFAULT_RULES = (
     Rule(
         "not_finite",
-        "grad_norm",
-        not_finite,
+        {"grad_norm": not_finite},
         f"the weights may be none either: {_ANEW} this step, and {_SLOWER}",
         at_once=True,
     ),
     Rule(
         "nothing_to_train_on",
-        MASKED_METRIC,
-        partial(level, threshold=1.0, patience=2),
+        {MASKED_METRIC: partial(level, threshold=1.0, patience=2)},
         "the search engine answers no query, start it again and resume",
     ),
     Rule(
         "high_kl",
-        "kl_to_old",
-        partial(level, threshold=0.082, patience=2),
+        {"kl_to_old": partial(level, threshold=0.082, patience=2)},
         f"{_SLOWER}, or set or lower `target_kl`",
     ),
-    Rule("high_turn_ratio", "turns/ratio_max", partial(level, threshold=4.3, patience=2), _SLOWER),
+    Rule(
+        "harmful_updates",
+        {"reward": partial(fall, share=0.8, minimum=0.1, window=2), "kl_to_old": partial(level, threshold=0.04)},
+        f"{_SLOWER}, or set or lower `target_kl`",
+    ),
+    Rule("high_turn_ratio", {"turns/ratio_max": partial(level, threshold=4.3, patience=2)}, _SLOWER),
     Rule(
         "reward_fall",
-        "reward",
-        partial(fall, share=0.62, minimum=0.1, window=3),
+        {"reward": partial(fall, share=0.62, minimum=0.1, window=3)},
         f"{_ANEW} the fall, and {_SLOWER}",
     ),
     Rule(
         "searches_fall",
-        "rollout/searches_per_trajectory",
-        partial(fall, share=0.25, minimum=0.5, window=3),
+        {"rollout/searches_per_trajectory": partial(fall, share=0.25, minimum=0.5, window=3)},
         _NO_SEARCH,
     ),
 )
@@ -101,7 +119,7 @@ DEFAULT_RULES = (
 
 @dataclass(frozen=True)
 class Alarm:
-    """A message that the condition of a rule has begun to hold."""
+    """A message that the conditions of a rule have begun to hold."""
 
     rule: str
     """Its name."""
@@ -114,30 +132,31 @@ class CollapseDetector:
     """Judges each iteration by `rules` at the first log entry of the next one, and so never judges the last.
 
     Within an iteration, a metric is averaged over the entries that have it; for names that end in `_max`, the largest
-    value counts. None and NaN count as absent, and an absent metric fires no rule. If every trajectory of an iteration
-    was masked, no metric does, because the iteration says nothing about the policy.
+    value counts. None and NaN count as absent, and a rule judges no iteration that lacks one of its metrics. If every
+    trajectory of an iteration was masked, no other metric is judged, because the iteration says nothing about the
+    policy.
 
-    A rule fires when its condition begins to hold, and again only after the condition has ceased to hold. Rules must
-    have different names.
+    A rule fires when its conditions begin to hold together, and again only after one of them has ceased to hold. Rules
+    must have different names.
     """
 
     def __init__(self, rules: Iterable[Rule] = DEFAULT_RULES) -> None:
         self.rules = tuple(rules)
         self._entries: list[Mapping[str, Any]] = []
         """The entries of the iteration that has begun."""
-        self._history: dict[str, list[float]] = {rule.name: [] for rule in self.rules}
+        self._history: dict[str, list[Figures]] = {rule.name: [] for rule in self.rules}
         self.holding: set[str] = set()
-        """The rules that have fired and whose condition still holds. A rule that is removed may fire again."""
+        """The rules that have fired and whose conditions still hold. A rule that is removed may fire again."""
 
     def observe(self, entry: Mapping[str, Any]) -> list[Alarm]:
         """Read the next entry of a `log_history`, and return the alarms that it raises."""
-        judged: list[tuple[Rule, Sequence[float]]] = []
+        judged: list[tuple[Rule, Sequence[Figures]]] = []
         if ITERATION_METRIC in entry:
             judged += self._completed()
             self._entries.clear()
         self._entries.append(entry)
-        norms = [(rule, entry.get(rule.metric)) for rule in self.rules if rule.at_once]
-        judged += [(rule, [value]) for rule, value in norms if isinstance(value, int | float)]
+        figures = [(rule, _figures(rule, entry.get)) for rule in self.rules if rule.at_once]
+        judged += [(rule, [of_entry]) for rule, of_entry in figures if of_entry]
         alarms = []
         for rule, history in judged:
             breach = rule.breach(history)
@@ -146,18 +165,24 @@ class CollapseDetector:
             elif rule.name not in self.holding:
                 self.holding.add(rule.name)
                 step = int(entry["step"])
-                message = f"{rule.name}: by step {step} `{rule.metric}` {breach}: {rule.hint}."
+                message = f"{rule.name}: by step {step} {breach}: {rule.hint}."
                 alarms.append(Alarm(rule.name, step, message))
         return alarms
 
-    def _completed(self) -> Iterator[tuple[Rule, Sequence[float]]]:
-        """The rules whose metric the completed iteration has, with the metric of all iterations so far."""
+    def _completed(self) -> Iterator[tuple[Rule, Sequence[Figures]]]:
+        """The rules whose metrics the completed iteration has, with those of all iterations so far that have them."""
         masked = _summary(MASKED_METRIC, self._entries) == 1.0
-        for rule in self.rules:
-            value = _summary(rule.metric, self._entries)
-            if value is not None and not rule.at_once and (not masked or rule.metric == MASKED_METRIC):
-                self._history[rule.name].append(value)
+        for rule in (each for each in self.rules if not each.at_once):
+            figures = _figures(rule, lambda metric: _summary(metric, self._entries))
+            if figures and (not masked or figures.keys() == {MASKED_METRIC}):
+                self._history[rule.name].append(figures)
                 yield rule, self._history[rule.name]
+
+
+def _figures(rule: Rule, figure: Callable[[str], Any]) -> Figures | None:
+    """Those of the rule's metrics, `None` if one is absent."""
+    found = {metric: figure(metric) for metric in rule.conditions}
+    return found if all(isinstance(value, int | float) for value in found.values()) else None
 
 
 def _summary(metric: str, entries: Iterable[Mapping[str, Any]]) -> float | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState
 
 from sorl_trl.diagnostics.callbacks import CollapseGuard
-from sorl_trl.diagnostics.collapse import DEFAULT_RULES, Rule, detect, fall, level, not_finite
+from sorl_trl.diagnostics.collapse import DEFAULT_RULES, Rule, detect, fall, level, not_finite, rise
 
 
 def numbered(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def run(metric: str, *iterations: Any) -> list[dict[str, Any]]:
 
 def fired(metric: str, condition: Any, *iterations: Any) -> list[int]:
     """The iterations; the alarm of one comes with the first log entry of the next."""
-    alarms = detect(run(metric, *iterations), [Rule("rule", metric, condition, "go slower")])
+    alarms = detect(run(metric, *iterations), [Rule("rule", {metric: condition}, "go slower")])
     return [(alarm.step - 3) // 2 for alarm in alarms]
 
 
@@ -62,6 +62,8 @@ HALF = partial(level, threshold=0.5)
         ("searches", partial(fall, share=0.5, minimum=0.3), [0.29, 0.0, 0.3, 0.0], [3]),  # a fall from little is none
         # Means of two: .2, .5, .8, .5, .2. The fourth is above half of .8, the fifth is not.
         ("entropy", partial(fall, share=0.5, minimum=0.3, window=2), [0.0, 0.4, 0.6, 1.0, 0.0, 0.4], [5]),
+        # The medians before the last three: 2 of three iterations, 3.5, and 4, whose double is not exceeded.
+        ("grad_norm", partial(rise, factor=2.0), [1.0, 9.0, 2.0, 5.0, 4.0, 8.0], [3]),
     ],
 )
 def test_a_rule_fires_when_its_condition_begins_to_hold(
@@ -70,8 +72,26 @@ def test_a_rule_fires_when_its_condition_begins_to_hold(
     assert fired(metric, condition, *iterations) == alarms
 
 
+def test_a_rule_of_several_metrics_fires_where_all_its_conditions_hold() -> None:
+    half = partial(fall, share=0.5, minimum=0.05)
+    rule = Rule("echo_trap", {"reward_std": half, "entropy": half, "grad_norm": partial(rise, factor=2.0)}, "go back")
+    iterations = [
+        *[(0.4, 1.0, 1.0)] * 3,
+        (0.1, 0.4, 1.5),  # the gradient has not risen
+        (0.1, 0.6, 4.0),  # the entropy has not halved
+        (0.3, 0.4, 4.0),  # nor has the spread
+        (0.1, 0.4, None),  # not judged
+        (0.1, 0.4, 4.0),
+        (0.0, 0.0, 0.0),  # completes the one before
+    ]
+    log_history = [{"reward": 0.0, **dict(zip(rule.conditions, each, strict=True))} for each in iterations]
+    (alarm,) = detect(numbered(log_history), [rule])
+    assert alarm.step == len(iterations)
+    assert all(metric in alarm.message for metric in rule.conditions)
+
+
 VALUES = st.one_of(st.none(), st.floats(), st.floats(0.0, 3.0))
-METRICS = sorted({rule.metric for rule in DEFAULT_RULES})
+METRICS = sorted({metric for rule in DEFAULT_RULES for metric in rule.conditions})
 ENTRIES = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(METRICS, VALUES)), max_size=40)
 
 
@@ -88,7 +108,8 @@ class TestDefaultRules:
             ("nothing_to_train_on", {"trajectories_without_turn": 1.0, "reward": None}),
             ("high_kl", {"kl_to_old": 30.0}),
             ("high_turn_ratio", {"turns/ratio_max": 1e4}),
-            ("reward_fall", {"reward": 0.02}),
+            ("harmful_updates", {"reward": 0.26, "kl_to_old": 0.05}),
+            ("reward_fall", {"reward": 0.02, "kl_to_old": 0.01}),
             ("searches_fall", {"rollout/searches_per_trajectory": 0.0}),
         ],
     )
@@ -99,7 +120,7 @@ class TestDefaultRules:
         assert alarm.step > 21
 
 
-NOT_FINITE = Rule("not_finite", "grad_norm", not_finite, "go back", at_once=True)
+NOT_FINITE = Rule("not_finite", {"grad_norm": not_finite}, "go back", at_once=True)
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])  # the last one is DeepSpeed's
@@ -109,7 +130,7 @@ def test_a_gradient_that_is_not_finite_fires_with_its_entry_and_once(norm: float
     assert [alarm.step for alarm in detect(numbered([{"grad_norm": each} for each in norms]))] == [2, 5]
 
 
-RULES = (Rule("high_kl", "kl_to_old", partial(level, threshold=0.2), "lower the learning rate"),)
+RULES = (Rule("high_kl", {"kl_to_old": partial(level, threshold=0.2)}, "lower the learning rate"),)
 
 
 class FakeRun:
