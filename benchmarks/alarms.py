@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 
 from benchmarks.common import RESULTS, Row, table, write_rows
 from benchmarks.stability_report import Run
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.diagnostics.collapse import DEFAULT_RULES, ITERATION_METRIC, Rule, detect, fall, level, rise
 
-CHOOSING, JUDGING = (101, 102, 103, 301, 302), range(303, 400)
+CHOOSING, JUDGING = (301, 302), range(303, 400)
 _HALF = partial(fall, share=0.5, minimum=0.05)
 NAMED = (
     Rule("half_clipped", {"clip_ratio/region_mean": partial(level, threshold=0.5, patience=2)}, ""),
@@ -35,7 +35,7 @@ note names `half_clipped` (half of the tokens, for two rollouts) and `gradient_r
 RAGEN `echo_trap` (spread of rewards and entropy below half of their best, gradient norm above twice its median).
 
 A run has **collapsed** if its mean sampled exact match over the last five evaluations is below the start's or below
-half of its best evaluation: since the first evaluation that is below, as is the mean of it and all later ones.
+half of its best evaluation: since the first evaluation after the last one that is not.
 **Lead**: rollouts from the first alarm to that evaluation, in the median over the collapsed runs that have an alarm;
 negative if late, and up to four too long, because only every fifth rollout and the last five are evaluated. Others
 have **held** if they end at most .1 below the best run of their regime and seed, else they were **hurt**: only alarms
@@ -59,8 +59,8 @@ class Watched:
         """The rollout of the evaluation since which it has collapsed."""
         evaluations, bar = self.run.record["evaluations"], max(self.run.start, self.run.best / 2)
         scores = [each["sampled_em"] for each in evaluations]
-        below = (each["rollout"] for i, each in enumerate(evaluations) if max(scores[i], fmean(scores[i:])) < bar)
-        return int(next(below, len(self.run.record["rollouts"])))  # one that died may never have been seen below
+        held = max((i for i, score in enumerate(scores) if score >= bar), default=-1)
+        return int(evaluations[min(held + 1, len(evaluations) - 1)]["rollout"])
 
 
 def first_alarms(log: Sequence[Row]) -> dict[str, int]:

@@ -1,12 +1,14 @@
-"""What decides which part of SO-GRPO helps: arms that differ in one thing, on learning rates that are equal.
+"""What decides which part of SO-GRPO helps: arms that differ in one thing, or in learning rates alone.
 
 All arms run in this package's trainer, whose losses of GRPO and GSPO are TRL's. A *yoked* arm has no target KL: its
 learning rate is, update for update, the one that the target KL of `so_grpo` gave in the same world with the same seed.
+SO-GRPO differs from GRPO in four things: ratios, range, mean and penalty. Four yoked arms differ from it in one each.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.stability_plan import (
     ALL_REGIMES,
@@ -30,6 +32,14 @@ _CONSTANT = {
     "gspo_plain": replace(_GSPO, method=NO_PIECES),
     "so_grpo_constant": replace(_DEFAULT, title="SO-GRPO, `target_kl=0`", settings={"target_kl": 0.0}),
 }
+
+
+def _yoked(change: str, **settings: Any) -> BenchmarkMethod:
+    """SO-GRPO with one change, at the learning rates that SO-GRPO had without it."""
+    constant = _CONSTANT["so_grpo_constant"]
+    return replace(constant, title=f"SO-GRPO, {change}, yoked", settings=constant.settings | settings, follows=YOKE)
+
+
 ARMS: dict[str, BenchmarkMethod] = {
     **_CONSTANT,
     "grpo_target": replace(METHODS["grpo_target"], title="GRPO + target KL"),
@@ -39,6 +49,10 @@ ARMS: dict[str, BenchmarkMethod] = {
     "sequence": replace(METHODS["sequence"], title="`sequence`"),
     "yoked_grpo": replace(_CONSTANT["plain"], title="GRPO, yoked", follows=YOKE),
     "yoked_gspo": replace(_CONSTANT["gspo_plain"], title="GSPO, yoked", follows=YOKE),
+    "yoked_tokens": _yoked("token ratios", importance_sampling_level="token"),
+    "yoked_range": _yoked("range 0.2", epsilon=0.2),
+    "yoked_mean": _yoked("mean over tokens", loss_type="grpo"),
+    "yoked_no_penalty": replace(_yoked("no penalty"), method=NO_PIECES),
     "yoked_so_grpo": replace(_CONSTANT["so_grpo_constant"], title="SO-GRPO, yoked", follows=YOKE),
 }
 """Constant learning rates, those that follow the KL, and those that follow the default's."""
@@ -54,7 +68,7 @@ NOISE_REGIMES = {
     f"sampler-{kind}": Regime(
         title,
         "16 updates per rollout, whose ratios compare with the engine's log-probabilities",
-        1e-3,
+        3e-4,
         world=WORLDS[kind],
         epochs=4,
         rollouts=12,
@@ -67,7 +81,9 @@ COLUMNS = {name: ALL_REGIMES[name] for name in (*HEADLINE, *LONG_TURNS)} | NOISE
 EVERY_REGIME = ALL_REGIMES | NOISE_REGIMES
 EVERY_METHOD = METHODS | ARMS
 FRESH_SEEDS = (301, 302, 303, 304, 305)
-"""Had no part in any choice."""
+"""Had no part in any choice between arms."""
+PARTS = ("yoked_tokens", "yoked_range", "yoked_mean", "yoked_no_penalty")
+"""Asked of the headline alone."""
 IN_LONG_TURNS = ("plain", "so_grpo_constant", "grpo_target", "so_grpo", "sequence", "yoked_grpo", "yoked_gspo", CHECK)
 """The arms that are run in long turns, where a run takes several times as long."""
 
@@ -78,10 +94,12 @@ def seeds_of(column: str) -> tuple[int, ...]:
 
 
 def arms_of(column: str) -> tuple[str, ...]:
-    return IN_LONG_TURNS if column in LONG_TURNS else tuple(ARMS)
+    if column in LONG_TURNS:
+        return IN_LONG_TURNS
+    return tuple(arm for arm in ARMS if arm not in PARTS or column in HEADLINE)
 
 
 SEARCHED = ("plain", "gspo_plain", "so_grpo_constant", "so_grpo")
-GRID = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-FIRST_RATES = GRID[1:6]
+GRID = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+FIRST_RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 """Where an end of what has run is best, the next rate of the grid follows, up or down."""

@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, product
+from itertools import product
 
 from benchmarks.common import RESULTS, Row, read_rows, table, write_rows
 from benchmarks.equal_plan import (
@@ -83,7 +83,6 @@ def make_runs(columns: Sequence[str], search: bool, workers: int) -> None:
             for yoked in (False, True):  # what is followed first
                 run_all(equal_jobs(columns, seed, yoked), workers, f"Seed {seed}{', yoked' * yoked}")
         return
-    columns = [name for name in columns if name in HEADLINE]
     for _ in GRID:
         run_all(search_jobs(columns, runs_there_are()), workers, "Searching learning rates")
     runs = runs_there_are()
@@ -102,14 +101,14 @@ def runs_there_are() -> list[Run]:
 HEADER = """# Which part of SO-GRPO helps, once learning rates are equal?
 
 Written by `python -m benchmarks.equal_rates`, which made all runs of a column on one machine. All arms run in this
-package's trainer. They start from the same policy and see the same questions, seed by seed; seeds {judging} judge and
-had no part in any choice. **A yoked arm has no target KL**: its learning rate is, update for update, the one that the
-target KL gave SO-GRPO in the same world with the same seed. [What we expected](equal_rates_predictions.md) was written
-before the first run.
+package's trainer. They start from the same policy and see the same questions, seed by seed; seeds {judging} judge, and
+had no part in any choice between arms. **A yoked arm has no target KL**: its learning rate is, update for update, the
+one that the target KL gave SO-GRPO in the same world with the same seed. [What we
+expected](equal_rates_predictions.md) was written before the first run.
 
 A cell is the final sampled exact match on an unseen world (the mean of the last five evaluations), how many runs
 collapsed, and the learning rate: its mean over all updates, and over those on the last rollout. Differences are
-paired by seed: mean ± standard error. {check}"""
+paired by seed: mean ± standard error over seeds, also of all columns, which are averaged first. {check}"""
 CHECKED = "SO-GRPO yoked to itself repeats its own run exactly in {same} of {all} columns, as it must."
 SEARCH = """## Learning rates, searched alike
 
@@ -120,6 +119,10 @@ OWN = """## At the rate of its own
 
 On the seeds that judge, with the rate that the search chose. Differences are SO-GRPO at the rate of the *column*,
 which nobody searched for, less the arm at its own."""
+OTHERS = """## Long turns, and noise between sampler and trainer
+
+Long turns have two policies to start from, one for seeds 301 to 304: errors are over questions and random numbers. The
+engine's noise is that of [routing](routing.md), and no router has an auxiliary loss."""
 DIFFERENCES = "SO-GRPO less the arm: what the default gains over it, if positive."
 EVERY = "## Every seed"
 
@@ -166,6 +169,18 @@ def differences(first: Row | None, second: Row | None) -> list[float]:
     return [one[seed] - other[seed] for seed in one if seed in other]
 
 
+def over_seeds(rows: Mapping[tuple[str, str], Row], columns: Sequence[str], arm: str) -> list[float]:
+    """SO-GRPO less the arm, averaged over the columns, of each seed."""
+    found: dict[int, list[float]] = {}
+    for name in columns:
+        first, second = rows.get((name, YOKE)), rows.get((name, arm))
+        if first and second:
+            shared = [seed for seed in first["seeds"] if seed in second["seeds"]]
+            for seed, difference in zip(shared, differences(first, second), strict=True):
+                found.setdefault(seed, []).append(difference)
+    return [statistics.fmean(each) for each in found.values()]
+
+
 def with_error(values: Sequence[float]) -> str:
     """Mean ± standard error."""
     if len(values) < 2:
@@ -180,21 +195,23 @@ def cell(row: Row | None) -> str:
     return f"{row['sampled_em']:.3f}{fallen} ({row['rate_mean']:.1e} → {row['rate_final']:.1e})"
 
 
-def equal_tables(columns: Sequence[str], rows: Mapping[tuple[str, str], Row]) -> Iterator[str]:
-    """Where arms end, and how far from SO-GRPO."""
+def equal_tables(title: str, columns: Sequence[str], rows: Mapping[tuple[str, str], Row]) -> Iterator[str]:
+    """Where arms end, and how far from SO-GRPO, if any has run; pooled where all columns have the same seeds."""
     columns = [name for name in columns if any(place[0] == name for place in rows)]
+    if not columns:
+        return
+    pooled = set(columns) <= set(HEADLINE)
+    yield title
     titles = [f"{COLUMNS[name].title}, {COLUMNS[name].learning_rate:g}" for name in columns]
     arms = [arm for arm in ARMS if any((name, arm) in rows for name in columns)]
     ends = [[ARMS[arm].title, *(cell(rows.get((name, arm))) for name in columns)] for arm in arms if arm != CHECK]
     yield table(["arm", *titles], ends, 1)
     lines = []
-    for arm in arms:
-        found = [differences(rows.get((name, YOKE)), rows.get((name, arm))) for name in columns]
-        if arm not in (YOKE, CHECK):
-            lines.append([ARMS[arm].title, *map(with_error, found), with_error([*chain(*found)])])
-    pairs = sum(len(rows[name, YOKE]["seeds"]) for name in columns if (name, YOKE) in rows)
+    for arm in (each for each in arms if each not in (YOKE, CHECK)):
+        found = [with_error(differences(rows.get((name, YOKE)), rows.get((name, arm)))) for name in columns]
+        lines.append([ARMS[arm].title, *found, *([with_error(over_seeds(rows, columns, arm))] if pooled else [])])
     yield DIFFERENCES
-    yield table(["arm", *titles, f"all {pairs} pairs"], lines, 1)
+    yield table(["arm", *titles, *(["all columns"] if pooled else [])], lines, 1)
 
 
 def search_tables(rows: Sequence[Row]) -> Iterator[str]:
@@ -202,6 +219,7 @@ def search_tables(rows: Sequence[Row]) -> Iterator[str]:
     found = {_key(row)[:3]: row for row in rows if row["search"] and len(row["seeds"]) == len(CHOOSING_SEEDS)}
     judged = {_key(row)[:3]: row for row in rows if not row["search"]}
     common = at_common(rows)
+    rates = [rate for rate in GRID if any(place[2] == rate for place in found)]
     lines, own = [], []
     for column in HEADLINE:
         for arm in SEARCHED:
@@ -220,7 +238,7 @@ def search_tables(rows: Sequence[Row]) -> Iterator[str]:
             own.append([COLUMNS[column].title, ARMS[arm].title, cell(row), with_error(pair)])
     if lines:
         yield SEARCH.format(seeds=", ".join(map(str, CHOOSING_SEEDS)))
-        yield table(["", "arm", *(f"{rate:g}" for rate in GRID), "loses"], lines, 2)
+        yield table(["", "arm", *(f"{rate:g}" for rate in rates), "loses"], lines, 2)
         yield OWN
         yield table(["", "arm", "at its own rate", "SO-GRPO less that"], own, 2)
 
@@ -230,11 +248,10 @@ def report(rows: Sequence[Row]) -> str:
     common = at_common(rows)
     checks = [differences(common.get((name, YOKE)), common.get((name, CHECK))) for name in COLUMNS]
     checks = [each for each in checks if each]
-    check = CHECKED.format(same=sum(not any(each) for each in checks), all=len(checks))
+    check = CHECKED.format(same=sum(not any(each) for each in checks), all=len(checks)) if checks else ""
     blocks = [HEADER.format(judging=f"{FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]}", check=check)]
-    blocks += ["## Five ways to drive training hard", *equal_tables(HEADLINE, common)]
-    others = [name for name in COLUMNS if name not in HEADLINE]
-    blocks += ["## Long turns, and noise between sampler and trainer", *equal_tables(others, common)]
+    blocks += equal_tables("## Five ways to drive training hard", HEADLINE, common)
+    blocks += equal_tables(OTHERS, [name for name in COLUMNS if name not in HEADLINE], common)
     blocks += search_tables(rows)
     lines = [
         [
@@ -263,6 +280,8 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
     arguments = parser.parse_args(words)
+    if arguments.search and not {*arguments.columns} <= {*HEADLINE}:
+        parser.error(f"learning rates are searched in these columns: {', '.join(HEADLINE)}")
     if not arguments.report:
         make_runs(arguments.columns, arguments.search, arguments.workers)
     write_report([*load().values()])

@@ -42,7 +42,7 @@ from benchmarks.common import ALLOCATION, RESULTS, Row, alone, claim, locked, re
 from benchmarks.stability_run import Rates
 from sorl_trl.cli.arguments import parse_arguments
 from sorl_trl.cli.build import build_trainer
-from sorl_trl.command_line import RECIPES, Parser, run_command
+from sorl_trl.command_line import RECIPES, Parser, UserMistake, run_command
 from sorl_trl.records import RECIPE_FILE
 from sorl_trl.records.evaluated import read_evaluated
 
@@ -69,7 +69,7 @@ UNCHOSEN = "so_grpo_all_questions"
 """SO-GRPO where nobody has chosen the questions."""
 CHOOSING, JUDGING = (101, 102, 103), tuple(range(301, 313))
 """Seeds of training: of the order of questions and of sampling. World and warm start are the same in all runs."""
-GRID, FIRST_RATES = (5e-7, 1.5e-6, 5e-6, 1.5e-5, 5e-5), (5e-6, 1.5e-5, 1.5e-6)
+GRID, FIRST_RATES = (5e-8, 1.5e-7, 5e-7, 1.5e-6, 5e-6, 1.5e-5, 5e-5, 1.5e-4, 5e-4), (5e-6, 1.5e-5, 1.5e-6)
 """Where an end of what has run is best, the next rate of the grid follows, up or down."""
 CANDIDATES, TRIES, QUESTIONS = 400, 8, 1000
 DEVICE = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -198,7 +198,7 @@ def run(job: Job, rates: Sequence[float], prepared: Row) -> Row:
         **{**vars(job), "device": DEVICE, "seconds": seconds, **prepared},
         "final_em": final["all"],
         "by_hops": {"exact_match": final, "searches": by_hops(found, "searches")},
-        "collapsed": final["all"] < prepared["start_em"]["all"],
+        "below_start": final["all"] < prepared["start_em"]["all"],
         "rate_mean": fmean(record["rates"]),
         "rate_final": fmean(record["rates"][-UPDATES:]),
         "clip_fraction": fmean(step["clip_ratio/region_mean"] for step in steps),
@@ -229,14 +229,14 @@ HEADER = f"""# A pretrained language model learns to search
 {UPDATES} updates each. It trains on questions that the warm start answers now and then in {TRIES} tries. Exact match
 is that of sampled answers to {QUESTIONS:,} others, which nobody chose, and of which half need two searches. Yoked GRPO
 has, update for update, the learning rates of SO-GRPO with the same seed. Effective rates are the optimizer's, over the
-run and over its last rollout. Groups differ if their eight rewards are not all equal. A run has collapsed if it ends
-below the warm start. ± is the standard error over seeds; KL and gradient are the largest of any run.
+run and over its last rollout. Groups differ if their eight rewards are not all equal. ± is the standard error over
+seeds; KL and gradient are the largest of any run.
 
 **Predicted before the first run.** At the rates chosen for them, all arms end within .05 of SO-GRPO, and yoked GRPO
 within .03: what SO-GRPO gains comes from its learning rate. At 1.5e-5, GRPO and SO-GRPO with `target_kl=0` end more
 than .05 below SO-GRPO, and GSPO does not."""
 COLUMNS = (
-    *("", "seeds", "rate", "effective", "in the last rollout", "exact match", "minus SO-GRPO", "collapsed"),
+    *("", "seeds", "rate", "effective", "in the last rollout", "exact match", "minus SO-GRPO", "below the start"),
     *("groups that differ", "clipped", "KL", "gradient"),
 )
 
@@ -284,7 +284,7 @@ def _line(arm: str, rows: Sequence[Row], differences: Sequence[float]) -> list[s
         *(f"{fmean(row[name] for row in rows):.2g}" for name in ("rate_mean", "rate_final")),
         _plus_minus([row["final_em"] for row in rows]),
         "" if arm == YOKE else _plus_minus(differences, "+"),
-        str(sum(row["collapsed"] for row in rows)),
+        str(sum(row["below_start"] for row in rows)),
         f"{fmean(share for row in rows for share in row['differing']):.2f}",
         f"{fmean(row['clip_fraction'] for row in rows):.1%}",
         *(f"{max(row[name] for row in rows):.2g}" for name in ("kl_max", "grad_max")),
@@ -315,7 +315,13 @@ def main(words: Sequence[str]) -> None:
     with locked(RUNS / "start.lock"):  # the others wait for it
         prepared = prepare_runs(arguments.model)
     while not arguments.prepare and left(rows := read_rows(ROWS)):
-        ready = [job for job in left(rows) if job.arm != YOKED or replace(job, arm=YOKE) in by_job(rows)]
+        if strange := [row for row in rows if row["digests"] != prepared["digests"]]:
+            raise UserMistake(
+                f"{ROWS} has {len(strange)} rows of another warm start or other questions than {RUNS}: move it away, "
+                "or bring the folder that made them."
+            )
+        made = by_job([row for row in rows if row["device"] == DEVICE])
+        ready = [job for job in left(rows) if job.arm != YOKED or replace(job, arm=YOKE) in made]
         if (job := next((job for job in ready if claim(RUNS / f"{job.name}.claim", RUNS / "lock")), None)) is None:
             time.sleep(10)  # until others have made what must run first
             continue

@@ -31,11 +31,11 @@ os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**33))
 
 from tqdm.auto import tqdm
 
-from benchmarks.common import RESULTS, read_rows
+from benchmarks.common import RESULTS, locked, read_rows
 from benchmarks.equal_plan import EVERY_METHOD, EVERY_REGIME
 from benchmarks.stability_plan import JUDGING_SEEDS, METHODS, REGIMES
 from benchmarks.stability_report import Record, write_report
-from benchmarks.stability_run import Job, prepare, run, settings_of
+from benchmarks.stability_run import Job, followed_by, prepare, run, settings_of
 from sorl_trl.command_line import Parser, at_least, run_command
 
 RUNS = Path(__file__).parents[1] / "runs/stability"
@@ -54,10 +54,15 @@ def key(record: Record) -> Job:
 
 
 def load() -> dict[Job, Record]:
-    """Every run there is, but those with settings or of methods that there are no more."""
+    """Every run there is, but those with settings or of methods that there are no more.
+
+    Nor does one count that followed the learning rates of a run which has been made again, with others.
+    """
     records = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/record.json"))]
     known = [each for each in records if each["regime"] in EVERY_REGIME and each["method"] in EVERY_METHOD]
-    return {key(record): record for record in known if record["settings"] == settings_of(key(record))}
+    found = {key(record): record for record in known if record["settings"] == settings_of(key(record))}
+    followed = {job: found.get(followed_by(job)) for job in found}
+    return {job: each for job, each in found.items() if (of := followed[job]) and of["rates"] == each["rates"]}
 
 
 def of_stability() -> list[Record]:
@@ -80,13 +85,16 @@ def in_parallel(step: Callable[..., Any], calls: Sequence[tuple[Any, ...]], work
 
 
 def run_all(jobs: Iterable[Job], workers: int, title: str) -> None:
-    """Every run that is not there yet."""
-    done = load()
-    todo = [job for job in dict.fromkeys(jobs) if job not in done]
-    worlds = {(EVERY_REGIME[job.regime].world, job.seed): None for job in todo}
+    """Every run that is not there yet, but those that would follow one that died. Other commands wait meanwhile."""
     RUNS.mkdir(parents=True, exist_ok=True)
-    in_parallel(prepare, [(world, seed, RUNS) for world, seed in worlds], workers, "Worlds and policies")
-    in_parallel(run, [(job, RUNS) for job in todo], workers, title)
+    with locked(RUNS / "lock"):
+        done = load()
+        todo = [job for job in dict.fromkeys(jobs) if job not in done]
+        todo = [job for job in todo if not done.get(followed_by(job), {}).get("error")]
+        worlds = {(EVERY_REGIME[job.regime].world.name, job.seed): EVERY_REGIME[job.regime].world for job in todo}
+        calls = [(world, seed, RUNS) for (_, seed), world in worlds.items()]
+        in_parallel(prepare, calls, workers, "Worlds and policies")
+        in_parallel(run, [(job, RUNS) for job in todo], workers, title)
 
 
 def main(words: Sequence[str]) -> None:

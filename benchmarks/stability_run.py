@@ -62,6 +62,11 @@ def regime_of(job: Job) -> Regime:
     return replace(regime, epochs=regime.world.most_turns) if passes == "turns" else regime
 
 
+def followed_by(job: Job) -> Job:
+    """The run whose learning rates it takes: its own, or that of the method it follows."""
+    return replace(job, method=EVERY_METHOD[job.method].follows or job.method)
+
+
 def settings_of(job: Job) -> str:
     """All that decides a run besides the code: a record made with other settings is of another run."""
     regime, method = regime_of(job), EVERY_METHOD[job.method]
@@ -217,10 +222,10 @@ def build_trainer(job: Job, folder: Path, output: Path) -> Any:
     details = {} if method.trainer == "trl" else {"log_turn_details": True}
     own = {"output_dir": str(output), "seed": job.seed, "learning_rate": job.learning_rate, **details}
     if regime.against_sampler:
-        method = replace(method, trainer="against_sampler")
+        method, own = replace(method, trainer="against_sampler"), own | {"router_aux_loss_coef": 0.0}
     trainer = trainer_of(regime, method, folder, own)
-    followed = replace(job, method=method.follows).name
-    trainer.add_callback(Rates(read_record(output.parent / followed)["rates"] if method.follows else ()))
+    record = json.loads((output.parent / followed_by(job).name / "record.json").read_text()) if method.follows else {}
+    trainer.add_callback(Rates(record.get("rates", ())))
     if regime.staleness:
         LateRollouts(trainer, regime.staleness)
     return trainer
@@ -251,10 +256,6 @@ def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mappi
         **({} if method.trainer in ("trl", "seeupo") else {"method": method.method}),
         **regime.world.trainer_arguments(folder) | rewards_of(method),
     )
-
-
-def read_record(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "record.json").read_text()))
 
 
 def callback_of(trainer: Any, kind: type[Callback]) -> Callback:

@@ -34,6 +34,10 @@ class MixtureWorld(QuestionWorld):
     def name(self) -> str:
         return "mixture"
 
+    @property
+    def settings(self) -> tuple[object, ...]:
+        return *super().settings, self.kind, NOISE, PRACTICE
+
     def build(self, seed: int, target: Path, cache: Path) -> Path:
         size = WorldSize(TRAIN_QUESTIONS, EVALUATION_QUESTIONS, self.hop_shares)
         world, unseen, *practice = (build_invented(1000 * seed + i, size=size) for i in range(2 + PRACTICE))
