@@ -228,10 +228,8 @@ def search_tables(rows: Sequence[Row]) -> Iterator[str]:
                 continue
             best = best_rate(ends)
             wide = [ends[rate] for rate in ends if 1e-4 <= rate <= 3e-3]
-            cells = [
-                f"**{ends[rate]:.3f}**" if rate == best else f"{ends[rate]:.3f}" if rate in ends else "–"
-                for rate in GRID
-            ]
+            shown = {rate: f"{end:.3f}" for rate, end in ends.items()} | {best: f"**{ends[best]:.3f}**"}
+            cells = [shown.get(rate, "–") for rate in rates]
             lines.append([COLUMNS[column].title, ARMS[arm].title, *cells, f"{ends[best] - min(wide):.3f}"])
             row = judged.get((column, arm, best))
             pair = differences(common.get((column, YOKE)), row)
