@@ -99,7 +99,7 @@ def arms_of(column: str) -> tuple[str, ...]:
     return tuple(arm for arm in ARMS if arm not in PARTS or column in HEADLINE)
 
 
-SEARCHED = ("plain", "gspo_plain", "so_grpo_constant", "so_grpo")
+SEARCHED = ("plain", "gspo_plain", "so_grpo_constant", "grpo_target", "so_grpo")
 GRID = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 FIRST_RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 """Where an end of what has run is best, the next rate of the grid follows, up or down."""
