@@ -191,8 +191,10 @@ def with_error(values: Sequence[float]) -> str:
 def cell(row: Row | None) -> str:
     if row is None:
         return "–"
-    fallen = f", {row['collapses']} of {len(row['seeds'])}" if row["collapses"] else ""
-    return f"{row['sampled_em']:.3f}{fallen} ({row['rate_mean']:.1e} → {row['rate_final']:.1e})"
+    seeds = len(row["seeds"])
+    fallen = f", {row['collapses']} of {seeds}" if row["collapses"] else ""
+    few = f", {seeds} seeds" if seeds < len(FRESH_SEEDS) else ""
+    return f"{row['sampled_em']:.3f}{fallen}{few} ({row['rate_mean']:.1e} → {row['rate_final']:.1e})"
 
 
 def equal_tables(title: str, columns: Sequence[str], rows: Mapping[tuple[str, str], Row]) -> Iterator[str]:
