@@ -29,7 +29,7 @@ from benchmarks.stability_plan import BenchmarkMethod, Regime
 from benchmarks.stability_report import LAST, Run
 from benchmarks.stability_run import evaluations_of, prepare, summarize_rollouts, train, trainer_of
 from benchmarks.worlds.team import TeamWorld
-from sorl_trl.command_line import Parser, UserMistake, at_least, run_command
+from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.files import write_whole
 from sorl_trl.methods import SETTINGS, AgentWise, Method
 
@@ -150,8 +150,6 @@ def main(words: Sequence[str]) -> None:
                 print(*done.result(), flush=True)
         return
     records = [json.loads(path.read_text()) for path in sorted((given.folder / "runs").glob("*.json"))]
-    if not records:
-        raise UserMistake(f"{given.folder}/runs holds no runs: make some without --report")
     rows = [summary_of(record) for record in records]
     write_rows(rows, FILE)
     FILE.with_suffix(".md").write_text(report(rows))

@@ -16,7 +16,7 @@ from statistics import median
 
 from benchmarks.common import RESULTS, Row, table, write_rows
 from benchmarks.stability_report import Run
-from sorl_trl.command_line import Parser, run_command
+from sorl_trl.command_line import Parser, UserMistake, run_command
 from sorl_trl.diagnostics.collapse import DEFAULT_RULES, ITERATION_METRIC, Rule, detect, fall, level, rise
 
 CHOOSING, JUDGING = (301, 302), range(303, 400)
@@ -113,7 +113,9 @@ def as_table(rows: Sequence[Row]) -> str:
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=Path, default=Path("runs/stability"), help="their folder")
-    watched = [*watch(parser.parse_args(words).runs)]
+    folder = parser.parse_args(words).runs
+    if not (watched := [*watch(folder)]):
+        raise UserMistake(f"--runs is {folder}, which has no runs: `python -m benchmarks.equal_rates` makes them")
     chose, judge = ([each for each in watched if each.run.seed in seeds] for seeds in (CHOOSING, JUDGING))
     pairs = (f"{a} {how} {b}" for a, b in combinations(NAMES, 2) for how in ("or", "and"))
     names = [*NAMES, max(pairs, key=lambda pair: gain(summarize(pair, chose)))]

@@ -20,6 +20,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
 
 Row = dict[str, Any]
@@ -83,7 +84,12 @@ def read_rows(file: Path) -> list[Row]:
 
 
 def write_rows(rows: Sequence[Row], file: Path) -> None:
-    """A line each. Whoever reads the file meanwhile finds what was there before."""
+    """A line each. Whoever reads the file meanwhile finds what was there before.
+
+    Raises UserMistake if there are none, which would erase what is there.
+    """
+    if not rows:
+        raise UserMistake(f"There are no runs for {file}: make some without --report.")
     lines = ",\n".join(json.dumps(row, allow_nan=False, separators=(",", ":")) for row in rows)
     write_whole(file, f"[\n{lines}\n]\n".encode())
 

@@ -26,10 +26,10 @@ from benchmarks.worlds.mixture import WORLDS
 YOKE = "so_grpo"
 """Whose learning rates the yoked arms follow."""
 _DEFAULT = METHODS[YOKE]
-_GSPO = replace(METHODS["plain"], title="GSPO", description="sequence ratios", settings=UNSET | SYMMETRIC | SEQUENCE)
+_GSPO = UNSET | SYMMETRIC | SEQUENCE
 _CONSTANT = {
     "plain": replace(METHODS["plain"], title="GRPO", description="token ratios"),
-    "gspo_plain": replace(_GSPO, method=NO_PIECES),
+    "gspo_plain": BenchmarkMethod("GSPO", "so_grpo", "sequence ratios", _GSPO, NO_PIECES),
     "so_grpo_constant": replace(_DEFAULT, title="SO-GRPO, `target_kl=0`", settings={"target_kl": 0.0}),
 }
 
@@ -43,7 +43,7 @@ def _yoked(change: str, **settings: Any) -> BenchmarkMethod:
 ARMS: dict[str, BenchmarkMethod] = {
     **_CONSTANT,
     "grpo_target": replace(METHODS["grpo_target"], title="GRPO + target KL"),
-    "gspo_target": replace(_CONSTANT["gspo_plain"], title="GSPO + target KL", settings=_GSPO.settings | TARGET),
+    "gspo_target": replace(_CONSTANT["gspo_plain"], title="GSPO + target KL", settings=_GSPO | TARGET),
     "so_grpo": replace(_DEFAULT, title="SO-GRPO"),
     "so_grpo_no_penalty": replace(_DEFAULT, title="SO-GRPO without penalty", method=NO_PIECES),
     "sequence": replace(METHODS["sequence"], title="`sequence`"),
@@ -60,10 +60,7 @@ CHECK = "yoked_so_grpo"
 """Repeats the default's run, number for number, unless yoking goes wrong: one seed shows it."""
 HEADLINE = ("reuse", "long", "hot", "stale", "hunt-reuse")
 LONG_TURNS = ("turns-of-40-in-3-hops", "turns-of-80-in-3-hops")
-NOISY = {
-    "noise": "Router noise",
-    "bfloat16": "bfloat16 sampler",
-}
+NOISY = {"noise": "Router noise", "bfloat16": "bfloat16 sampler"}
 NOISE_REGIMES = {
     f"sampler-{kind}": Regime(
         title,

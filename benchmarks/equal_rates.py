@@ -83,8 +83,8 @@ def make_runs(columns: Sequence[str], search: bool, workers: int) -> None:
             for yoked in (False, True):  # what is followed first
                 run_all(equal_jobs(columns, seed, yoked), workers, f"Seed {seed}{', yoked' * yoked}")
         return
-    for _ in GRID:
-        run_all(search_jobs(columns, runs_there_are()), workers, "Searching learning rates")
+    while jobs := {*search_jobs(columns, runs_there_are())} - load().keys():
+        run_all(sorted(jobs, key=str), workers, "Searching learning rates")
     runs = runs_there_are()
     own = {cell: searched(runs, *cell) for cell in product(columns, SEARCHED)}
     jobs = [Job(*cell, best_rate(ends), seed) for cell, ends in own.items() for seed in seeds_of(cell[0]) if ends]
@@ -277,13 +277,16 @@ def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--search", action="store_true", help="search learning rates, and judge the best ones")
-    parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
+    parser.add_argument(
+        "--columns", nargs="+", choices=COLUMNS, help=f"default: all; with --search {' '.join(HEADLINE)}"
+    )
     parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
     arguments = parser.parse_args(words)
-    if arguments.search and not {*arguments.columns} <= {*HEADLINE}:
+    columns = arguments.columns or (HEADLINE if arguments.search else [*COLUMNS])
+    if arguments.search and not {*columns} <= {*HEADLINE}:
         parser.error(f"learning rates are searched in these columns: {', '.join(HEADLINE)}")
     if not arguments.report:
-        make_runs(arguments.columns, arguments.search, arguments.workers)
+        make_runs(columns, arguments.search, arguments.workers)
     write_report([*load().values()])
     print(f"The report is in {RESULTS / 'equal_rates.md'}.")
 
