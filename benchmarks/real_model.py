@@ -69,8 +69,10 @@ UNCHOSEN = "so_grpo_all_questions"
 """SO-GRPO where nobody has chosen the questions."""
 CHOOSING, JUDGING = (101, 102, 103), tuple(range(301, 313))
 """Seeds of training: of the order of questions and of sampling. World and warm start are the same in all runs."""
+FEWEST = 6
+"""Pairs of judging seeds that run before anything else."""
 GRID, FIRST_RATES = (5e-8, 1.5e-7, 5e-7, 1.5e-6, 5e-6, 1.5e-5, 5e-5, 1.5e-4, 5e-4), (5e-6, 1.5e-5, 1.5e-6)
-"""Where an end of what has run is best, the next rate of the grid follows, up or down."""
+"""The first is the recipe's. Where an end of what has run is best, the next rate of the grid follows, up or down."""
 CANDIDATES, TRIES, QUESTIONS = 400, 8, 1000
 DEVICE = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
@@ -103,22 +105,23 @@ def means(rows: Sequence[Row], arm: str) -> dict[float, float]:
 
 
 def best_rate(rows: Sequence[Row], arm: str) -> float:
-    """Of equals the lowest; the yoked arm's is that of what it follows. At least one rate must have run."""
-    found = means(rows, YOKE if arm == YOKED else arm)
+    """Of equals the lowest. At least one rate must have run with all choosing seeds."""
+    found = means(rows, arm)
     return max(found, key=lambda rate: found[rate])
 
 
 def left(rows: Sequence[Row]) -> list[Job]:
-    """What has not run, in the order in which it is to run: complete sets first."""
+    """What has not run, in the order in which it is to run: first the pairs, which need no search for a rate."""
+    pairs = [Job(arm, FIRST_RATES[0], seed) for seed in JUDGING for arm in (YOKE, YOKED)]
     first = [Job(arm, rate, seed) for rate in FIRST_RATES for seed in CHOOSING for arm in SEARCHED]
-    jobs = dict.fromkeys([*CURVES, *first])
+    jobs = dict.fromkeys([*pairs[: 2 * FEWEST], *CURVES, *pairs, *first])
     done = by_job(rows)
     if jobs.keys() <= done.keys():
         near = {arm: GRID.index(best_rate(rows, arm)) for arm in SEARCHED}
         beside = [(arm, rate) for arm, at in near.items() for rate in GRID[max(at - 1, 0) : at + 2]]
         jobs |= dict.fromkeys(Job(arm, rate, seed) for arm, rate in beside for seed in CHOOSING)
     if jobs.keys() <= done.keys():
-        jobs |= dict.fromkeys(Job(arm, best_rate(rows, arm), seed) for seed in JUDGING for arm in ARMS)
+        jobs |= dict.fromkeys(Job(arm, best_rate(rows, arm), seed) for seed in JUDGING for arm in SEARCHED)
     return [job for job in jobs if job not in done]
 
 
@@ -243,13 +246,12 @@ COLUMNS = (
 
 def report(rows: Sequence[Row]) -> str:
     blocks = [HEADER]
-    judged = {arm: {row["seed"]: row for row in rows if row["arm"] == arm and row["seed"] in JUDGING} for arm in ARMS}
-    if judged[YOKE]:
+    if rows:
         start = ", ".join(f"{name} {value:.3f}" for name, value in rows[0]["start_em"].items())
-        ends = {seed: row["final_em"] for seed, row in judged[YOKE].items()}
-        pairs = {arm: [of[seed]["final_em"] - ends[seed] for seed in ends if seed in of] for arm, of in judged.items()}
-        lines = [_line(arm, [*of.values()], pairs[arm]) for arm, of in judged.items() if of]
-        blocks += ["## Arms", f"The warm start's exact match: {start}.", table(COLUMNS, lines), _shown(pairs)]
+        blocks += [f"The warm start's exact match: {start}."]
+    blocks += _judged(rows, "At equal learning rates", dict.fromkeys((YOKE, YOKED), FIRST_RATES[0]))
+    if all(means(rows, arm) for arm in SEARCHED):
+        blocks += _judged(rows, "At the rate that suits each arm", {arm: best_rate(rows, arm) for arm in SEARCHED})
     tried = {ARMS[arm][0]: means(rows, arm) for arm in SEARCHED}
     if rates := [rate for rate in GRID if any(rate in of for of in tried.values())]:
         lines = [[name, *(f"{of[rate]:.3f}" if rate in of else "–" for rate in rates)] for name, of in tried.items()]
@@ -260,6 +262,22 @@ def report(rows: Sequence[Row]) -> str:
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
 
 
+def _judged(rows: Sequence[Row], title: str, rates: Mapping[str, float]) -> list[str]:
+    """A table of arms at these learning rates, of the seeds that judge, and what their number can show."""
+    judged = {arm: {seed: by_job(rows).get(Job(arm, rate, seed)) for seed in JUDGING} for arm, rate in rates.items()}
+    found = {arm: {seed: row for seed, row in of.items() if row} for arm, of in judged.items()}
+    ends = {seed: row["final_em"] for seed, row in found[YOKE].items()}
+    pairs = {arm: [of[seed]["final_em"] - ends[seed] for seed in ends if seed in of] for arm, of in found.items()}
+    if not any(pairs[arm] for arm in pairs if arm != YOKE):
+        return []
+    lines = [_line(arm, [*of.values()], pairs[arm]) for arm, of in found.items() if of]
+    every = [
+        [str(seed), *(f"{of[seed]['final_em']:.3f}" if seed in of else "–" for of in found.values())] for seed in ends
+    ]
+    seeds = table(["seed", *(ARMS[arm][0] for arm in found)], every)
+    return [f"## {title}", table(COLUMNS, lines), _shown(pairs), seeds]
+
+
 def _curves(pair: Sequence[Row]) -> str:
     """Of the runs of `CURVES`, which are in this order."""
     lines = [
@@ -268,7 +286,7 @@ def _curves(pair: Sequence[Row]) -> str:
         for which, row in zip(("chosen questions", "all questions"), pair, strict=True)
     ]
     ends = " and ".join(f"{row['final_em']:.3f}" for row in pair)
-    about = f"One run each of SO-GRPO at {pair[0]['learning_rate']:g} with seed {pair[0]['seed']}. They end at {ends}."
+    about = f"One run each of SO-GRPO at {pair[0]['learning_rate']:g} with seed {pair[0]['seed']}. They score {ends} in the end."
     return f"{about}\n\n{table(['rollout', *map(str, range(1, ROLLOUTS + 1)), 'mean'], lines)}"
 
 
