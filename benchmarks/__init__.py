@@ -1,4 +1,4 @@
-"""Measurements that docs/results.md and other pages cite. Nothing is downloaded, and one thread computes."""
+"""Measurements that docs/evidence/results.md and other pages cite. Nothing is downloaded, and one thread computes."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The policy's loss as docs/paper_to_code.md has it, as loops in float64, and batches some way off the policy.
+"""The policy's loss as docs/internals/equations.md has it, as loops in float64, and batches some way off the policy.
 
 In float64 no comparison of a ratio with the edge of a clip range hangs on rounding.
 """

@@ -1,4 +1,4 @@
-"""The critic's loss as docs/paper_to_code.md has it, as loops in float64; `losses.py` has the policy's."""
+"""The critic's loss as docs/internals/equations.md has it, as loops in float64; `losses.py` has the policy's."""
 
 from __future__ import annotations
 

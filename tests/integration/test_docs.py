@@ -74,7 +74,7 @@ def test_concepts() -> None:
 
 
 def test_own_engine() -> None:
-    names = run_blocks(HOW_TO / "own_engine.md")
+    names = run_blocks(HOW_TO / "search.md")
     assert names["trainer"].rollout_func.__wrapped__.search is names["glossary"]
     assert names["glossary"].search_batch([" OSLO ", "nowhere"], k=1)[1] == []
     with pytest.raises(names["SearchUnavailable"]):
@@ -84,18 +84,18 @@ def test_own_engine() -> None:
 
 
 def test_own_environment() -> None:
-    run_blocks(HOW_TO / "own_environment.md")
+    run_blocks(HOW_TO / "environment.md")
     assert json.loads(Path("games.jsonl").read_text().splitlines()[-1])["number"] == 1
 
 
 def test_own_rollout() -> None:
-    trainer = run_blocks(HOW_TO / "own_rollout.md")["trainer"]
+    trainer = run_blocks(ROOT / "docs" / "internals" / "extending.md")["trainer"]
     assert logged(trainer, "turns/per_trajectory") == 2
     assert trainer._buffered_inputs[0]["context_ids"].min() == -1
 
 
 def test_candidates() -> None:
-    trainer = run_blocks(HOW_TO / "candidates.md")["trainer"]
+    trainer = run_blocks(ROOT / "docs" / "internals" / "extending.md")["trainer"]
     assert logged(trainer, "rollout/tokens_sampled") > 4
 
 
@@ -103,14 +103,14 @@ def test_your_agent() -> None:
     rows = [
         {"prompt": "", "question": f"where {name}", "answer": name} for name in ("oslo", "bern", "lima", "rome") * 2
     ]
-    trainer = run_blocks(HOW_TO / "your_agent.md", model="policy", dataset=Dataset.from_list(rows))["trainer"]
+    trainer = run_blocks(HOW_TO / "endpoint.md", model="policy", dataset=Dataset.from_list(rows))["trainer"]
     trainer.train()
     assert logged(trainer, "turns/per_trajectory") == 1
 
 
 def test_tool_box(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
     save_chat(monkeypatch, {"name": "search", "arguments": {"query": "oslo"}}, "<answer>423000</answer>")
-    run_blocks(HOW_TO / "tool_box.md", "chat")
+    run_blocks(HOW_TO / "tools.md", "chat")
     tools, games = trainers
     assert logged(tools, "rollout/tool_calls_per_trajectory") == logged(tools, "reward") == 1
     assert logged(games, "rewards/GuessingGame/mean") == 0
@@ -118,7 +118,7 @@ def test_tool_box(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
 
 def test_trl_tools(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
     save_chat(monkeypatch, {"name": "search", "arguments": {"query": "oslo"}}, "<answer>Norway</answer>")
-    run_blocks(HOW_TO / "trl_tools.md", "chat")
+    run_blocks(HOW_TO / "tools.md", "chat")
     native, _, box = trainers  # the second has another tool, which nobody calls here
     assert logged(native, "tools/call_frequency") == 1
     assert logged(native, "reward") == logged(box, "reward") == 1
@@ -132,11 +132,11 @@ def test_resume() -> None:
 
 
 def test_search() -> None:
-    assert type(run_blocks(ROOT / "docs" / "search.md")["backend"]).__name__ == "CachedSearch"
+    assert type(run_blocks(HOW_TO / "search.md")["backend"]).__name__ == "CachedSearch"
 
 
 def test_stability(tmp_path: Path) -> None:
     trainer = build_agent(tmp_path, save_strategy="steps", save_steps=1, max_steps=2)
-    run_blocks(ROOT / "docs" / "stability.md", trainer=trainer)
+    run_blocks(HOW_TO / "debug.md", trainer=trainer)
     trainer.train()
     assert trainer.state.global_step == 2

@@ -1,4 +1,4 @@
-"""Engines around TRL's vLLM, colocated or as a server. Each turn is a request of its own. See docs/vllm.md."""
+"""Engines around TRL's vLLM, colocated or as a server. Each turn is a request of its own. See docs/how_to/scale.md."""
 
 from __future__ import annotations
 

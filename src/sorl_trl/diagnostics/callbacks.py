@@ -30,7 +30,7 @@ SHOWN = {
     "turns": "turns/per_trajectory",
     "entropy": "entropy",
 }
-"""Metrics of docs/metrics.md by their label in the bar."""
+"""Metrics of docs/reference/metrics.md by their label in the bar."""
 
 
 class CollapseGuard(TrainerCallback):

@@ -1,4 +1,4 @@
-"""Tells a collapsing run from the metrics of docs/metrics.md: rules, and their application to log entries."""
+"""Tells a collapsing run from the metrics of docs/reference/metrics.md: rules, and their application to log entries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Rule:
-    """Conditions on metrics of docs/metrics.md, which must all hold in the same iteration."""
+    """Conditions on metrics of docs/reference/metrics.md, which must all hold in the same iteration."""
 
     name: str
     conditions: Mapping[str, Condition]

@@ -99,7 +99,7 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
 
     Args:
         gate: (B,), at least 0. With `clip_fraction`, this is SORL's clipping-triggered penalty as specified
-            (docs/paper_to_code.md).
+            (docs/internals/equations.md).
         log_ratio, loss_mask, estimator: As in `kl_to_old`, with its errors.
     """
     # Leave out rows with a closed gate before any arithmetic, because 0 times NaN is NaN.
@@ -110,7 +110,7 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
 def clip_penalty(
     log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor, estimator: str
 ) -> Tensor:
-    """Compute SORL's clipping-triggered penalty as specified (docs/paper_to_code.md): f_i · KL_i, (B,), f_i detached.
+    """Compute SORL's clipping-triggered penalty as specified (docs/internals/equations.md): f_i · KL_i, (B,), f_i detached.
 
     Arguments and errors are those of `clip_fraction` and `kl_to_old`. Value and gradient are exactly 0 for a
     trajectory in which nothing is clipped.

@@ -91,7 +91,7 @@ def log_importance_ratio(
             tokens as in GSPO (arXiv 2507.18071).
         turn_ratio: The ratio of a turn. "geometric": exp of the mean of ℓ over its tokens, which is GSPO's length
             normalization applied per turn. "arithmetic": the mean of its token ratios exp(ℓ), as specified for SORL
-            (arXiv 2511.20718; docs/paper_to_code.md).
+            (arXiv 2511.20718; docs/internals/equations.md).
 
     Every token of a unit receives the gradient of the unit's ratio.
 

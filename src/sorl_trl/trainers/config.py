@@ -35,7 +35,7 @@ PLAIN_SAMPLING: Mapping[str, Any] = {
 class TurnLevelConfig(GRPOConfig):
     """`trl.GRPOConfig` plus the options of turn-level training.
 
-    The help of each field says what it does (docs/options.md); TRL's other fields keep their meaning and default.
+    The help of each field says what it does (docs/reference/options.md); TRL's other fields keep their meaning and default.
     Every default is a plain value, so writing it into a recipe changes nothing.
     """
 
@@ -60,7 +60,7 @@ class TurnLevelConfig(GRPOConfig):
         default=0.1,
         metadata={
             "help": "How far a ratio may fall below 1 before it is clipped; also how far it may rise above 1, unless "
-            "`epsilon_high` is set. We chose 0.1 for the ratios of turns (docs/results.md); TRL's default is 0.2."
+            "`epsilon_high` is set. We chose 0.1 for the ratios of turns (docs/evidence/results.md); TRL's default is 0.2."
         },
     )
     turn_ratio: Annotated[str, OneOf(TURN_RATIOS)] = field(
@@ -68,7 +68,7 @@ class TurnLevelConfig(GRPOConfig):
         metadata={
             "help": "How the token ratios of a turn are averaged. 'geometric' (default): exp of their mean logarithm, "
             "which is GSPO's length normalization applied per turn. 'arithmetic': their mean, as specified for SORL "
-            "(docs/paper_to_code.md)."
+            "(docs/internals/equations.md)."
         },
     )
     clip_range_scaling: Annotated[str, OneOf(CLIP_RANGE_SCALINGS)] = field(
@@ -140,7 +140,7 @@ class TurnLevelConfig(GRPOConfig):
     )
     log_turn_details: Annotated[bool, SWITCH] = field(
         default=False,
-        metadata={"help": "Log every metric of docs/metrics.md instead of the dozen that matter most."},
+        metadata={"help": "Log every metric of docs/reference/metrics.md instead of the dozen that matter most."},
     )
     log_agent_gradients: Annotated[bool, SWITCH] = field(
         default=False,
@@ -230,7 +230,7 @@ class SOGRPOConfig(TurnLevelConfig):
 class SOPPOConfig(TurnLevelConfig):
     """Configuration of [`SOPPOTrainer`]: [`TurnLevelConfig`] plus the options of the critic.
 
-    The help of each field explains it; docs/options.md lists them all.
+    The help of each field explains it; docs/reference/options.md lists them all.
     """
 
     num_generations: int | None = field(

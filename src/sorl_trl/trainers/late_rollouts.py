@@ -1,6 +1,6 @@
 """Rollouts ahead of training: a `rollout_func` that samples the next batches while the trainer trains on one.
 
-See docs/async.md.
+See docs/how_to/async.md.
 """
 
 from __future__ import annotations

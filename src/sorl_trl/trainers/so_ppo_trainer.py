@@ -302,7 +302,7 @@ class Experience:
 def unit_experience(
     rewards: tuple[Tensor, Tensor], values: Tensor, units: TurnLayout, pool: str, gamma: float, gae_lambda: float
 ) -> Experience:
-    """GAE with a unit as the time step: a turn (docs/paper_to_code.md), a macro action, or a token.
+    """GAE with a unit as the time step: a turn (docs/internals/equations.md), a macro action, or a token.
 
     The value of a unit is the mean of V before its `valued_tokens`. The value loss trains each of these V towards the
     unit's return, as MA-RLHF's code does: ½ mean (V − R)² is ½ (mean V − R)² plus half the variance of V.
@@ -323,7 +323,7 @@ def unit_experience(
 
 
 def critic_metrics(experience: Experience) -> dict[str, float]:
-    """Statistics of values and advantages; docs/metrics.md explains the names.
+    """Statistics of values and advantages; docs/reference/metrics.md explains the names.
 
     "Returns" are rewards to go, which the critic has no part in. Undefined statistics are NaN, which TRL's averages
     skip: the explained variance of equal returns, the standard deviation of fewer than two advantages, the mean of
