@@ -135,7 +135,7 @@ def test_search() -> None:
     assert type(run_blocks(HOW_TO / "search.md")["backend"]).__name__ == "CachedSearch"
 
 
-def test_stability(tmp_path: Path) -> None:
+def test_debug(tmp_path: Path) -> None:
     trainer = build_agent(tmp_path, save_strategy="steps", save_steps=1, max_steps=2)
     run_blocks(HOW_TO / "debug.md", trainer=trainer)
     trainer.train()

@@ -44,6 +44,13 @@ class CollapseGuard(TrainerCallback):
 
     The log entries of alarms get `guard/alarms`, which loggers that were called before this callback do not see.
 
+    To add a rule, with functions of `sorl_trl.diagnostics.collapse`:
+
+    ```python
+    entropy = Rule("low_entropy", {"entropy": partial(fall, share=0.5, minimum=0.05)}, "lower the learning rate")
+    guard = CollapseGuard("stop", rules=(*DEFAULT_RULES, entropy))
+    ```
+
     Raises:
         ValueError: `action` is unknown, or, when training begins, the run logs nothing.
     """

@@ -144,14 +144,17 @@ class TurnLevelConfig(GRPOConfig):
     )
     log_agent_gradients: Annotated[bool, SWITCH] = field(
         default=False,
-        metadata={"help": "Log the norm of each agent's part of the gradient: one more backward pass for each."},
+        metadata={
+            "help": "Log the norm of each agent's part of the gradient: one more backward pass for each. Not with "
+            "DeepSpeed or FSDP."
+        },
     )
     disable_dropout: Annotated[bool, SWITCH] = field(
         default=True,
         metadata={
             "help": "Switch off what the model, its adapters and the critic draw at random in training mode: dropout, "
-            "and the jitter of a mixture's routers (TRL's default is False). This noise makes policy and old policy "
-            "differ before any update."
+            "the jitter of a mixture's routers, and NEFTune (TRL's default is False). This noise makes policy and old "
+            "policy differ before any update."
         },
     )
 
