@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 from datasets import Dataset
 
 from sorl_trl import SOGRPOTrainer
@@ -16,7 +17,7 @@ from sorl_trl.methods import PPOMin
 from sorl_trl.qa import exact_match_reward
 from sorl_trl.rollout import Generation, LockStepEngine
 from tests.agents import build_agent
-from tests.documentation import ROOT, logged, run_blocks, set_stage
+from tests.documentation import ROOT, logged, run_blocks, set_stage, small
 from tests.policies import build_policy
 from tests.tools import qwen_tokenizer
 
@@ -73,17 +74,7 @@ def test_concepts() -> None:
     assert json.loads(Path("out-ppo/critic/critic_config.json").read_text())["kind"] == "adapter"
 
 
-def test_own_engine() -> None:
-    names = run_blocks(HOW_TO / "search.md")
-    assert names["trainer"].rollout_func.__wrapped__.search is names["glossary"]
-    assert names["glossary"].search_batch([" OSLO ", "nowhere"], k=1)[1] == []
-    with pytest.raises(names["SearchUnavailable"]):
-        names["Careful"](None).search_batch(["oslo"], k=1)
-    with pytest.raises(names["SearchError"]):
-        names["Careful"]({}).search_batch(["o" * 1001], k=1)
-
-
-def test_own_environment() -> None:
+def test_environment() -> None:
     run_blocks(HOW_TO / "environment.md")
     assert json.loads(Path("games.jsonl").read_text().splitlines()[-1])["number"] == 1
 
@@ -108,21 +99,21 @@ def test_your_agent() -> None:
     assert logged(trainer, "turns/per_trajectory") == 1
 
 
-def test_tool_box(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
+def test_tools(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
+    """Every trajectory searches and then answers; `games` has no tool of that name."""
     save_chat(monkeypatch, {"name": "search", "arguments": {"query": "oslo"}}, "<answer>423000</answer>")
-    run_blocks(HOW_TO / "tools.md", "chat")
-    tools, games = trainers
-    assert logged(tools, "rollout/tool_calls_per_trajectory") == logged(tools, "reward") == 1
-    assert logged(games, "rewards/GuessingGame/mean") == 0
-
-
-def test_trl_tools(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
-    save_chat(monkeypatch, {"name": "search", "arguments": {"query": "oslo"}}, "<answer>Norway</answer>")
-    run_blocks(HOW_TO / "tools.md", "chat")
-    native, _, box = trainers  # the second has another tool, which nobody calls here
+    monkeypatch.setattr(trl, "GRPOConfig", small(trl.GRPOConfig))
+    names = run_blocks(HOW_TO / "tools.md", "chat")
+    box, native, games = trainers
+    plain = names["trainer"]
+    assert type(plain) is trl.GRPOTrainer
+    for trainer in (box, native, plain):
+        assert logged(trainer, "reward") == 1
+    for trainer in (box, plain):
+        assert logged(trainer, "rollout/tool_calls_per_trajectory") == 1
     assert logged(native, "tools/call_frequency") == 1
-    assert logged(native, "reward") == logged(box, "reward") == 1
-    assert logged(box, "rollout/tool_calls_per_trajectory") == 1
+    assert logged(games, "rewards/GuessingGame/mean") == 0
+    assert names["run_python"]("print(1 + 1)") == "2\n"
 
 
 def test_resume() -> None:
@@ -132,7 +123,12 @@ def test_resume() -> None:
 
 
 def test_search() -> None:
-    assert type(run_blocks(HOW_TO / "search.md")["backend"]).__name__ == "CachedSearch"
+    names = run_blocks(HOW_TO / "search.md")
+    assert names["rollout"].search is names["glossary"]
+    (oslo,), nothing = names["backend"].search_batch([" OSLO ", "nowhere"], k=1)
+    assert (oslo.text, nothing) == ("Oslo is the capital of Norway.", [])
+    with pytest.raises(names["SearchError"]):
+        names["backend"].search_batch(["o" * 1001], k=1)
 
 
 def test_debug(tmp_path: Path) -> None:

@@ -40,6 +40,18 @@ class Collector:
     A row may take `max_turns` turns that call a tool or are invalid, and then one last turn in which it can only
     answer. A turn that reaches a token limit, or the end of the engine's window, ends the row for that reason.
 
+    It needs no trainer. This asks a policy that was trained to search:
+
+    ```python
+    tokenizer, policy = AutoTokenizer.from_pretrained("out"), AutoModelForCausalLM.from_pretrained("out")
+    collector = Collector(tokenizer, BM25Index.open("corpus.jsonl", "index"), limits=RolloutLimits(max_turns=4))
+    end = TurnEnd(tokenizer, collector.protocol.stop_strings, [tokenizer.eos_token_id])
+    engine = model_engine(policy, end, GenerationConfig())  # greedy
+    (row,) = build_prompt_rows([Question("1", "Who wrote Solaris?", ("Lem",))])
+    (trajectory,) = collector.collect([tokenizer(row["prompt"])["input_ids"]], engine)
+    print(trajectory.answer, [turn.text for turn in trajectory.turns])
+    ```
+
     Args:
         environment: Answers the turns that call a tool. A search engine is wrapped in a `SearchResponder`.
         protocol: How text becomes an action, and a reply becomes an observation.

@@ -90,6 +90,10 @@ class BM25Index(SavedIndex):
     of the corpus, so the same query always finds the same passages. A repeated token counts once, so that a policy
     that repeats itself cannot slow the search down.
 
+    Text is split as `tokenize` says: case and accents are folded, English stop words dropped, and nothing is stemmed.
+    A script that imports bm25s before this package, with JAX installed, should set `JAX_PLATFORMS=cpu`: bm25s would
+    start JAX, which takes three quarters of a GPU's memory.
+
     Make it with `build`, which holds the tokens of the whole corpus in memory, or with `load`, which maps the files
     into memory that processes on one machine share. The index folder has the passages, too: the corpus file is not
     needed afterwards.
