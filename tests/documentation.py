@@ -18,7 +18,7 @@ from tests.policies import CHAT
 ROOT = Path(__file__).parents[1]
 SITE = sorted(path for path in (ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "recipes" / "README.md", *SITE]
-MODELS = ("Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-0.5B-Instruct")
+MODELS = ("Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B")
 
 
 def page_name(path: Path) -> str:

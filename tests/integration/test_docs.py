@@ -13,8 +13,6 @@ from datasets import Dataset
 
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.agents import policy_rollout
-from sorl_trl.methods import PPOMin
-from sorl_trl.qa import exact_match_reward
 from sorl_trl.rollout import Generation, LockStepEngine
 from tests.agents import build_agent
 from tests.documentation import ROOT, logged, run_blocks, set_stage, small
@@ -62,9 +60,12 @@ def save_chat(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: str
     monkeypatch.setattr(policy_rollout, "policy_engine", lambda *_: nullcontext((LockStepEngine(Engine()), bool)))
 
 
-def test_readme() -> None:
-    names = run_blocks(ROOT / "README.md", model="policy", reward=exact_match_reward, my_surrogate=PPOMin())
-    assert names["trainer"].state.global_step == 1
+def test_readme(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
+    save_chat(monkeypatch, {"name": "multiply", "arguments": {"a": 101, "b": 201}}, "It is 345,117.")
+    names = run_blocks(ROOT / "README.md", "chat")
+    assert logged(trainers[0], "tools/call_frequency") == 1
+    assert names["correct"]([[{"content": "It is 345,117."}]] * 2, [345117, 345118]) == [1, 0]
+    assert logged(trainers[1], "endpoint/error_share") == 0
     assert names["critic"].head.weight.shape == (1, 16)
 
 
