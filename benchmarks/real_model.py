@@ -286,7 +286,7 @@ def _curves(pair: Sequence[Row]) -> str:
         for which, row in zip(("chosen questions", "all questions"), pair, strict=True)
     ]
     ends = " and ".join(f"{row['final_em']:.3f}" for row in pair)
-    about = f"One run each of SO-GRPO at {pair[0]['learning_rate']:g} with seed {pair[0]['seed']}. They score {ends} in the end."
+    about = f"One run each of SO-GRPO at {pair[0]['learning_rate']:g} with seed {pair[0]['seed']}. They score {ends}."
     return f"{about}\n\n{table(['rollout', *map(str, range(1, ROLLOUTS + 1)), 'mean'], lines)}"
 
 

@@ -1,4 +1,4 @@
-"""Tells a collapsing run from the metrics of docs/reference/metrics.md: rules, and their application to log entries."""
+"""Rules on the metrics of docs/reference/metrics.md that detect a collapsing run, and their use on log entries."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ PLAIN_SAMPLING: Mapping[str, Any] = {
 class TurnLevelConfig(GRPOConfig):
     """`trl.GRPOConfig` plus the options of turn-level training.
 
-    The help of each field says what it does (docs/reference/options.md); TRL's other fields keep their meaning and default.
+    The help of each field explains it (docs/reference/options.md); TRL's other fields keep their meaning and default.
     Every default is a plain value, so writing it into a recipe changes nothing.
     """
 
@@ -60,7 +60,7 @@ class TurnLevelConfig(GRPOConfig):
         default=0.1,
         metadata={
             "help": "How far a ratio may fall below 1 before it is clipped; also how far it may rise above 1, unless "
-            "`epsilon_high` is set. We chose 0.1 for the ratios of turns (docs/evidence/results.md); TRL's default is 0.2."
+            "`epsilon_high` is set. We chose 0.1 for turn ratios (docs/evidence/results.md); TRL's default is 0.2."
         },
     )
     turn_ratio: Annotated[str, OneOf(TURN_RATIOS)] = field(

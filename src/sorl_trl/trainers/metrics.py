@@ -1,4 +1,4 @@
-"""What is recorded of each update: its metrics (docs/reference/metrics.md), and the trajectories that `sorl view` shows."""
+"""Records each update: its metrics (docs/reference/metrics.md), and the trajectories that `sorl view` shows."""
 
 from __future__ import annotations
 
