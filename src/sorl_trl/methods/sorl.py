@@ -20,8 +20,8 @@ class ClipPenalty(Checked):
     """A gated penalty on the KL to the old policy, λ mean_i f_i KL_i.
 
     SORL's clipping-triggered penalty, as specified (docs/internals/equations.md), uses the clip range as the gate's
-    range, `epsilon=None`, and leaves λ open. We chose the defaults (docs/evidence/results.md): their gate counts tokens
-    that have moved far, whether or not the surrogate clips them.
+    range, `epsilon=None`, and leaves λ open. We chose the defaults (docs/evidence/results.md). Their gate counts
+    tokens that have moved far, whether or not the surrogate clips them.
 
     Args:
         coef: λ, at least 0.
