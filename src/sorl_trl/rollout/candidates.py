@@ -1,4 +1,10 @@
-"""Candidates for turns or whole trajectories, of which the best goes on: TSR, arXiv 2602.11767, second-hand."""
+"""Candidates for turns or whole trajectories, of which the best goes on: TSR, arXiv 2602.11767.
+
+Known from public code and second-hand. There, "beam" keeps one path, as `width=1` does here, and "lookahead" keeps, of
+plain rollouts, the half of each group that is farthest from its mean, and half of the groups. Here, a beam keeps
+several paths and returns the best, and `depth` samples further turns. There, a candidate gets a new environment from
+the same seed, in which earlier actions are repeated; here, it gets a copy. Neither corrects for the choice.
+"""
 
 from __future__ import annotations
 

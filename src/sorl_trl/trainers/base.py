@@ -1,8 +1,8 @@
 """`trl.GRPOTrainer` with turns, a method of five pieces, and runs that resume exactly; and SO-GRPO, its defaults.
 
-TRL 1.16's private methods are overridden narrowly: `super()` plus what differs. docs/internals/architecture.md lists them, and
-tests/contract/test_trl_seams.py fails when one of their bodies changes. A reader finds every seam to TRL in one class;
-what the methods do is in the modules they call.
+TRL 1.16's private methods are overridden narrowly: `super()` plus what differs. docs/internals/architecture.md lists
+them, and tests/contract/test_trl_seams.py fails when one of their bodies changes. A reader finds every seam to TRL in
+one class; what the methods do is in the modules they call.
 """
 
 from __future__ import annotations
