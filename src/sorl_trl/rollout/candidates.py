@@ -26,9 +26,11 @@ class BestOfTurns:
     """Sample several candidates for each turn, let a copy of the environment answer each, and go on from the best.
 
     The score of a path is the sum over its turns. Of equal paths, the first is taken; one whose environment is down
-    comes last. Slots, and vLLM with its prefix cache, read a context once for all its candidates. A search engine needs
-    no copy, and a `Responder` makes its own (`branch`, `keep`). A copy has the random numbers of its original, unless
-    its `fork` seeds it anew. In a `ToolBox`, where public methods are tools, define `__deepcopy__`. Raises ValueError if a number is out of range, and TypeError if `score` is no function.
+    comes last. Slots, and vLLM with its prefix cache, read a context once for all its candidates. A search engine
+    needs no copy, and a `Responder` makes its own (`branch`, `keep`). A copy has the random numbers of its original,
+    unless its `fork` seeds it anew. In a `ToolBox`, where public methods are tools, define `__deepcopy__`.
+
+    Raises ValueError if a number is out of range, and TypeError if `score` is no function.
 
     Args:
         candidates: How many turns to sample after each path.
