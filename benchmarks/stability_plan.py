@@ -66,7 +66,7 @@ PPO_SETTINGS = {
     "critic_warmup_steps": 8,
     "value_clip_range": None,
 }
-"""Of all methods with a critic; see docs/how_to/critic.md. The critic keeps its learning rate, whatever the policy's."""
+"""Of all methods with a critic; see docs/how_to/critic.md. Its learning rate stays, whatever the policy's."""
 
 UNSET = {"target_kl": 0.0, "clip_range_scaling": "none"}
 """What trainers of ours do unless told otherwise is told otherwise."""

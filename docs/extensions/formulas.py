@@ -9,10 +9,16 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 
+ACCENTED = re.compile(r'<munderover>(\s*<mi>.</mi>)(.*?)(<mo stretchy="false">.</mo>)\s*</munderover>', re.DOTALL)
+
 
 def mathml(formula: str, as_block: bool = False) -> str:
-    """Variables of one letter are marked, and the style sheet slants them: browsers would look for a math font."""
-    return re.sub("<mi>(.)</mi>", r'<mi class="variable">\1</mi>', tex2mathml(formula, as_block=as_block))
+    """Variables of one letter are marked, and the style sheet slants them: browsers would look for a math font.
+
+    docutils puts the index of a letter with an accent below the letter.
+    """
+    made = ACCENTED.sub(r"<msub><mover>\1\3</mover>\2</msub>", tex2mathml(formula, as_block=as_block))
+    return re.sub("<mi>(.)</mi>", r'<mi class="variable">\1</mi>', made)
 
 
 def visit_inline(writer: Any, node: nodes.math) -> None:

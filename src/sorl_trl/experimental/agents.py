@@ -54,6 +54,24 @@ class MultiAgentTrainer(TurnLevelTrainer):
         learning_rates: Of agents, by name, where they differ from `learning_rate`. With 0, an agent is not trained. A
             resumed run goes on with the rates of its checkpoint.
 
+    Example:
+
+    ```python
+    trainer = MultiAgentTrainer(
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        reward_funcs=agent_reward,
+        args=SOGRPOConfig(output_dir="out", **SETTINGS["dr_mas"]),
+        train_dataset=dataset,
+        rollout_func=rollout,
+        agents={"planner": LoraConfig(r=16), "searcher": LoraConfig(r=8)},
+        learning_rates={"searcher": 2e-5},
+    )
+    trainer.train()
+    ```
+
+    In an evaluation during training, every agent plays its own part; in `sorl evaluate out/planner`, the planner's
+    adapter plays all of them. Each agent that reads a context costs a pass, a prefill, and memory for keys and values.
+
     Raises ValueError for `agents` that cannot stand beside each other, DeepSpeed or FSDP, a turn of no such agent, and
     the reasons of `SOGRPOTrainer`.
     """

@@ -22,6 +22,14 @@ _COMPARED = OneOf(("agent", "group"))
 class AgentWise(Checked):
     """Dr. MAS's credit (arXiv 2602.08847, from the paper and public code): (R − μ_a) / (σ_a + 1e-4).
 
+    A turn is compared with the turns of the same agent in the group. An agent that acts mostly where the team fails
+    would otherwise get mostly negative advantages, and act less. `AgentWise("group", "group", "trajectory")` has the
+    statistics of GRPO. `gamma` must be 1, because turns at any place in a trajectory are compared.
+
+    The source differs: an agent's only turn in a group gets its reward instead of 0; each call is a row with a prompt
+    of its own, where the agents of an environment read one growing context; and a turn gets the outcome less a penalty
+    for that turn alone, where we take its return.
+
     Args:
         mean: μ is that of all turns of the "agent" in the group, or of the whole "group".
         spread: The same for σ.

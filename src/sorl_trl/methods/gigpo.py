@@ -19,7 +19,9 @@ __all__ = ["GIGPO", "GiGPO"]
 class GiGPO(Checked):
     """GiGPO's credit (arXiv 2505.10978, from public code): the group's advantage plus `coef` times the step's.
 
-    The step's advantage compares a turn with the turns of its group that start in the same state.
+    The step's advantage compares a turn with the turns of its group that start in the same state: after the same
+    observation, or at the prompt. A state that occurs once adds nothing. `gamma` discounts both advantages; the source
+    discounts only the step's.
     """
 
     coef: Annotated[float, NOT_NEGATIVE] = 1.0

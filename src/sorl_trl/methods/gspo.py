@@ -1,4 +1,8 @@
-"""GSPO, one ratio per sequence; and our Sequence, which adds a clip range divided by length, and `target_kl`."""
+"""GSPO, one ratio per sequence; and our Sequence, which adds a clip range divided by length, and `target_kl`.
+
+The clip range of GSPO's authors, 3e-4 and 4e-4, is for responses of thousands of tokens. It clips nearly everything in
+short trajectories, where TRL's default of 0.2 or Sequence fits better.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,12 @@ __all__ = ["IGPO", "Separate"]
 
 @dataclass(frozen=True)
 class Separate:
-    """IGPO's credit (arXiv 2510.14967): turn rewards and outcomes are normalized separately, discounted and added."""
+    """IGPO's credit (arXiv 2510.14967): turn rewards and outcomes are normalized separately, discounted and added.
+
+    In IGPO, a turn earns how much it raises the policy's mean log-probability of the golden answer, and the last turn
+    earns the outcome, F1. Copy that reward from examples/information_gain.py: `rewards: [f1,
+    examples.information_gain.InformationGain]` in a recipe. Each rollout costs a pass over every state.
+    """
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages."""

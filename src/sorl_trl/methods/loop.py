@@ -17,7 +17,9 @@ __all__ = ["LOOP", "LeaveOneOut"]
 class LeaveOneOut:
     """LOOP's credit: the return of each turn, compared with the group's other trajectories.
 
-    It does not divide by a standard deviation: `scale_rewards` must be "none". Source: arXiv 2502.01600, public code.
+    It does not divide by a standard deviation, which would blow up small differences in groups that nearly agree, so
+    `scale_rewards` must be "none". Source: the public code of arXiv 2502.01600, which samples six trajectories per
+    group. The comparison of turns is our addition.
     """
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:

@@ -19,8 +19,8 @@ __all__ = ["SO_GRPO", "SO_GRPO_NOTE", "SO_PPO", "SO_PPO_NOTE", "ST_GRPO", "ST_PP
 class ClipPenalty(Checked):
     """A gated penalty on the KL to the old policy, λ mean_i f_i KL_i.
 
-    SORL's clipping-triggered penalty, as specified (docs/internals/equations.md), uses the clip range as the gate's
-    range, `epsilon=None`, and leaves λ open. We chose the defaults (docs/evidence/results.md). Their gate counts
+    SORL's clipping-triggered penalty, as specified (docs/internals/equations.md), has the clip range as the gate's
+    range, `epsilon=None`, and leaves λ open. The defaults are our choice (docs/evidence/results.md): their gate counts
     tokens that have moved far, whether or not the surrogate clips them.
 
     Args:

@@ -44,7 +44,13 @@ def group_turn_advantages(returns: Tensor, turn_mask: Tensor, num_generations: i
     what those that have a turn k have earned before it. A turn is thus compared with the turns of the same index, and
     a trajectory that stops early still counts. If all have equally many turns, b_k is the mean of R_{j,k}. If the
     turns of each trajectory have the same return, this is GRPO's advantage (arXiv 2402.03300), whatever the turn
-    counts. The baseline and σ, which is `turn_std`, are ours. A trajectory without a turn enters neither, and gets 0.
+    counts. We chose the baseline and σ, which is `turn_std`. A trajectory without a turn enters neither, and gets 0.
+
+    The baseline adds no bias if the policy decides when to stop: going on is credited in the turn that decides it, and
+    the baseline of that turn covers both outcomes, while a turn changes nothing that was earned before it. Each
+    trajectory is part of its own baseline, so without a discount the expected gradient is (G − 1) / G of the exact
+    one, as in GRPO; with `leave_one_out_advantages` it is the exact one. With a discount, a group in which every
+    answer is right is ranked by its numbers of turns, and σ scales these small differences up to full size.
 
     Args:
         returns: (B, K), from `turn_returns`.

@@ -110,10 +110,10 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
 def clip_penalty(
     log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor, estimator: str
 ) -> Tensor:
-    """Compute SORL's clipping-triggered penalty (docs/internals/equations.md): f_i · KL_i, (B,), f_i detached.
+    """Compute SORL's clipping-triggered penalty: f_i · KL_i, (B,), with f_i detached.
 
-    Arguments and errors are those of `clip_fraction` and `kl_to_old`. Value and gradient are exactly 0 for a
-    trajectory in which nothing is clipped.
+    This is the penalty as specified (docs/internals/equations.md). Arguments and errors are those of `clip_fraction`
+    and `kl_to_old`. Value and gradient are exactly 0 for a trajectory in which nothing is clipped.
     """
     fraction = clip_fraction(log_ratio, loss_mask, epsilon_low, epsilon_high)
     return gated_kl(fraction, log_ratio, loss_mask, estimator)

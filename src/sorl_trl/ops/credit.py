@@ -146,8 +146,8 @@ def backward_turn_advantages(rewards: Tensor, turn_mask: Tensor) -> Tensor:
     """Compare each turn with the same turn of all trajectories that have it: (B, K), 0 where there is none.
 
     Â_{i,k} = clamp((R_i − R̄_k) / (σ_k + 1e-6), ±3), with R̄_k and the unbiased σ_k over the trajectories that got to
-    turn k. Source: SeeUPO (arXiv 2602.06554) [C]; the unbiased σ and its floor are our choices. If only one
-    trajectory has a turn, that turn gets 0.
+    turn k. Source: SeeUPO (arXiv 2602.06554), as read in its public code; we chose the unbiased σ and its floor.
+    If only one trajectory has a turn, that turn gets 0.
 
     This baseline is not biased, even if the policy decides when to stop: R̄_k is the reward of those that got to turn
     k, and going there was decided, and is credited, in turn k − 1, whose baseline covers both outcomes. What each turn

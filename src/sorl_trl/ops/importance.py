@@ -217,7 +217,7 @@ def range_of_turns(epsilon: float | Tensor, turns: TurnLayout) -> float | Tensor
 def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
     """Compute g_{i,k} = exp(mean_{t∈k} d_t): (B, K), with 1 for turns that a trajectory does not have.
 
-    Source: verl, ROLL, SkyRL and slime [C], which average over segments or sequences; per turn, ours.
+    Source: the code of verl, ROLL, SkyRL and slime, which average over segments or sequences. We average over turns.
 
     Args:
         log_ratio: (B, T), d_t = log π_old − log μ of each token, with μ the engine.
@@ -230,7 +230,7 @@ def is_vetoed(log_ratio: Tensor, turn_ids: Tensor | TurnLayout, least: float) ->
     """Find the trajectories with a token whose ratio exp(d_t) is below `least`: (B,) bool.
 
     The old policy would hardly have sampled such a token, so it would not have written what follows either. Source:
-    public implementations [C], with 1e-4. `log_ratio` and `turn_ids` are those of `turn_mismatch`.
+    public implementations, with 1e-4. `log_ratio` and `turn_ids` are those of `turn_mismatch`.
     """
     turns = turn_layout(turn_ids)
     return ((keep(log_ratio, turns.loss_mask).exp() < least) & turns.loss_mask).any(dim=1)
@@ -270,8 +270,8 @@ def engine_ratio(
 def next_multiplier(multiplier: Tensor, log_ratio: Tensor, mask: Tensor) -> Tensor:
     """Multiply M by the ratio of the turn that was just updated: (B,), without gradient.
 
-    M_i ← clamp(M_i · clamp(exp(mean_{t∈k} ℓ_t), 0.8, 1.2), 0.8, 1.2). Source: SeeUPO (arXiv 2602.06554) [C]. A
-    trajectory without the turn keeps its M_i: the mean over no token is 0.
+    M_i ← clamp(M_i · clamp(exp(mean_{t∈k} ℓ_t), 0.8, 1.2), 0.8, 1.2). Source: SeeUPO (arXiv 2602.06554), as read in
+    its public code. A trajectory without the turn keeps its M_i: the mean over no token is 0.
 
     Args:
         multiplier: (B,), M so far, which starts at 1.

@@ -1,4 +1,10 @@
-"""Candidates for turns or whole trajectories, of which the best goes on: TSR, arXiv 2602.11767, second-hand."""
+"""Candidates for turns or whole trajectories, of which the best goes on: TSR, arXiv 2602.11767.
+
+Known from public code and second-hand. There, "beam" keeps one path, as `width=1` does here, and "lookahead" keeps, of
+plain rollouts, the half of each group that is farthest from its mean, and half of the groups. Here, a beam keeps
+several paths and returns the best, and `depth` samples further turns. There, a candidate gets a new environment from
+the same seed, in which earlier actions are repeated; here, it gets a copy. Neither corrects for the choice.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +26,11 @@ class BestOfTurns:
     """Sample several candidates for each turn, let a copy of the environment answer each, and go on from the best.
 
     The score of a path is the sum over its turns. Of equal paths, the first is taken; one whose environment is down
-    comes last. Raises ValueError if a number is out of range, and TypeError if `score` is no function.
+    comes last. Slots, and vLLM with its prefix cache, read a context once for all its candidates. A search engine
+    needs no copy, and a `Responder` makes its own (`branch`, `keep`). A copy has the random numbers of its original,
+    unless its `fork` seeds it anew. In a `ToolBox`, where public methods are tools, define `__deepcopy__`.
+
+    Raises ValueError if a number is out of range, and TypeError if `score` is no function.
 
     Args:
         candidates: How many turns to sample after each path.
