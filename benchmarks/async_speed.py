@@ -7,7 +7,7 @@ A tiny policy has learnt to search twice and then to answer. A search takes 0.5 
 hundred take ten. An optimizer step takes a second more than it would: a GPU that trains, and takes no core. Each case
 trains on 24 rollouts of 16 trajectories, two updates each, after one run that warms everything up. Cases are
 interleaved. Writes `async.json` and `async.md` in `benchmarks/results`;
-docs/plots.py draws who samples, who trains and who waits.
+docs/pictures.py draws who samples, who trains and who waits.
 """
 
 from __future__ import annotations

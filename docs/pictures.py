@@ -1,15 +1,21 @@
 """The pictures of the documentation: `python docs/pictures.py` writes docs/pictures/*.svg.
 
-Diagrams are drawn by hand. Plots are of benchmarks/results/*.json, and no number stands here. Each picture is narrow
-and on a light ground of its own, so that it can be read on a telephone and in a dark theme.
+Diagrams are drawn by hand. Plots are of benchmarks/results/*.json and, for curves of one run, of docs/pictures/*.json,
+which `python docs/pictures.py quickstart=runs/quickstart/policy` takes from the log of the run. No number stands here.
+Each picture is narrow and on a light ground of its own, so that it can be read on a telephone and in a dark theme.
+
+The screenshots beside them, view.png and training_view.png, are of pages that `sorl view` writes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -17,7 +23,9 @@ FOLDER = ROOT / "docs" / "pictures"
 WIDTH = 480
 INK, PALE, GREY = "#1f2328", "#d0d7de", "#57606a"
 BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#b3261e"
-"""Blue is the policy, orange what the world says or what judges; colour-blind people tell them apart."""
+BROWN = "#9a5b00"
+"""Blue is the policy, orange what the world says or what judges; colour-blind people tell them apart. Brown is an
+orange in which a name can be read."""
 
 Picture = tuple[int, list[str]]
 """Its height, and what is on it."""
@@ -51,8 +59,92 @@ def line(
     return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{stroke}" stroke-width="2"{extra}/>'
 
 
+@dataclass(frozen=True)
+class Plot:
+    """Axes whose corners are given in pixels and in data; curves are named at their right end."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    xs: tuple[float, float]
+    ys: tuple[float, float]
+
+    def x(self, value: float) -> float:
+        low, high = self.xs
+        return self.left + (self.right - self.left) * (value - low) / (high - low)
+
+    def y(self, value: float) -> float:
+        low, high = self.ys
+        return self.bottom - (self.bottom - self.top) * (value - low) / (high - low)
+
+    def grid(self, ys: Iterable[float], xs: Mapping[float, str]) -> list[str]:
+        drawn = []
+        for value in ys:
+            drawn.append(f'<path d="M{self.left:g} {self.y(value):.1f}H{self.right:g}" stroke="{PALE}"/>')
+            drawn.append(text(self.left - 8, round(self.y(value) + 5, 1), f"{value:g}", 13, GREY, "end"))
+        return drawn + [
+            text(round(self.x(at), 1), self.bottom + 18, name, 13, GREY, "middle") for at, name in xs.items()
+        ]
+
+    def curve(self, points: Iterable[tuple[float, float]], colour: str, pale: bool = False) -> str:
+        path = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
+        width, opacity = (1.2, 0.3) if pale else (2.5, 1)
+        look = f'stroke="{colour}" stroke-width="{width}" stroke-opacity="{opacity}" stroke-linejoin="round"'
+        return f'<path d="M{path}" fill="none" {look}/>'
+
+    def names(self, ends: Mapping[str, tuple[float, str]], gap: float = 18) -> list[str]:
+        """The name of each curve beside its last value, in its colour, moved where two would overlap."""
+        order = sorted(ends, key=lambda name: self.y(ends[name][0]))
+        places = [self.y(ends[name][0]) for name in order]
+        for i in range(1, len(places)):
+            places[i] = max(places[i], places[i - 1] + gap)
+        for i in reversed(range(len(places))):
+            places[i] = min(places[i], self.bottom - gap * (len(places) - 1 - i))
+        drawn = []
+        for name, place in zip(order, places, strict=True):
+            value, colour = ends[name]
+            leader = f"M{self.right + 3:g} {self.y(value):.1f}L{self.right + 14:g} {place:.1f}"
+            drawn.append(f'<path d="{leader}" stroke="{colour}"/>')
+            drawn.append(text(self.right + 18, round(place + 5, 1), name, 13, colour, bold=True))
+        return drawn
+
+
 def cross(x: float, y: float, size: float = 5) -> str:
     return line(x - size, y - size, x + size, y + size, RED) + line(x - size, y + size, x + size, y - size, RED)
+
+
+def architecture() -> Picture:
+    drawn = list[str]()
+    for title, where, y, height in (
+        ("rollout", "agents/, endpoint/", 16, 126),
+        ("trajectories", "trainers/rollout.py", 166, 96),
+        ("batch", "trainers/batch.py", 286, 74),
+        ("loss", "trainers/loss.py", 384, 74),
+    ):
+        drawn += [rect(16, y, 408, height, "#ffffff", GREY), text(28, y + 24, title, bold=True)]
+        drawn.append(text(412, y + 24, where, 13, GREY, "end"))
+        if title != "loss":
+            drawn.append(line(220, y + height, 220, y + height + 20, arrow=True))
+    drawn += [box(28, 52, 136, 78, BLUE, "engine", "slots, generate", "or vLLM")]
+    drawn += [box(276, 52, 136, 78, ORANGE, "tools, search", "or your agent")]
+    drawn += [line(166, 78, 272, 78, arrow=True), text(220, 70, "turn", 14, GREY, "middle")]
+    drawn += [line(274, 106, 168, 106, arrow=True), text(220, 124, "observation", 14, GREY, "middle")]
+    for i, (reward, *parts) in enumerate(((1, 70, 60, 80), (0, 50, 70, 50), (1, 60, 40, 90))):
+        x, y = 84, 202 + 18 * i
+        drawn.append(rect(28, y, 54, 13, PALE))
+        for part, width in enumerate(parts):
+            drawn.append(rect(x, y, width, 13, ORANGE if part % 2 else BLUE))
+            x += width + 2
+        drawn.append(text(412, y + 12, f"reward {reward}", 14, GREEN if reward else RED, "end"))
+    drawn.append(text(28, 334, "token ids, turn ids, log-probabilities, advantages", 14))
+    drawn.append(text(28, 351, "in micro-batches; several updates of each rollout", 13, GREY))
+    drawn.append(text(28, 432, "one ratio per turn, clipped; the method's penalty", 14))
+    drawn.append(text(28, 449, "gradient, optimizer step, learning rate from the KL", 13, GREY))
+    corner = f'd="M424 421H446V91H428" fill="none" stroke="{GREY}" stroke-width="2" marker-end="url(#arrow)"'
+    drawn.append(f"<path {corner}/>")
+    weights = text(0, 0, "new weights", 14, GREY, "middle")
+    return 474, [*drawn, f'<g transform="translate(464 256) rotate(-90)">{weights}</g>']
 
 
 def trajectory() -> Picture:
@@ -181,103 +273,245 @@ def resume() -> Picture:
     return 188, [*drawn, text(16, 170, "Steps 51 to 73 come out the same.", 14, GREY)]
 
 
-def rows_of(regime: str) -> dict[str, dict[str, Any]]:
-    """The rows of stability.json, by method."""
-    rows = json.loads((ROOT / "benchmarks/results/stability.json").read_text())
-    return {row["method"]: row for row in rows if row["regime"] == regime}
-
-
-def scale(value: float) -> float:
-    """Where a share of 0 to 1 is drawn."""
-    return 168 + 290 * value
-
-
-def axis(top: float, bottom: float) -> list[str]:
-    drawn = []
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        drawn += [f'<path d="M{scale(share):g} {top:g}V{bottom:g}" stroke="{PALE}"/>']
-        drawn.append(text(scale(share), bottom + 18, f"{share:g}", 13, GREY, "middle"))
-    return drawn
+def rows_of(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+    return rows
 
 
 COLLAPSES = {
-    **{"grpo": "GRPO", "gspo": "GSPO", "so_grpo_specified": "SO-GRPO, note", "grpo_target": "GRPO, target KL"},
+    **{"grpo": "GRPO", "gspo": "GSPO", "so_grpo_specified": "SO-GRPO, specified", "grpo_target": "GRPO, target KL"},
     **{"sequence": "sequence", "so_grpo": "SO-GRPO", "ppo": "PPO", "so_ppo": "SO-PPO"},
 }
 
 
 def collapses() -> Picture:
     """A dot is a run; a cross one that collapsed."""
-    rows = rows_of("reuse")
-    drawn = axis(12, 12 + 30 * len(COLLAPSES))
+    rows = {row["method"]: row for row in rows_of("stability") if row["regime"] == "reuse"}
+    bottom = 12 + 30 * len(COLLAPSES)
+    plot = Plot(168, 12, 458, bottom, (0, 1), (0, 1))
+    drawn = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        drawn.append(f'<path d="M{plot.x(share):g} 12V{bottom}" stroke="{PALE}"/>')
+        drawn.append(text(plot.x(share), bottom + 18, f"{share:g}", 13, GREY, "middle"))
     for i, (method, name) in enumerate(COLLAPSES.items()):
         row, y = rows[method], 30 + 30 * i
+        mean = plot.x(row["sampled_em"])
         drawn.append(text(16, y + 5, name, 14, bold=method in ("so_grpo", "so_ppo")))
-        drawn.append(line(scale(row["sampled_em"]), y - 10, scale(row["sampled_em"]), y + 10, INK))
+        drawn.append(line(mean, y - 10, mean, y + 10, INK))
         for seed, value in zip(row["seeds"], row["sampled_em_by_seed"], strict=True):
-            dot = f'<circle cx="{scale(value):.1f}" cy="{y}" r="5" fill="{BLUE}" fill-opacity="0.7"/>'
-            drawn.append(cross(round(scale(value), 1), y) if seed in row["collapsed_seeds"] else dot)
-    return 44 + 30 * len(COLLAPSES), drawn
+            x = round(plot.x(value), 1)
+            dot = f'<circle cx="{x}" cy="{y}" r="5" fill="{BLUE}" fill-opacity="0.7"/>'
+            drawn.append(cross(x, y) if seed in row["collapsed_seeds"] else dot)
+    drawn.append(text(313, bottom + 38, "final sampled exact match", 13, GREY, "middle"))
+    key = bottom + 62
+    drawn += [f'<circle cx="173" cy="{key - 5}" r="5" fill="{BLUE}"/>', text(184, key, "a run", 13, GREY)]
+    drawn += [cross(236, key - 5), text(247, key, "collapsed", 13, GREY)]
+    return key + 14, [*drawn, line(329, key - 14, 329, key + 4, INK), text(338, key, "mean", 13, GREY)]
 
 
 ARMS = {
     "plain": ("GRPO", GREY),
-    "gspo_plain": ("GSPO", ORANGE),
+    "gspo_plain": ("GSPO", BROWN),
     "so_grpo_constant": ("SO-GRPO, target_kl=0", GREEN),
     "so_grpo": ("SO-GRPO", BLUE),
 }
 
 
 def rates() -> Picture:
-    """Over learning rates, the mean final exact match of all columns whose search is over."""
-    rows = json.loads((ROOT / "benchmarks/results/equal_rates.json").read_text())
-    searched = [row for row in rows if row["search"] and len(row["seeds"]) == 3]
-    found = {(row["method"], row["learning_rate"], row["regime"]): row["sampled_em"] for row in searched}
+    """Over learning rates, the mean final exact match of all columns whose search is over, and of each seed, pale."""
+    searched = [row for row in rows_of("equal_rates") if row["search"] and len(row["seeds"]) == 3]
+    found = {(row["method"], row["learning_rate"], row["regime"]): row["sampled_em_by_seed"] for row in searched}
     common = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
     columns = [
         column
         for column in dict.fromkeys(row["regime"] for row in searched)
         if all((arm, rate, column) in found for arm in ARMS for rate in common)
     ]
+    plot = Plot(52, 50, 284, 260, (0, len(common) - 1), (0, 0.9))
+    drawn = [text(16, 26, f"Final exact match, mean of {len(columns)} ways to drive training hard", 14, bold=True)]
+    drawn += plot.grid((0.0, 0.25, 0.5, 0.75), {i: f"{rate:g}" for i, rate in enumerate(common)})
+    ends = {}
+    for arm, (name, colour) in ARMS.items():
+        seeds = [
+            [fmean(seed) for seed in zip(*(found[arm, rate, column] for column in columns), strict=True)]
+            for rate in common
+        ]
+        means = [fmean(each) for each in seeds]
+        drawn += [plot.curve(enumerate(each), colour, pale=True) for each in zip(*seeds, strict=True)]
+        drawn.append(plot.curve(enumerate(means), colour))
+        drawn += [
+            f'<circle cx="{plot.x(i):.1f}" cy="{plot.y(mean):.1f}" r="4" fill="{colour}"/>'
+            for i, mean in enumerate(means)
+        ]
+        ends[name] = means[-1], colour
+    drawn += [text(168, 300, "learning rate", 13, GREY, "middle"), *plot.names(ends)]
+    return 330, [*drawn, text(16, 320, "pale: each of three seeds", 13, GREY)]
 
-    def at(rate: float) -> float:
-        return 56 + 390 * common.index(rate) / (len(common) - 1)
 
-    def height(share: float) -> float:
-        return 250 - 230 * share
+REWARDS = {
+    "grpo": ("GRPO", GREY),
+    "gspo": ("GSPO", BROWN),
+    "so_grpo": ("SO-GRPO", BLUE),
+    "sequence": ("sequence", GREEN),
+}
 
-    drawn = [text(16, 20, f"Final exact match, mean of {len(columns)} ways to drive training hard", 13, GREY)]
-    for share in (0.0, 0.25, 0.5, 0.75):
-        drawn += [f'<path d="M56 {height(share):g}H446" stroke="{PALE}"/>']
-        drawn.append(text(48, height(share) + 5, f"{share:g}", 13, GREY, "end"))
-    drawn += [text(at(rate), 270, f"{rate:g}", 13, GREY, "middle") for rate in common]
-    drawn.append(text(251, 290, "learning rate", 13, GREY, "middle"))
-    for i, (arm, (name, colour)) in enumerate(ARMS.items()):
-        ends = [sum(found[arm, rate, column] for column in columns) / len(columns) for rate in common]
-        points = [(at(rate), height(end)) for rate, end in zip(common, ends, strict=True)]
-        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        drawn.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
-        drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in points]
-        drawn += [rect(64, 166 + 20 * i, 14, 12, colour), text(84, 177 + 20 * i, name, 13)]
-    return 304, drawn
+
+def real_model() -> Picture:
+    """The mean reward of each rollout, of the methods that several seeds judged; pale: each of these."""
+    drawn = list[str]()
+    for i, (regime, title) in enumerate(
+        {"many_updates": "24 updates of each rollout", "late": "late rollouts"}.items()
+    ):
+        rows = [row for row in rows_of("nine_methods") if row["regime"] == regime and row["judging"]]
+        last = len(rows[0]["rollout_rewards"])
+        plot = Plot(52, 42 + 236 * i, 374, 210 + 236 * i, (1, last), (0, 1))
+        drawn.append(text(16, plot.top - 16, f"Mean reward, {title}", 14, bold=True))
+        drawn += plot.grid((0.0, 0.25, 0.5, 0.75, 1.0), {at: str(at) for at in range(1, last + 1)})
+        ends = {}
+        for method, (name, colour) in REWARDS.items():
+            runs = [row["rollout_rewards"] for row in rows if row["method"] == method]
+            means = [fmean(each) for each in zip(*runs, strict=True)]
+            drawn += [plot.curve(enumerate(run, 1), colour, pale=True) for run in runs]
+            drawn.append(plot.curve(enumerate(means, 1), colour))
+            ends[name] = means[-1], colour
+        drawn += plot.names(ends)
+    return 494, [*drawn, text(213, 484, "rollout; pale: each seed", 13, GREY, "middle")]
+
+
+KEPT = ("step", "reward", "kl_to_old", "lr_factor")
+TARGET_KL = 0.005
+
+
+def logged(name: str, metric: str) -> list[tuple[int, float]]:
+    log = json.loads((FOLDER / f"{name}.json").read_text())["log"]
+    return [(entry["step"], entry[metric]) for entry in log if metric in entry]
+
+
+def keep_log(name: str, run: Path) -> None:
+    """Write what the curves of a run need beside its picture."""
+    log = json.loads((run / "trainer_state.json").read_text())["log_history"]
+    rows = [{key: entry[key] for key in KEPT if entry.get(key) is not None} for entry in log if "step" in entry]
+    entries = ",\n".join(f"  {json.dumps(row)}" for row in rows if len(row) > 1)
+    (FOLDER / f"{name}.json").write_text(f'{{"source": "{run}",\n "log": [\n{entries}\n]}}\n', encoding="utf-8")
+
+
+def rewards_of(name: str, plot: Plot, colour: str = BLUE) -> list[str]:
+    """The reward of each rollout, pale, and its mean over five."""
+    points = logged(name, "reward")
+    means = [
+        (step, fmean(reward for _, reward in points[max(0, i - 4) : i + 1])) for i, (step, _) in enumerate(points)
+    ]
+    return [plot.curve(points, colour, pale=True), plot.curve(means, colour)]
+
+
+def quickstart() -> Picture:
+    last = logged("quickstart", "reward")[-1][0]
+    plot = Plot(48, 44, 464, 200, (0, last), (0, 1))
+    drawn = [text(16, 26, "Exact match of sampled answers in training", 14, bold=True)]
+    drawn += plot.grid((0.0, 0.25, 0.5, 0.75, 1.0), {at: str(at) for at in range(0, last + 1, 50)})
+    drawn += rewards_of("quickstart", plot)
+    return 252, [*drawn, text(256, 240, "optimizer step; pale: each rollout, thick: mean of five", 13, GREY, "middle")]
+
+
+def language_model() -> Picture:
+    """Three panels: the reward, the KL with its target, and the learning rate that follows it."""
+    last = logged("language_model", "kl_to_old")[-1][0]
+    ticks = {float(at): str(at) for at in range(0, last + 1, 20)}
+    drawn = list[str]()
+    for i, (title, ys) in enumerate(
+        (
+            ("reward (pale: each rollout, thick: mean of five)", (0.5, 0.75, 1.0)),
+            ("kl_to_old, before each update", (0.0, 0.025, 0.05)),
+            ("lr_factor, the share of the learning rate", (0.0, 0.5, 1.0)),
+        )
+    ):
+        plot = Plot(56, 40 + 156 * i, 404, 140 + 156 * i, (0, last), (ys[0], ys[-1]))
+        drawn += [text(16, plot.top - 14, title, 14, bold=True), *plot.grid(ys, ticks)]
+        if i == 0:
+            drawn += rewards_of("language_model", plot)
+        elif i == 1:
+            y = round(plot.y(TARGET_KL), 1)
+            drawn += [plot.curve(logged("language_model", "kl_to_old"), BLUE)]
+            drawn += [line(plot.left, y, plot.right, y, RED, dashed=True), text(410, y + 5, "target_kl", 13, RED)]
+        else:
+            drawn.append(plot.curve(logged("language_model", "lr_factor"), BLUE))
+    return 504, [*drawn, text(230, 492, "optimizer step; eight updates of each rollout", 13, GREY, "middle")]
+
+
+TIMELINES = {
+    (0, "dataset", False): "synchronous",
+    (2, "dataset", False): "async_staleness=2",
+    (2, "completed", True): "async_order=completed, some searches slow",
+}
+"""Cases of `benchmarks.async_speed`: staleness, order, stragglers."""
+
+
+def lanes_of(spans: Iterable[Sequence[float]]) -> list[tuple[int, float, float]]:
+    """Each span with a lane in which it overlaps no other."""
+    free, placed = list[float](), []
+    for start, end in sorted(map(tuple, spans)):
+        lane = next((i for i, until in enumerate(free) if until <= start), len(free))
+        free[lane : lane + 1] = [end]
+        placed.append((lane, start, end))
+    return placed
+
+
+def asynchronous() -> Picture:
+    """What samples, trains and waits over time, in the last run of three cases."""
+    rows = {(row["staleness"], row["order"], row["stragglers"]): row for row in rows_of("async") if "spans" in row}
+    seconds = max(rows[case]["wall_seconds"] for case in TIMELINES)
+
+    def bars(y: float, height: float, spans: Iterable[Sequence[float]], fill: str) -> list[str]:
+        at, scale = 72, 392 / seconds
+        return [
+            f'<rect x="{at + scale * start:.1f}" y="{y:g}" width="{scale * (end - start) - 0.6:.1f}" '
+            f'height="{height:g}" fill="{fill}"/>'
+            for start, end in spans
+            if scale * (end - start) > 0.8
+        ]
+
+    drawn, y = list[str](), 12.0
+    for case, title in TIMELINES.items():
+        spans = rows[case]["spans"]
+        stood = spans["waits"] if case[0] else spans["samples"]
+        # A training step begins with its rollout, or by waiting for it.
+        trains = [(max([start, *(e for s, e in stood if start <= s <= end)]), end) for start, end in spans["trains"]]
+        drawn.append(text(16, y + 14, title, 14, bold=True))
+        y += 26
+        lanes = lanes_of(spans["samples"])
+        count = 1 + max(lane for lane, _, _ in lanes)
+        height = 12 if count < 4 else 6
+        for lane, start, end in lanes:
+            drawn += bars(y + (height + 1) * lane, height, [(start, end)], ORANGE)
+        drawn.append(text(16, y + (height + 1) * count / 2 + 4, "samples", 13, GREY))
+        y += (height + 1) * count + 5
+        drawn += [*bars(y, 12, trains, BLUE), text(16, y + 11, "trains", 13, GREY)]
+        y += 18
+        if case[0]:
+            drawn += [*bars(y, 12, spans["waits"], RED), text(16, y + 11, "waits", 13, GREY)]
+            y += 18
+        y += 10
+    for at in range(0, int(seconds) + 1, 20):
+        drawn.append(text(72 + 392 * at / seconds, y + 8, f"{at} s", 13, GREY, "middle"))
+    return int(y) + 20, drawn
 
 
 def engines() -> Picture:
     """Queries that one core answers in a second."""
     backends = json.loads((ROOT / "benchmarks/results/search.json").read_text())["backends"]
     most = max(each["queries_per_cpu_second"] for each in backends.values())
-    drawn = []
+    drawn = [text(16, 28, "Queries per second of one core", 14, bold=True)]
     for i, (name, each) in enumerate(backends.items()):
-        value, y = each["queries_per_cpu_second"], 16 + 30 * i
+        value, y = each["queries_per_cpu_second"], 42 + 30 * i
         drawn += [text(16, y + 15, name, 14), rect(168, y, 230 * value / most, 20, BLUE)]
         drawn.append(text(174 + 230 * value / most, y + 15, f"{value:,.0f}", 14))
-    return 26 + 30 * len(backends), drawn
+    return 50 + 30 * len(backends), drawn
 
 
-PICTURES: dict[str, Callable[[], Picture]] = {
-    made.__name__: made
-    for made in (trajectory, bfcl, rollout, critics, machines, vllm, resume, collapses, rates, engines)
-}
+PICTURES: tuple[Callable[[], Picture], ...] = (
+    *(architecture, trajectory, bfcl, rollout, critics, machines, vllm, resume),
+    *(collapses, rates, real_model, quickstart, language_model, asynchronous, engines),
+)
 
 
 def svg(height: int, drawn: list[str]) -> str:
@@ -291,5 +525,7 @@ def svg(height: int, drawn: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    for name, made in PICTURES.items():
-        (FOLDER / f"{name}.svg").write_text(svg(*made()), encoding="utf-8")
+    for name, _, run in (word.partition("=") for word in sys.argv[1:]):
+        keep_log(name, Path(run))
+    for made in PICTURES:
+        (FOLDER / f"{made.__name__}.svg").write_text(svg(*made()), encoding="utf-8")
