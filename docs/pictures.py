@@ -1,7 +1,7 @@
 """The pictures of the documentation: `python docs/pictures.py` writes docs/pictures/*.svg.
 
-Diagrams are drawn by hand. Plots are of benchmarks/results/*.json and, for curves of one run, of docs/pictures/*.json,
-which `python docs/pictures.py quickstart=runs/quickstart/policy` takes from the log of the run. No number stands here.
+Diagrams are drawn by hand. Plots are of benchmarks/results/*.json, and of docs/pictures/quickstart.json, which
+`python docs/pictures.py quickstart=runs/quickstart/policy` takes from the log of that run. No number stands here.
 Each picture is narrow and on a light ground of its own, so that it can be read on a telephone and in a dark theme.
 
 The screenshots beside them, view.png and training_view.png, are of pages that `sorl view` writes.
@@ -378,8 +378,7 @@ def real_model() -> Picture:
     return 494, [*drawn, text(213, 484, "rollout; pale: each seed", 13, GREY, "middle")]
 
 
-KEPT = ("step", "reward", "kl_to_old", "lr_factor")
-TARGET_KL = 0.005
+KEPT = ("step", "reward")
 
 
 def logged(name: str, metric: str) -> list[tuple[int, float]]:
@@ -414,28 +413,28 @@ def quickstart() -> Picture:
 
 
 def language_model() -> Picture:
-    """Three panels: the reward, the KL with its target, and the learning rate that follows it."""
-    last = logged("language_model", "kl_to_old")[-1][0]
-    ticks = {float(at): str(at) for at in range(0, last + 1, 20)}
+    """Reward and groups that differ, of each rollout, and the learning rate of each update; pale: each seed."""
+    rows = [row for row in rows_of("real_model") if row["arm"] == "so_grpo" and row["seed"] > 300]
+    factors = [[rate / row["learning_rate"] for rate in row["rates"]] for row in rows]
+    rollouts, updates = len(rows[0]["reward"]), len(factors[0])
+    each = updates // rollouts
     drawn = list[str]()
-    for i, (title, ys) in enumerate(
+    for i, (title, of) in enumerate(
         (
-            ("reward (pale: each rollout, thick: mean of five)", (0.5, 0.75, 1.0)),
-            ("kl_to_old, before each update", (0.0, 0.025, 0.05)),
-            ("lr_factor, the share of the learning rate", (0.0, 0.5, 1.0)),
+            ("reward", [row["reward"] for row in rows]),
+            ("share of groups whose rewards differ", [row["differing"] for row in rows]),
+            ("lr_factor, the share of the learning rate", factors),
         )
     ):
-        plot = Plot(56, 40 + 156 * i, 404, 140 + 156 * i, (0, last), (ys[0], ys[-1]))
-        drawn += [text(16, plot.top - 14, title, 14, bold=True), *plot.grid(ys, ticks)]
-        if i == 0:
-            drawn += rewards_of("language_model", plot)
-        elif i == 1:
-            y = round(plot.y(TARGET_KL), 1)
-            drawn += [plot.curve(logged("language_model", "kl_to_old"), BLUE)]
-            drawn += [line(plot.left, y, plot.right, y, RED, dashed=True), text(410, y + 5, "target_kl", 13, RED)]
-        else:
-            drawn.append(plot.curve(logged("language_model", "lr_factor"), BLUE))
-    return 504, [*drawn, text(230, 492, "optimizer step; eight updates of each rollout", 13, GREY, "middle")]
+        step = updates // len(of[0])
+        plot = Plot(48, 40 + 156 * i, 464, 140 + 156 * i, (0, updates), (0, 1))
+        drawn.append(text(16, plot.top - 14, title, 14, bold=True))
+        drawn += plot.grid((0.0, 0.5, 1.0), {at * each: str(at * each) for at in range(rollouts + 1)})
+        ats = [step * at for at in range(len(of[0]))]
+        drawn += [plot.curve(zip(ats, values, strict=True), BLUE, pale=True) for values in of]
+        drawn.append(plot.curve(zip(ats, map(fmean, zip(*of, strict=True)), strict=True), BLUE))
+    about = f"update, {each} of each rollout; pale: each of {len(rows)} seeds, thick: mean"
+    return 504, [*drawn, text(250, 492, about, 13, GREY, "middle")]
 
 
 TIMELINES = {
