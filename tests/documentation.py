@@ -18,7 +18,7 @@ from tests.policies import CHAT
 ROOT = Path(__file__).parents[1]
 SITE = sorted(path for path in (ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "recipes" / "README.md", *SITE]
-MODELS = ("Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B")
+MODELS = ("Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B")
 
 
 def page_name(path: Path) -> str:
@@ -35,7 +35,9 @@ def small(config_class: type[Any]) -> Callable[..., Any]:
     """`config_class` with what a test needs: the CPU and one short step."""
 
     def config(output_dir: str, **fields: Any) -> Any:
-        fields |= {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 4, "report_to": "none"}
+        fields |= {"max_steps": 1, "per_device_train_batch_size": 4, "report_to": "none"}
+        if hasattr(config_class, "num_generations"):
+            fields["num_generations"] = 4
         if fields.get("max_completion_length") == 2500:  # which the tiny policy would fill at random
             fields["max_completion_length"] = 48
         return config_class(output_dir, use_cpu=True, bf16=False, **fields)

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import trl
 from datasets import Dataset
+from trl.chat_template_utils import is_chat_template_prefix_preserving
 
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.agents import policy_rollout
 from sorl_trl.rollout import Generation, LockStepEngine
 from tests.agents import build_agent
 from tests.documentation import ROOT, logged, run_blocks, set_stage, small
+from tests.endpoint import tokenizer_of
 from tests.policies import build_policy
 from tests.tools import qwen_tokenizer
 
@@ -89,7 +91,20 @@ def test_extending(tmp_path: Path, trainers: list[Any]) -> None:
     assert logged(trainer, "rollout/tokens_sampled") > 4
 
 
-def test_your_agent() -> None:
+def test_train_your_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that thinks gets a template that keeps thoughts, and imitates a conversation."""
+    tokenizer = tokenizer_of("qwen3")
+    build_policy(vocab_size=len(tokenizer)).save_pretrained("chat")
+    tokenizer.save_pretrained("chat")
+    monkeypatch.setattr(trl, "SFTConfig", small(trl.SFTConfig))
+    names = run_blocks(ROOT / "docs" / "train_your_agent.md", "chat")
+    assert is_chat_template_prefix_preserving(names["tokenizer"]) and not is_chat_template_prefix_preserving(tokenizer)
+    assert logged(names["imitation"], "train_loss") > 0
+    assert "I need the country." in tokenizer.decode(names["imitation"].train_dataset[0]["input_ids"])
+    assert Path("warm-start/chat_template.jinja").read_text() == tokenizer.chat_template
+
+
+def test_endpoint() -> None:
     rows = [
         {"prompt": "", "question": f"where {name}", "answer": name} for name in ("oslo", "bern", "lima", "rome") * 2
     ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import runpy
 import shutil
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from sorl_trl.search import BM25Index
 from sorl_trl.types import Action, ActionKind, StopReason, Turn
 from tests.agents import agent_policy, agent_tokenizer
 from tests.documentation import ROOT, logged, write_questions
-from tests.endpoint import Ran, run_agent
+from tests.endpoint import Ran, run_agent, tokenizer_of
 from tests.policies import DIGITS, acting_policy, acting_tokenizer, build_policy, word_tokenizer
 from tests.tools import qwen_tokenizer, tool_call
 
@@ -139,19 +141,73 @@ def run_script(name: str, turns: list[str]) -> Ran:
     return run_agent(agent, example, qwen_tokenizer(), lambda read, number: turns[number])
 
 
-@pytest.mark.parametrize("name", ["openai_agent", "two_agents"])
-def test_agents_of_the_openai_sdk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_two_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openai")
     tokenizer = qwen_tokenizer()
-    trainer = run(monkeypatch, name, build_policy(vocab_size=len(tokenizer)), tokenizer, *SEARCH, *BRIEF)
+    trainer = run(monkeypatch, "two_agents", build_policy(vocab_size=len(tokenizer)), tokenizer, *SEARCH, *BRIEF)
     assert logged(trainer, "rewards/agent_reward/mean") == 0
 
 
-def test_the_openai_agent_searches() -> None:
+@pytest.fixture
+def my_agent(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script that readers copy, as a module, with its questions and its corpus where it looks for them."""
     pytest.importorskip("openai")
-    ran = run_script("openai_agent", [tool_call("search", query="oslo"), "Oslo"])
+    from examples import train_my_agent
+
+    world = Path(train_my_agent.WORLD)
+    world.mkdir(parents=True)
+    for source, name in (("questions", "train"), ("questions", "eval"), ("corpus", "corpus")):
+        shutil.copy(f"{source}.jsonl", world / f"{name}.jsonl")
+    monkeypatch.setattr(train_my_agent, "open_index", BM25Index.open)  # not the one of another test
+    return train_my_agent
+
+
+def test_train_my_agent(monkeypatch: pytest.MonkeyPatch, my_agent: Any) -> None:
+    """With LoRA, and evaluated before and after; what it saves is an adapter."""
+    tokenizer = qwen_tokenizer()
+    policy = build_policy(vocab_size=len(tokenizer))
+    policy.config.max_position_embeddings = 4096
+    words = ["--gradient_accumulation_steps", "1", "--dtype", "float32", "--max_turn_tokens", "16"]
+    words += ["--max_completion_length", "64", "--output_dir", "out"]
+    script = [word.replace("--model", "--model_name_or_path") for word in QUICK]
+    monkeypatch.setattr(f"{__name__}.QUICK", script)
+    trainer = run(monkeypatch, "train_my_agent", policy, tokenizer, *BRIEF, *words)
+    assert [each["eval_reward"] for each in trainer.state.log_history if "eval_reward" in each] == [0, 0]
+    assert logged(trainer, "turns/per_trajectory") >= 1
+    assert Path("out/adapter_model.safetensors").exists()
+
+
+def test_my_agent_thinks_and_searches(my_agent: Any) -> None:
+    """Its thoughts stay in the context, because the results of tools are no new message of the user."""
+    tokenizer = tokenizer_of("qwen3")
+    turns = [f"<think>\nI look.\n</think>\n\n{tool_call('search', query='oslo')}", "<think>\nSo.\n</think>\n\nOslo"]
+    example = {"question": "Which city?", "golden_answers": ["Oslo"]}
+    ran = run_agent(my_agent.agent, example, tokenizer, lambda read, number: turns[number])
     assert (ran.rewards, ran.counts) == ({"reward": 1.0}, (1, 0, 0))
-    assert "<tool_response>\nwhere oslo\n" in ran.read[1]
+    assert "I look." in ran.read[1] and "<tool_response>\nwhere oslo\n" in ran.read[1]
+
+
+@pytest.mark.parametrize(("verdict", "reward"), [("Yes.", 1.0), ("no", 0.0), (None, None)])
+def test_a_judge_decides_or_leaves_a_trajectory_out(
+    monkeypatch: pytest.MonkeyPatch, my_agent: Any, verdict: str | None, reward: float | None
+) -> None:
+    client, asked = my_agent.AsyncOpenAI, list[Any]()
+
+    class Judge:
+        chat = property(lambda self: self)
+        completions = property(lambda self: self)
+
+        async def create(self, **request: Any) -> Any:
+            asked.append(request)
+            if verdict is None:
+                raise my_agent.OpenAIError("overloaded")
+            return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=verdict))])
+
+    monkeypatch.setattr(my_agent, "AsyncOpenAI", lambda **options: client(**options) if options else Judge())
+    example = {"question": "Which city?", "golden_answers": ["Oslo"]}
+    ran = run_agent(partial(my_agent.agent, judge="large"), example, qwen_tokenizer(), lambda *_: "It is Oslo.")
+    assert ran.rewards == (None if reward is None else {"reward": reward})
+    assert asked[0]["model"] == "large" and "It is Oslo." in asked[0]["messages"][0]["content"]
 
 
 def test_the_planner_asks_the_searcher() -> None:
