@@ -110,7 +110,7 @@ def test_a_scheduler_of_another_optimizer(tmp_path: Path, tokenizer: Any) -> Non
         SOGRPOTrainer(policy, parity_reward, args, prompts(8), processing_class=tokenizer, optimizers=given)
 
     for optimizer in (own, None):
-        with pytest.raises(ValueError, match="`optimizers` holds a ConstantLR of a SGD, but"):
+        with pytest.raises(ValueError, match="`optimizers` has a ConstantLR of a SGD, but"):
             build(optimizer, constant, 0.0)
     with pytest.raises(ValueError, match=r"OneCycleLR.*`target_kl=0`"):
         build(own, cycle, 0.005)

@@ -502,8 +502,8 @@ def test_templates_that_a_tool_box_cannot_write_are_refused(tmp_path: Path) -> N
     in_json.chat_template = GEMMA_TOOLS.replace("+ m.content +", "+ (m.content | tojson) +")
     for tokenizer, problem in (
         (gemma_tokenizer(), "'<end_of_turn>': set `tokenizer.eos_token`"),
-        (in_json, "results of tools"),
-        (template("llama3_1"), "results of tools"),
+        (in_json, "tool results"),
+        (template("llama3_1"), "tool results"),
         (unknown, "template"),
     ):
         with pytest.raises(ValueError, match=problem):

@@ -104,7 +104,7 @@ class TestParseDataclasses:
             ([], {"sizes": 2}, "--sizes"),
             ([], {"size": "two"}, "--size: .*'two'"),
             (["--size", "0"], {}, "`size` is 0"),
-            ([], {"size": [1]}, "wrong kind"),
+            ([], {"size": [1]}, "wrong type"),
         ],
     )
     def test_a_mistake_is_one_line(

@@ -1,4 +1,4 @@
-"""GSPO, one ratio per sequence; and our Sequence, which adds a clip range divided by length, and `target_kl`."""
+"""GSPO, one ratio per sequence; and Sequence, our variant with a clip range divided by length and `target_kl`."""
 
 from __future__ import annotations
 

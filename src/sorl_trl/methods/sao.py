@@ -13,7 +13,7 @@ __all__ = ["SAO", "DoubleSided"]
 
 @dataclass(frozen=True)
 class DoubleSided:
-    """SAO's clip (arXiv 2607.07508, from its abstract): no gradient outside the range, whatever the sign of Â."""
+    """SAO's clip (arXiv 2607.07508, from its abstract): no gradient outside the range, for either sign of Â."""
 
     def __call__(self, batch: MicroBatch) -> Objective:
         """The objective of each token with the ratio of its unit."""

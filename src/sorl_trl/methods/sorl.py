@@ -1,4 +1,4 @@
-"""SORL (arXiv 2511.20718): SO-GRPO and SO-PPO of its version 2, and ST-PPO and its kin of version 1."""
+"""SORL (arXiv 2511.20718): SO-GRPO and SO-PPO from version 2, and ST-PPO and its variants from version 1."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["SO_GRPO", "SO_GRPO_NOTE", "SO_PPO", "SO_PPO_NOTE", "ST_GRPO", "ST_PP
 class ClipPenalty(Checked):
     """A gated penalty on the KL to the old policy, λ mean_i f_i KL_i.
 
-    SORL's clipping-triggered penalty, as specified (docs/internals/equations.md), has the clip range as the gate's range,
-    `epsilon=None`, and leaves λ open. The defaults are our choice (docs/evidence/results.md): their gate counts tokens that
-    have moved far, whether or not the surrogate clips them.
+    SORL's clipping-triggered penalty, as specified (docs/internals/equations.md), uses the clip range as the gate's
+    range (`epsilon=None`) and leaves λ open. The defaults are our choice (docs/evidence/results.md): their gate counts
+    tokens that have moved far, whether or not the surrogate clips them.
 
     Args:
         coef: λ, at least 0.

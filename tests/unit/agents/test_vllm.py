@@ -180,7 +180,7 @@ def test_what_reports_no_routes_or_has_not_recorded_any_is_refused(script: Scrip
     with pytest.raises(RuntimeError, match="--enable-return-routed-experts"):
         take_turns(engine, [[DOC]], [4])
     script.routes = lambda tokens: np.zeros((len(tokens), 3, 2), dtype=np.uint8)
-    with pytest.raises(RuntimeError, match="another kernel"):
+    with pytest.raises(RuntimeError, match="another mixture-of-experts kernel"):
         take_turns(engine, [[DOC]], [4])
 
 

@@ -150,7 +150,7 @@ class TestOpenRun:
         source = open_run(tmp_path)
         assert source.kind == EVALUATION
         assert keys(source) == ["nq/q/0"]
-        assert "not finished" in source.notes[0]
+        assert "unfinished" in source.notes[0]
         RunFolder(tmp_path).finish({}, "")
         assert not open_run(tmp_path).notes
 

@@ -264,7 +264,7 @@ def test_these_read_padded_rows(
     found = asked(forward, model)
     assert forward.layouts == ("unfolded",)
     assert forward.reason is not None and reason in forward.reason
-    assert ["is right" in text for text in warnings_of(caplog)] == [True]
+    assert ["Results are correct" in text for text in warnings_of(caplog)] == [True]
     torch.testing.assert_close(found, {name: plain[name] for name in found}, rtol=1e-3, atol=1e-3)
 
 

@@ -92,7 +92,7 @@ def test_turns_are_recorded_or_runs_of_the_mask() -> None:
 def test_a_context_longer_than_the_policy_reads_is_named() -> None:
     ids, mask, contexts = [[4, 5, 6, 7]], [[1, 0, 0, 1]], [[0, -1, 1, 1]]
     assert turns(ids, mask, None, contexts, window=3) == [[0, -1, -1, 1]]
-    with pytest.raises(ValueError, match="context 1 of row 0 has 3 tokens, but the policy reads at most 2"):
+    with pytest.raises(ValueError, match="context 1 of row 0 has 3 tokens, but the policy can read at most 2"):
         turns(ids, mask, None, contexts, window=2)
 
 

@@ -101,7 +101,7 @@ def test_other_models_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="LlamaForCausalLM has no router"):
         Routers(hf.LlamaForCausalLM(hf.LlamaConfig(**GQA)))
     phi = hf.PhimoeForCausalLM(hf.PhimoeConfig(**SHAPE, num_local_experts=4, num_key_value_heads=2))
-    with pytest.raises(ValueError, match="PhimoeTopKRouter, but they must be Qwen2MoeTopKRouter, "):
+    with pytest.raises(ValueError, match="PhimoeTopKRouter: they must be Qwen2MoeTopKRouter, "):
         Routers(phi)
 
 
@@ -275,7 +275,7 @@ def test_what_cannot_be_replayed_is_refused(tmp_path: Path, tokenizer: Any, kind
 
 def test_r3_without_routes_is_one_plain_error(tmp_path: Path, tokenizer: Any) -> None:
     trainer = trainer_of(tmp_path, tokenizer, router_replay="r3", rollout_func=SeveralContexts())
-    with pytest.raises(ValueError, match="has not returned `routes`"):
+    with pytest.raises(ValueError, match="did not return `routes`"):
         rollout_of(trainer)
 
 

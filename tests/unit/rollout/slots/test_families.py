@@ -114,9 +114,9 @@ class OwnMask(LlamaForCausalLM):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (OwnGenerate, "OwnGenerate has a `generate` of its own"),
+        (OwnGenerate, "OwnGenerate overrides `generate`"),
         (NoCache, "does not use the cache"),
-        (OwnMask, "computes other logits with slots"),
+        (OwnMask, "computes different logits with slots"),
     ],
 )
 def test_what_only_a_forward_shows_is_refused(llama: Any, kind: Any, reason: str) -> None:
