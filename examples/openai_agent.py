@@ -1,4 +1,4 @@
-"""An agent of the OpenAI SDK, which answers questions with a search tool, and its training.
+"""An agent built on the OpenAI SDK that answers questions with a search tool, and its training.
 
 python quickstart.py  # writes the default questions and corpus
 python examples/openai_agent.py --model Qwen/Qwen3-0.6B --output_dir out

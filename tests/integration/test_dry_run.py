@@ -1,4 +1,4 @@
-"""`train.py --dry_run`: what it says a step will do, what it finds, and that it leaves nothing behind."""
+"""`train.py --dry_run`: how it describes a step, what it finds, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_a_frozen_policy_is_asked_but_not_trained(tmp_path: Path, tokenizer: Any
         trainer.train()
 
 
-def test_the_model_card_says_what_the_method_is_and_where_it_comes_from(tmp_path: Path, tokenizer: Any) -> None:
+def test_the_model_card_names_the_method_and_its_source(tmp_path: Path, tokenizer: Any) -> None:
     args, rollout = SOGRPOConfig(**settings(tmp_path, **SETTINGS["loop"])), FixedRollout()
     given = {"processing_class": tokenizer, "rollout_func": rollout, "method": "loop"}
     SOGRPOTrainer(build_policy(), parity_reward, args, prompts(), **given).create_model_card()

@@ -46,7 +46,7 @@ class TestRun:
     def test_it_trains_both_and_goes_on_from_plain_checkpoints(
         self, tmp_path: Path, tokenizer: Any, case: str
     ) -> None:
-        """Between two updates on one rollout: what the critic said of it must not be asked again."""
+        """Between two updates on one rollout: the critic's values must not be computed again."""
         schedule = {"lr_scheduler_type": "linear", "critic_warmup_steps": 1, "num_iterations": 3, "max_steps": 4}
         fields = {**SMALL_ROLLOUTS, **CASES[case], **schedule, **EVERY_STEP}
         whole = build_ppo(tmp_path / "whole", tokenizer, **fields, model=saved_policy(tmp_path))
@@ -95,7 +95,7 @@ class TestRun:
         assert same == (case != "trunk")
 
     def test_every_trained_parameter_is_in_one_group(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
-        """And decays, or does not, as transformers says; the head does not."""
+        """And decays, or does not, as in transformers; the head does not."""
         trainer = build_ppo(tmp_path, tokenizer, weight_decay=0.1, learning_rate=2e-2, **CASES[case])
         rate = 2e-2 if case == "model_lora" else 2e-1
         optimizer = trainer.create_optimizer()

@@ -145,7 +145,7 @@ class TaskArguments:
     def __post_init__(self) -> None:
         check_fields(self)
         check_questions("train_questions", self.train_questions)
-        names = self.rewards if isinstance(self.rewards, list) else []  # a recipe may say `rewards: exact_match`
+        names = self.rewards if isinstance(self.rewards, list) else []  # a recipe may set `rewards: exact_match`
         if not names or not all(name in REWARDS or is_dotted(name) for name in names):
             raise ValueError(
                 f"`rewards` is {self.rewards!r}, but must be a list of names from {', '.join(REWARDS)}, or of dotted "

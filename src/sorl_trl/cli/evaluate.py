@@ -63,7 +63,7 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     given = parser.parse_known_args(words)[0]
     name = given.model_name_or_path or run
     if name is None:
-        return words, {}  # the parser of all arguments says what is missing
+        return words, {}  # the parser of all arguments reports what is missing
     if given.output is None and not Path(name).exists():
         raise UserMistake(f"{name} does not exist: give the folder of a run, or a model on the Hub and `--output`")
     policy, output = find_policy(name), given.output or str(evaluation_of(name))

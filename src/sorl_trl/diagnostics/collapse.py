@@ -34,8 +34,8 @@ class Rule:
 
     def breach(self, history: Sequence[Figures]) -> str | None:
         """Describes how all conditions hold in the last iteration, if they do."""
-        said = {name: holds([each[name] for each in history]) for name, holds in self.conditions.items()}
-        return None if None in said.values() else ", ".join(f"`{name}` {how}" for name, how in said.items())
+        found = {name: holds([each[name] for each in history]) for name, holds in self.conditions.items()}
+        return None if None in found.values() else ", ".join(f"`{name}` {how}" for name, how in found.items())
 
 
 def level(history: Sequence[float], threshold: float, patience: int = 1) -> str | None:

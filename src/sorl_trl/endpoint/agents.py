@@ -130,7 +130,7 @@ def _rewards(returned: Any) -> dict[str, float] | None:
             f"the agent returned {returned!r:.200}, but must return a finite number, a dict of such numbers, or None "
             "to leave the reward to `reward_funcs`"
         )
-    return {{name: float(value) for name, value in named.items()}}
+    return {name: float(value) for name, value in named.items()}
 
 
 def _is_finite(value: Any) -> bool:

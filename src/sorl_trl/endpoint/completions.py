@@ -161,22 +161,22 @@ def _head(served: Served, kind: str) -> dict[str, Any]:
 
 
 def _message(answer: Answer) -> dict[str, Any]:
-    said = answer.message
+    answered = answer.message
     calls = [
         {
             "id": call["id"],
             "type": "function",
             "function": {"name": call["function"]["name"], "arguments": arguments_of(call)},
         }
-        for call in said.get("tool_calls") or ()
+        for call in answered.get("tool_calls") or ()
     ]
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": said["content"] or (None if calls else ""),
+        "content": answered["content"] or (None if calls else ""),
         "refusal": None,
     }
-    if said.get("reasoning_content"):
-        message["reasoning_content"] = said["reasoning_content"]
+    if answered.get("reasoning_content"):
+        message["reasoning_content"] = answered["reasoning_content"]
     return message | ({"tool_calls": calls} if calls else {})
 
 

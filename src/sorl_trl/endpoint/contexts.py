@@ -113,9 +113,9 @@ def restored_message(message: Message, known: Sequence[Answer]) -> Message:
     """The policy's own message, with the thoughts that the client dropped; other messages unchanged."""
     if message["role"] != "assistant":
         return message
-    own = (said for each in known for said in (each.message, each.full_message))
+    own = (written for each in known for written in (each.message, each.full_message))
     shows_thoughts = bool(message.get("reasoning_content"))
-    found = next((said for said in own if same_turn(message, said, shows_thoughts)), None)
+    found = next((written for written in own if same_turn(message, written, shows_thoughts)), None)
     return message if found is None else _with_ids(found, message)
 
 

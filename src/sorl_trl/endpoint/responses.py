@@ -121,14 +121,14 @@ def whole(served: Served, output: Sequence[Any] | None = None) -> dict[str, Any]
 
 
 def _items(served: Served) -> list[dict[str, Any]]:
-    said, name = served.answer.message, served.response_id
-    calls = said.get("tool_calls") or ()
+    answered, name = served.answer.message, served.response_id
+    calls = answered.get("tool_calls") or ()
     items: list[dict[str, Any]] = []
-    if thoughts := said.get("reasoning_content"):
+    if thoughts := answered.get("reasoning_content"):
         summary = [{"type": "summary_text", "text": thoughts}]
         items.append({"type": "reasoning", "id": f"rs_{name}", "summary": summary})
-    if said["content"] or not calls:
-        text = {"type": "output_text", "text": said["content"], "annotations": []}
+    if answered["content"] or not calls:
+        text = {"type": "output_text", "text": answered["content"], "annotations": []}
         items.append(
             {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed", "content": [text]}
         )

@@ -117,7 +117,7 @@ def recipe_name(piece: type) -> str:
 
 
 def group_mean_advantages(rollout: ScoredRollout) -> Tensor:
-    """`group_turn_advantages` of a rollout, scaled as its `scale` says: (N, K)."""
+    """`group_turn_advantages` of a rollout, scaled by its `scale`: (N, K)."""
     scale = rollout.scale == "group"
     advantages = group_turn_advantages(rollout.returns, rollout.turn_mask, rollout.num_generations, scale)
     return over_batch(advantages, rollout)

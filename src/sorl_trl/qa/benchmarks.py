@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 RowParser = Callable[[Row], Question]
 
 _DECISIONS = {"A": "yes", "B": "no", "C": "maybe"}
-# `datasets` gives files called `dev.jsonl` the split "validation"; the Hub's own configs say "dev".
+# `datasets` gives files called `dev.jsonl` the split "validation"; the Hub's own configs use "dev".
 _SYNONYMS = {"dev": "validation", "validation": "dev"}
 
 

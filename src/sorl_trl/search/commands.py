@@ -87,7 +87,7 @@ def serve(words: Sequence[str] | None = None) -> None:
     host, port = listener.getsockname()[:2]
     print(f"{len(served):,} passages ({served.identity}) on http://{host}:{port}/retrieve", flush=True)
 
-    import uvicorn  # create_app says how to install it
+    import uvicorn  # create_app explains how to install it
 
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_S)
     uvicorn.Server(config).run(sockets=[listener])

@@ -114,7 +114,7 @@ def test_how_a_turn_is_sampled(script: Script, wrap_either: Callable[..., Any]) 
 
 
 def test_a_turn_has_stops_and_a_schema_of_its_own(script: Script, wrap_either: Callable[..., Any]) -> None:
-    """The third turn has what the trainer says, as if the others had asked for nothing."""
+    """The third turn follows the trainer's settings, as if the others had asked for nothing."""
     script.turns = lambda context: [PARIS, FRANCE]
     wrapper = wrap_either(structured_outputs_regex="a+")
     engine = vllm_engine(wrapper, END)

@@ -1,4 +1,4 @@
-"""The console command: its help, its subcommands, what it lists, and what it says of mistakes."""
+"""The console command: its help, its subcommands, what it lists, and how it reports mistakes."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def elastic(code: int) -> ChildFailedError:
         (subprocess.CalledProcessError(-2, "training"), 130),
     ],
 )
-def test_a_training_that_failed_has_said_why(
+def test_a_training_that_failed_has_reported_why(
     error: Exception, code: int | str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(arguments: Namespace) -> None:

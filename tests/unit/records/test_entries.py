@@ -145,7 +145,7 @@ class TestTrainingEntry:
 
 
 class TestOpenRun:
-    def test_an_evaluation_that_is_not_finished_says_so(self, tmp_path: Path) -> None:
+    def test_an_unfinished_evaluation_has_a_note(self, tmp_path: Path) -> None:
         write_evaluation(tmp_path, evaluated(question("Ada"), answered("Ada")))
         source = open_run(tmp_path)
         assert source.kind == EVALUATION

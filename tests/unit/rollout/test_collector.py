@@ -208,7 +208,7 @@ limits_strategy = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(turns, min_size=4, max_size=4), min_size=1, max_size=4), limits_strategy, st.data())
-def test_whatever_the_policy_says_the_invariants_hold(
+def test_whatever_the_policy_writes_the_invariants_hold(
     scripts: list[list[Generation]], limits: RolloutLimits, data: st.DataObject
 ) -> None:
     failures = data.draw(st.lists(st.just(SearchUnavailable("down")), max_size=3))

@@ -23,7 +23,7 @@ GROUPS, ROWS, PROMPTS = 2, 2, 6
 
 
 class Run:
-    """A trainer without a policy: it takes one batch after the other, and their rollouts take as long as is said.
+    """A trainer without a policy: it takes one batch after the other, and their rollouts take as long as specified.
 
     It is its rollout as well.
     """

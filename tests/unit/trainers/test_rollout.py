@@ -123,7 +123,7 @@ def test_where_turns_lie_and_what_the_policy_read_before_them() -> None:
 
 
 def test_a_state_is_the_last_observation() -> None:
-    """Whatever the policy had said before, and however long ago the observation was the first."""
+    """Whatever the policy had written before, and however long ago the observation was the first."""
     first = ([5], [7, 20, 21, 8], [0, -1, -1, 1])
     later = ([5], [9, 9, 20, 22, 9, 20, 21, 8], [0, 0, -1, -1, 1, -1, -1, 2])
     (_, of_first, _), (_, other, of_later) = keys(first, later)
@@ -131,7 +131,7 @@ def test_a_state_is_the_last_observation() -> None:
 
 
 def test_the_first_turn_starts_in_the_prompt() -> None:
-    """With what the environment has said before it, and it is no observation of the same tokens."""
+    """With the environment's text before it, and it is not an observation of the same tokens."""
     [[one], [same], [greeted], [other]] = keys(
         ([5, 6], [7], [0]), ([5, 6], [8], [0]), ([5, 6], [20, 8], [-1, 0]), ([6, 5], [7], [0])
     )
