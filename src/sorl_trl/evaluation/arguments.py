@@ -132,8 +132,7 @@ class Arguments:
     evaluation: EvaluationArguments
     search: SearchArguments
     given: dict[str, Any]
-    """The values that were set and must be used, by name: from the command line, and from a recipe that sets the
-    actor."""
+    """The values that were set and must be used, by name: the command line's, and those of a recipe with an actor."""
 
     def __post_init__(self) -> None:
         if rollout_func := self.rollout.rollout_func:

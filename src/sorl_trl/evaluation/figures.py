@@ -1,7 +1,7 @@
 """Computes means over questions with percentile-bootstrap intervals, compares two runs, and writes tables.
 
-Each resample draws as many questions as there are, with replacement, and averages them; the interval is the middle 95
-% of many such means. The draws depend only on the number of questions and the dataset's name.
+Each resample draws as many questions as there are, with replacement, and averages them. The interval is the central
+95 % of many such means. The draws depend only on the number of questions and the dataset's name.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def format_comparison(comparisons: Sequence[Mapping[str, Any]], before: str, aft
     left_out = sum(comparison["left_out"] for comparison in comparisons)
     return _table(["dataset", "questions", "measure", "A", "B", "B - A", "p"], rows) + (
         f"\nA: {before}. B: {after}. In brackets: 95 % intervals; p: two-sided; both from a paired bootstrap over "
-        f"questions. Left out, because only one run has an unmasked trajectory or was asked: {left_out} questions.\n"
+        f"questions. Left out, for lack of an unmasked trajectory in both runs: {left_out} questions.\n"
     )
 
 

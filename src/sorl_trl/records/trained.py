@@ -57,8 +57,8 @@ class TrainedTrajectory:
     clipped: tuple[str, ...]
     """INSIDE, OUTSIDE, CLIPPED or UNTRAINED."""
     actions: tuple[str, ...] = ()
-    """The action of each turn: the tool that it called, or "search", "answer" or "invalid". Empty unless an `AgentRollout`,
-    such as `SearchRollout`, collected the trajectory."""
+    """The action of each turn: the tool that it called, or "search", "answer" or "invalid". Empty unless an
+    `AgentRollout`, such as `SearchRollout`, collected the trajectory."""
     turn_rewards: tuple[float | None, ...] = ()
     """The environment's reward for each turn; likewise."""
     roles: tuple[str, ...] = ()

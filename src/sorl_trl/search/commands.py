@@ -57,7 +57,7 @@ SHUTDOWN_S = 30
 PENDING_CONNECTIONS = 2048
 DEFAULT_TOPK = 3
 """The default of Search-R1."""
-# The limits of one request (ours). Search-R1 sends at most 512 prompts of 5 trajectories at once.
+# The limits of one request; our choice. Search-R1 sends at most 512 prompts of 5 trajectories at once.
 MOST_QUERIES = 4096
 HIGHEST_TOPK = 100
 LONGEST_QUERY = 10_000
@@ -116,7 +116,7 @@ def _add_retrieve(app: "FastAPI", index: SavedIndex) -> None:
     from fastapi.responses import JSONResponse
     from pydantic import BaseModel, BeforeValidator, Field
 
-    # Pydantic refuses half a surrogate pair, which JSON can spell. A policy may write one, which is no error.
+    # Pydantic refuses lone surrogates, which JSON can express. A policy may write one, which is not an error.
     clean = BeforeValidator(lambda query: encodable(query) if isinstance(query, str) else query)
 
     class RetrieveRequest(BaseModel):

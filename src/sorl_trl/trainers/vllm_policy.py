@@ -24,7 +24,7 @@ from sorl_trl.trainers.checkpoint import checkpoint_now
 from sorl_trl.trainers.critic import is_critic_name
 
 TOLERANCE = 0.2
-"""The largest mean difference of a probe, in nats. Rounding to bfloat16 stays below, other weights above
+"""The largest mean difference of a probe, in nats. Rounding to bfloat16 stays below it; other weights exceed it
 (`benchmarks/results/real_engines.md`)."""
 _PROBE, _APART, _MOST = 32, 2, 0.5
 """How many prompt tokens a probe uses, by how many tokens its prefixes differ, and the cap on one token's difference,

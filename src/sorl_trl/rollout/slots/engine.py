@@ -55,8 +55,8 @@ class SlotEngine(Engine):
         generation_config: How to sample. Options at None come from `model.generation_config`.
         cache_bytes: The most memory that keys and values may take. By default, three fifths of what is free on a GPU
             as a rollout begins; on a CPU, half of what is available, shared with the other local ranks.
-        prefill_tokens: How many context tokens, padding included, one forward reads (ours, to bound attention's
-            memory).
+        prefill_tokens: How many context tokens, padding included, one forward reads (our choice, to bound
+            attention's memory).
 
     Raises:
         NotServed: The engine would not compute what `model.generate` does. This is a ValueError with the reason.
