@@ -13,7 +13,14 @@ project = "sorl-trl"
 author = "the sorl-trl authors"
 copyright = author
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "recipes/README.md", "examples/*/README.md", "benchmarks/results/*.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+include_patterns = [
+    "docs/**.md",
+    "recipes/README.md",
+    "examples/*/README.md",
+    "benchmarks/results/*.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+]
 exclude_patterns = [".*", "build", "dist", "runs", "src", "tests"]
 extensions = [
     "myst_parser",
