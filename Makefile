@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
-# Byte code is kept, whatever the environment says: dozens of processes import what is here.
+# Byte code is kept, whatever the environment sets: dozens of processes import what is here.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart model train-lm test test-fast test-all test-rounding test-launch test-distributed test-vllm test-agents test-wheel test-model \
@@ -58,7 +58,7 @@ test-launch: $(VENV)/.installed
 test-distributed: $(VENV)/.installed
 	$(BIN)/python -m pytest -m distributed
 
-# vLLM in an environment of its own: what it wants of numpy and fastapi is not what constraints.txt says.
+# vLLM in an environment of its own: what it wants of numpy and fastapi differs from constraints.txt.
 # It works without the four that are removed, and not with the torchvision that pip picks beside this torch.
 .venv-vllm/.installed: pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
@@ -72,7 +72,7 @@ test-distributed: $(VENV)/.installed
 test-vllm: .venv-vllm/.installed
 	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest -p no:logging tests/vllm
 
-# SDKs of agents, in an environment of their own: what they want is not what constraints.txt says.
+# SDKs of agents, in an environment of their own: what they want differs from constraints.txt.
 .venv-agents/.installed: pyproject.toml constraints-agents.txt
 	$(PYTHON) -m venv .venv-agents
 	.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints-agents.txt)

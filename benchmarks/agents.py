@@ -91,7 +91,7 @@ def run(folder: Path, key: Key) -> Key:
 
 
 def summary_of(record: Row) -> Row:
-    """What the report says of a run."""
+    """A run's entry in the report."""
     found, rollouts = Run(record), record["rollouts"]
     searches = [
         (each.get("agents/searcher/turn_share") or 0.0) * (each["turns/per_trajectory"] or 0.0)

@@ -49,7 +49,7 @@ CASES: list[dict[str, Any]] = [
 
 
 class SlowSearch:
-    """Answers from a dictionary, and takes as long as its random numbers say."""
+    """Answers from a dictionary, and takes a random time."""
 
     thread_safe = True
 

@@ -114,7 +114,7 @@ def claim(path: Path, lock: Path) -> bool:
 def build_model(
     hidden_size: int, layers: int, vocabulary: int, kind: type[LlamaForCausalLM] = LlamaForCausalLM, **options: Any
 ) -> LlamaForCausalLM:
-    """Always the same weights; attention heads of 64. Token 0 pads and token 1 ends a text, or as `options` say."""
+    """Always the same weights; attention heads of 64. Token 0 pads, token 1 ends a text, unless `options` differ."""
     torch.manual_seed(0)
     fields = {
         "vocab_size": vocabulary,

@@ -213,7 +213,7 @@ def agreement(bench: Bench) -> dict[str, Any]:
 def differences(bench: Bench) -> dict[str, Any]:
     """Percentiles of the difference of log-probabilities, and what corrections make of it."""
     found = {}
-    for name in list(ENGINES)[1:]:  # `generate` says none
+    for name in list(ENGINES)[1:]:  # `generate` reports none
         with bench.engine(name, greedy=False) as engine:
             trajectories = bench.rollout(engine)
         for scoring in ("float32", "bfloat16"):

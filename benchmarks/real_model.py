@@ -11,7 +11,7 @@ the learning rates that the target KL gave to SO-GRPO with the same seed, update
 
 Each run adds a row to `results/real_model.json`. A run that is there is not made again, and one that was interrupted
 starts anew. Several of these commands may work side by side: each takes runs that nobody works on. Where there is a
-GPU, it does the work, in float32 as on a CPU, and rows say so.
+GPU, it does the work, in float32 as on a CPU, and rows record it.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def by_hops(rows: Sequence[Row], name: str) -> dict[str, float]:
 
 
 def prepare_runs(model: str) -> Row:
-    """Write world, warm start (in 16 bits, to be copied), recipe and questions to train on; what rows say of them."""
+    """Write world, warm start (in 16 bits, to be copied), recipe and training questions; what rows record of them."""
     if (RUNS / "prepared.json").is_file():
         return dict(json.loads((RUNS / "prepared.json").read_text()))
     alone({}, prepare, 0, replace(PRETRAINED, questions=QUESTIONS), RUNS, model)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.real_model_cost --model DIR
 
-Each case trains as `recipes/smollm2_search.yaml` says, with a learning rate of 0, in a process of its own: a rollout
+Each case trains with `recipes/smollm2_search.yaml`, but a learning rate of 0, in a process of its own: a rollout
 of 16 trajectories and two updates of 8 each. Between them the same process does with the model alone what the same
 tokens take: a step of AdamW on the cross-entropy of the completions, a forward pass, and a loop that reads each row's
 context and decodes as many tokens as were sampled. Time is the processor's, of one thread; ratios are medians over

@@ -1,7 +1,7 @@
 """The methods that the stability benchmark compares: settings of trainers, and the pieces of their `Method`.
 
 No setting was chosen by a judging seed. Most were fixed before any ran, the controls were added to explain what was
-seen, and those of other sources have what their sources name, with token ratios and no target KL unless they say
+seen, and those of other sources have what their sources name, with token ratios and no target KL unless they specify
 otherwise.
 
 Titles tell apart what SORL specifies and what is ours. "As specified" is the note's form; "geometric" is that with the
@@ -37,8 +37,8 @@ class BenchmarkMethod:
         method: what the trainers of this package are given; TRL's has none.
         reward: of `sorl_trl.qa.REWARDS`, in place of the world's; empty: the world's.
         gain: whether each turn is also rewarded for its information gain.
-        passes: how a rollout is used, whatever the regime says: "one" update of all its trajectories, or a pass for
-            each of the "turns" that a trajectory can have; empty: as the regime says.
+        passes: how a rollout is used, overriding the regime: "one" update of all its trajectories, or a pass for
+            each of the "turns" that a trajectory can have; empty: the regime's.
         follows: the method whose learning rate, update for update, is its own, of the same regime and seed.
     """
 
@@ -66,7 +66,7 @@ PPO_SETTINGS = {
     "critic_warmup_steps": 8,
     "value_clip_range": None,
 }
-"""Of all methods with a critic; see docs/how_to/critic.md. Its learning rate stays, whatever the policy's."""
+"""Of all methods with a critic; docs/how_to/critic.md explains why. The critic keeps its own learning rate."""
 
 UNSET = {"target_kl": 0.0, "clip_range_scaling": "none"}
 """What trainers of ours do unless told otherwise is told otherwise."""

@@ -78,7 +78,7 @@ class Run:
 
 
 def rounded(learning_rate: float) -> float:
-    """Three digits: 0.3 × 5e-4 and 1.5e-4 are the same learning rate, whatever their last bits say."""
+    """Three digits: 0.3 × 5e-4 and 1.5e-4 are the same learning rate, whatever their last bits."""
     return float(f"{learning_rate:.3g}")
 
 
@@ -86,7 +86,7 @@ def bootstrap_interval(values: Sequence[float]) -> list[float] | None:
     """95 % percentile interval of the mean, from 10,000 resamples of `values` (n,) with a fixed seed.
 
     Returns:
-        [low, high], or `None` for fewer than two values: one seed says nothing about the spread.
+        [low, high], or `None` for fewer than two values: one seed shows no spread.
     """
     if len(values) < 2:
         return None
@@ -202,7 +202,7 @@ def make_rows(records: Iterable[Record], earlier: Sequence[Row]) -> list[Row]:
             cells.setdefault(run.cell, []).append(run)
     for (regime, method, rate), of in cells.items():
         row = {"regime": regime, "method": method, "learning_rate": rate, **summarize(of)}
-        if {*made.get(_key(row), row)["seeds"]} <= {*row["seeds"]}:  # else the earlier one says more
+        if {*made.get(_key(row), row)["seeds"]} <= {*row["seeds"]}:  # else the earlier one has more
             made[_key(row)] = row
     return [_with_difference(row, made) for row in sorted(made.values(), key=_place)]
 

@@ -147,7 +147,7 @@ class Examiner(TrainerCallback):
 
 
 class Rates(TrainerCallback):
-    """Writes down the policy's learning rate of every update, having set it to what `followed` says, if anything."""
+    """Writes down the policy's learning rate of every update, after setting it to that of `followed`, if any."""
 
     def __init__(self, followed: Sequence[float] = ()) -> None:
         self._followed = followed
@@ -163,7 +163,7 @@ class Rates(TrainerCallback):
 
 
 class AgainstSampler(SOGRPOTrainer):
-    """Compares the policy with what the engine says of its samples, as asynchronous trainers do."""
+    """Compares the policy with the engine's log-probabilities, as asynchronous trainers do."""
 
     def _apply_method(self, rollout: Any) -> Any:
         batch = rollout.batch
@@ -232,7 +232,7 @@ def build_trainer(job: Job, folder: Path, output: Path) -> Any:
 
 
 def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mapping[str, Any]) -> Any:
-    """A method's trainer in a regime; `own` are the fields of its config that neither of them says."""
+    """A method's trainer in a regime; `own` are the fields of its config that neither of them sets."""
     trainer_class, config_class = TRAINERS[method.trainer]
     config = config_class(
         lr_scheduler_type="constant",

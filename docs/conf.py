@@ -52,8 +52,8 @@ nitpick_ignore_regex = [
     # Nobody outside of the package makes one.
     (
         "py:.*",
-        r"Encoder|Factory|HarmlessText|Index|Manifest|Tensor|Tool|UserMistake|inf|sorl_trl\.checks\..*|"
-        r"sorl_trl\.(rollout\.observation\.HarmlessText|search\.index\.(Index|Manifest))|types\.Annotated",
+        r"Encoder|Factory|SanitizedText|Index|Manifest|Tensor|Tool|UserMistake|inf|sorl_trl\.checks\..*|"
+        r"sorl_trl\.(rollout\.observation\.SanitizedText|search\.index\.(Index|Manifest))|types\.Annotated",
     ),
 ]
 

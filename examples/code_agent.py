@@ -1,7 +1,7 @@
 """A smolagents `CodeAgent`, which writes Python to search and to answer, and its training.
 
 The policy's code runs in smolagents' own executor, within this process. That restricts imports and built-in functions,
-but is no sandbox, as its authors say: train where nothing can be lost, or pass an `executor_type` such as "docker".
+but its authors call it no sandbox: train where nothing can be lost, or pass an `executor_type` such as "docker".
 
 pip install 'smolagents[openai]'
 python quickstart.py  # writes the default questions and corpus

@@ -1,4 +1,4 @@
-"""A reward that asks the policy itself: IGPO's, for turns that make the golden answer likelier (arXiv 2510.14967).
+"""IGPO's reward (arXiv 2510.14967), computed by the policy itself: turns earn what makes the golden answer likelier.
 
 python quickstart.py  # writes the default questions and corpus
 sorl train --config so_grpo --method igpo --rewards f1 examples.information_gain.InformationGain
@@ -26,9 +26,9 @@ class InformationGain:
     at the sampling temperature. No gradient flows.
 
     Args:
-        column: The dataset column with the answer: a string, or a list of strings, of which the first is taken.
-        prefix: The text that the policy would write right before an answer: of `SearchRollout`, an `<answer>` tag.
-        coef: Weight of the gain. `method="igpo"` cancels it, unless another function gives turn rewards, too.
+        column: The dataset column with the answer: a string, or a list of strings, for its first one.
+        prefix: The text that the policy would write right before an answer: an `<answer>` tag with `SearchRollout`.
+        coef: Weight of the gain. `method="igpo"` cancels it, unless another function also gives turn rewards.
     """
 
     __name__ = "information_gain"
@@ -38,9 +38,9 @@ class InformationGain:
         self._trainer: Any = None
 
     def attach(self, trainer: Any) -> None:
-        """Take the trainer, which calls this when it is built, and whose policy scores answers."""
+        """Called by the trainer on construction; its policy scores the answers."""
         if trainer._is_vlm:
-            raise ValueError("InformationGain scores the golden answer after text alone, but the policy reads images.")
+            raise ValueError("InformationGain scores the golden answer after text only, but the policy reads images.")
         self._trainer = trainer
 
     def __call__(self, _sampled: Sequence[Sampled], **columns: Any) -> list[list[float | None]]:

@@ -1,4 +1,4 @@
-"""An agent as its documentation shows it, a LangGraph with a search tool, and its training.
+"""A LangGraph agent with a search tool, as in LangGraph's documentation, and its training.
 
 python -m examples.tool_imitation HuggingFaceTB/SmolLM2-135M-Instruct runs/langgraph  # writes questions and corpus
 python examples/langgraph_agent.py --model runs/langgraph/warm-start --output_dir runs/langgraph/policy

@@ -1,4 +1,4 @@
-"""PPO for a search agent; afterwards, the critic values the last trajectories.
+"""PPO for a search agent. Afterwards, the critic evaluates the last trajectories.
 
 python quickstart.py  # writes the default questions and corpus
 python examples/ppo.py --model Qwen/Qwen2.5-3B --output_dir out-ppo

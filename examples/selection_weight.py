@@ -1,6 +1,6 @@
-"""Weights for trajectories that were chosen among candidates as if they had not been: π/q, by the law of best of M.
+"""Weights π/q that correct for choosing trajectories among M candidates, by the law of best of M.
 
-Nothing needs them. They are there to compare with training on what is chosen as it is:
+They are optional, for a comparison with training on the chosen trajectories without weights:
 
 trainer = SOGRPOTrainer(
     model,

@@ -1,4 +1,4 @@
-"""A TRL script that trains a chat model with a tool, with two names swapped.
+"""A TRL script that trains a chat model with a tool: only two names differ from TRL's.
 
 python examples/swap.py --model Qwen/Qwen2.5-0.5B-Instruct --output_dir out
 """

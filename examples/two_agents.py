@@ -1,4 +1,4 @@
-"""One policy as two agents, named by `model`: a planner asks, and a searcher answers from what it finds.
+"""One policy as two agents, named by `model`: a planner asks, and a searcher answers from search results.
 
 python quickstart.py  # writes the default questions and corpus
 python examples/two_agents.py --model Qwen/Qwen2.5-0.5B-Instruct --output_dir out

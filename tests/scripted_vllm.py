@@ -1,4 +1,4 @@
-"""In the place of vLLM: an engine and a server that sample what a script says, for TRL's own wrapper."""
+"""In the place of vLLM: an engine and a server that sample from a script, for TRL's own wrapper."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ NAMES = (*TRAINED, "losses_as_on_cpu", "zero2", "zero3", "fsdp2", "vllm_colocate
 """Of all checks, in the order in which they run."""
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "deepspeed", "vllm")
 REASON_LENGTH = 4000
-"""Characters of a failure's reason that are kept: its end says most."""
+"""Characters of a failure's reason that are kept, from its end, which is the most informative part."""
 
 
 def load_check(name: str) -> Check:

@@ -17,7 +17,7 @@ from benchmarks.fixed_lengths import VARIANTS, Sizes, Variant, build_trainer
 
 
 class Skipped(Exception):
-    """What the check needs is not here; the message says what."""
+    """Something that the check needs is missing; the message names it."""
 
 
 @dataclass(frozen=True)

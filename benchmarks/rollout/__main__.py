@@ -11,7 +11,7 @@
 - `endpoint`: the same engine, and agents that make an API call for each turn, over `http.client`. `engine_alone` is
   `slots_event` once more, measured beside it.
 
-`benchmarks.rollout.script` says how turns, observations and searches are drawn: the same ones for all engines. Each
+`benchmarks.rollout.script` draws turns, observations and searches: the same ones for all engines. Each
 cell runs in a process of its own on one thread. Of the rollout alone it measures
 
 - `cpu_seconds` and `wall_seconds`;

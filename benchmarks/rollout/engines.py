@@ -50,7 +50,7 @@ SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "t
 
 
 class Scripted(Engine):
-    """Comes before an engine, whose turns it ends where a script says so, and remembers when it generated."""
+    """Comes before an engine, ends its turns where a script does, and records when it generated."""
 
     def follow(self, script: Script) -> None:
         self._script = script
@@ -160,7 +160,7 @@ def check_script(script: Script, trajectories: Sequence[Trajectory]) -> None:
 
 
 class ScriptedLlama(LlamaForCausalLM):
-    """A Llama whose `generate` ends the turn of each row where the script says so, with a call of the tool."""
+    """A Llama whose `generate` ends the turn of each row where the script does, with a call of the tool."""
 
     script: Script
     prefilled_tokens = 0

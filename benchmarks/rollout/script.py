@@ -1,9 +1,9 @@
 """A rollout that is the same for every engine: how long each turn is, what it reads after it, and how long that takes.
 
 Rows come in groups of eight that share a prompt of 60 to 140 tokens. A row takes three or four turns (even odds) and
-reads 150 to 400 tokens after each but the last (uniform). Turns are as long as the cell of the grid says: log-normal,
+reads 150 to 400 tokens after each but the last (uniform). The grid's cell sets the length of turns: log-normal,
 the shortest and the longest two sigma from the median, and what lies beyond cut to them, so that "10-150" has a median
-of 39 tokens. What a turn searches for takes a time of its own: log-normal with the mean that the cell says and a sigma
+of 39 tokens. What a turn searches for takes a time of its own: log-normal with the cell's mean and a sigma
 of 0.75, so that one search in a hundred takes 4.3 times the mean. An engine that is asked for several at once answers
 them side by side, and is as slow as the slowest. All is drawn from a fixed seed: the same for all engines.
 

@@ -53,7 +53,7 @@ class Field:
 
     @property
     def prompt(self) -> str:
-        """All that the policy is told. The name says nothing about the place."""
+        """All that the policy reads. The name reveals nothing about the place."""
         return f"field {' '.join(self.name)} has {self.columns} columns {self.rows} rows"
 
 
@@ -215,7 +215,7 @@ def play(hunts: Sequence[Hunt], tokenizer: PreTrainedTokenizerBase, write: Write
 def play_with_model(
     hunts: Sequence[Hunt], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, config: GenerationConfig
 ) -> list[Record]:
-    """As `play`, with a policy that samples as `config` says."""
+    """As `play`, with a policy that samples with `config`."""
     engine = model_engine(model, TurnEnd(tokenizer, (), [tokenizer.eos_token_id]), config)
 
     def write(active: list[int], contexts: list[list[int]]) -> list[list[int]]:

@@ -39,7 +39,7 @@ class BenchmarkWorld(ABC):
     """Tasks to train on, others to be judged by, and a policy that has just learnt to act.
 
     A seed decides the tasks, the policy's first weights and what it imitated; where several seeds share a policy, it
-    decides the tasks alone. Everything else is the same for all seeds, and `settings` says it.
+    decides the tasks alone. Everything else is the same for all seeds, and recorded in `settings`.
     """
 
     title: str

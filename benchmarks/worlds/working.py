@@ -160,7 +160,7 @@ class Fact:
     def choice(self) -> str:
         """Which entry was taken, and its name.
 
-        The word is the decision, and says where to copy the name from: at one of two distances. A policy of two
+        The word is the decision, and tells where to copy the name from: at one of two distances. A policy of two
         layers learns that in a few hundred steps. Behind a year, which stands in several places, it did not.
         """
         return f"{'former' if self.taken == self.pair[0] else 'latter'} {self.taken.name}"

@@ -1,1 +1,1 @@
-"""The multi-turn sets of the Berkeley Function Calling Leaderboard as an environment of your own (see README.md)."""
+"""The multi-turn sets of the Berkeley Function Calling Leaderboard as an environment. See README.md."""

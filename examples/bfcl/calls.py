@@ -17,7 +17,7 @@ _JSON = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 _PARSING = threading.Lock()
-"""Python counts its depth in a tree for all threads together (gh-106905), and raises if the sum is wrong."""
+"""Python counts its depth in a tree across all threads (gh-106905), and raises an error if the sum is wrong."""
 
 
 class WrongCall(Exception):
@@ -114,7 +114,7 @@ def _depth(text: str) -> int:
 
 
 def _check_numbers(values: list[Any]) -> None:
-    """Refuse numbers with which a world could compute for ever."""
+    """Refuse numbers with which a world could compute forever."""
     while values:
         value = values.pop()
         if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:

@@ -23,7 +23,7 @@ DONE = "Done."
 
 
 class SolutionPolicy:
-    """A `Generator` that serves each request with one message of the calls that solve it, and says that it is done.
+    """A `Generator` that serves each request with one message of the calls that solve it, and reports that it is done.
 
     Args:
         tokenizer: With the chat template in which prompts are asked.

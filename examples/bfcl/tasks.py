@@ -73,7 +73,7 @@ class Task:
 
 
 def package(name: str) -> Any:
-    """Import a module of `bfcl-eval`. Raises an ImportError that says how to install it."""
+    """Import a module of `bfcl-eval`. Raises an ImportError that explains how to install it."""
     if find_spec("bfcl_eval") is None:
         raise ImportError(f"the leaderboard's worlds need: {_INSTALL}")
     return import_module(f"bfcl_eval.{name}")
@@ -92,7 +92,7 @@ def load_tasks(name: str) -> tuple[Task, ...]:
 
 
 def task_of(task_id: str) -> Task:
-    """Find a task by its id, and shorten it if the id says so. Raises ValueError if there is none."""
+    """Find a task by its id, and shorten it if the id asks for that. Raises ValueError if there is none."""
     whole, _, requests = task_id.partition(":")
     name = whole.removeprefix(_PREFIX).rpartition("_")[0]
     task = next((each for each in load_tasks(name) if each.id == whole), None) if name in BFCL_SETS else None

@@ -16,7 +16,7 @@ from examples.bfcl.tasks import Task, package
 Function = Callable[..., Any]
 
 _BOUNDED = ("exponent", "precision", "decimal_places")
-"""Arguments of `MathAPI` with which a short call could compute for ever."""
+"""Arguments of `MathAPI` with which a short call could compute forever."""
 _MOST, _MOST_NAME, _MOST_FILES = 1_000, 255, 20_000
 """The largest such argument; the most characters in a file's name; the most files in a file system. A file counts once
 per path that leads to it, because `cp` shares what it copies, and 30 calls turn a few files into 2**30 paths."""

@@ -151,7 +151,7 @@ def train(course: Course, run: Path, overrides: list[str]) -> None:
         overrides = ["--resume_from_checkpoint", "latest", *overrides]
     announce(f"Training with SO-GRPO: sorl train --config {course.recipe}, in {run}")
     if code := launch(["--accelerate_config", "single_cpu", "--config", course.recipe, *given, *overrides]):
-        raise SystemExit(code)  # training has said what went wrong
+        raise SystemExit(code)  # training has reported what went wrong
 
 
 def answers(run: Path, name: str, mode: str, words: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""Lets each argument say what it allows, checks it with one function, and imports what a dotted path names.
+"""Declares and checks the allowed values of arguments, and imports objects by dotted path.
 
-A field says what it allows in its annotation: `gamma: Annotated[float, Number(least=0, most=1)]`. It does not say so
-in `field(metadata=…)`, because `HfArgumentParser` passes that on to argparse: a key of ours would break every parser
-of such a dataclass, including those of TRL's own scripts. `__post_init__` calls `check_fields(self)`: that of
-`Checked`, or its own.
+A field declares its allowed values in its annotation: `gamma: Annotated[float, Number(least=0, most=1)]`. It does not
+use `field(metadata=…)`, because `HfArgumentParser` passes that on to argparse: an additional key would break every
+parser of such a dataclass, including those of TRL's own scripts. `__post_init__`, of `Checked` or the class's own,
+calls `check_fields(self)`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 
 class Allowed:
-    """What an argument may be. `str()` says it in words that continue "but must be"."""
+    """The allowed values of an argument. `str()` describes them in words that continue "but must be"."""
 
     def allows(self, value: Any) -> bool:
         raise NotImplementedError
@@ -36,7 +36,7 @@ class Allowed:
 
 @dataclass(frozen=True)
 class Number(Allowed):
-    """Numbers from `least` to `most`, which lie above `above` and below `below`. NaN and bools are never allowed."""
+    """Numbers from `least` to `most`, above `above` and below `below`. NaN and bools are never allowed."""
 
     least: float = -inf
     above: float = -inf
@@ -64,7 +64,7 @@ class Number(Allowed):
 
 @dataclass(frozen=True)
 class OneOf(Allowed):
-    """Certain names or truth values, and nothing that merely passes for one: the text 'false' is true, and so is 1."""
+    """Certain names or truth values, and no look-alikes: the text 'false' would be true, and so would 1."""
 
     choices: tuple[str | bool, ...]
 
@@ -80,14 +80,14 @@ POSITIVE_COUNT = Number(least=1, whole=True)
 NOT_NEGATIVE = Number(least=0)
 SHARE = Number(least=0, most=1)
 SECONDS = Number(least=0, finite=False)
-"""Infinity means for ever."""
+"""Infinity means no limit."""
 SWITCH = OneOf((True, False))
 
 
 def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) -> None:
-    """Raise ValueError for the first field of a dataclass whose value its annotation does not allow.
+    """Raise ValueError for the first field of a dataclass with a value that its annotation does not allow.
 
-    None is allowed if the field's type includes it. `inherited` gives what unannotated fields of a base class allow.
+    None is allowed if the field's type includes it. `inherited` has the allowed values of a base class's fields.
     """
     hints = get_type_hints(type(instance), include_extras=True)
     for field in fields(instance):
@@ -101,7 +101,7 @@ def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) 
 
 
 class Checked:
-    """Base of a dataclass that calls `check_fields` when it is made, and does no more then."""
+    """Base of dataclasses that only call `check_fields` on creation."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -113,7 +113,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def is_dotted(value: Any) -> bool:
-    """Whether a value is text of several names with dots between them, which none of our own names has.
+    """Whether a value is text of several names joined by dots, which no built-in name has.
 
     The last dot may be a colon, as in `my_module:my_name`.
     """
@@ -127,7 +127,7 @@ def _with_dots(path: str) -> str:
 
 
 def import_named(argument: str, path: str) -> Any:
-    """Import what a dotted path names: a module, which may be in the current folder, and a name that it defines.
+    """Import an object by dotted path: a module, possibly in the current folder, and a name that it defines.
 
     Raises ValueError, which names the `argument`, if the module cannot be imported or lacks the name.
     """
@@ -150,9 +150,9 @@ def import_named(argument: str, path: str) -> Any:
 
 
 def factory_named(argument: str, path: str, method: str) -> Callable[[], Any]:
-    """Import a class that has `method`, or a function that makes an object with it; both are called without arguments.
+    """Import a class with `method`, or a function that makes an object with it; both are called without arguments.
 
-    Raises ValueError as `import_named` does, and for anything else.
+    Raises the ValueErrors of `import_named`, and ValueError for any other object.
     """
     factory = import_named(argument, path)
     if not callable(factory) or (isclass(factory) and not callable(getattr(factory, method, None))):

@@ -1,9 +1,9 @@
-"""How a command reads its arguments, and how it reports a mistake in them: one line on stderr, and exit code 2.
+"""Reads a command's arguments, and reports mistakes in them with one line on stderr and exit code 2.
 
-When an error is raised decides whose mistake it is. While arguments are read and what they name is built (`mistakes`),
-every ValueError is about the arguments. After that, only an OSError (such as a full disk) and `UserMistake` are the
-user's. Any other error is a programming error and keeps its traceback. With SORL_DEBUG=1 in the environment, which
-launched processes inherit, mistakes show their tracebacks too.
+The phase in which an error is raised determines its kind. While arguments are read and the objects that they name are
+built (`mistakes`), every ValueError is about the arguments. After that, only an OSError (such as a full disk) and
+`UserMistake` are user errors. Any other error is a programming error and keeps its traceback. With SORL_DEBUG=1 in the
+environment, which launched processes inherit, mistakes also show their tracebacks.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ NAMED_BY_TEXT = (
     *("corpus", "data_source_folder", "eval_questions", "index", "model_name_or_path", "output", "output_dir"),
     "train_questions",
 )
-"""Arguments that must be a path or a name. They are checked before a library complains about them."""
+"""Arguments that must be a path or a name, checked before a library raises a less clear error."""
 SEVERAL = ("benchmarks", "questions")
 """Arguments that take several values. A recipe may write a single one without a list."""
 
 
 class UserMistake(ValueError):
-    """A mistake that the user of a command can correct. The message says how."""
+    """A mistake that the user of a command can correct. The message explains how."""
 
 
 def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str
 
 @contextmanager
 def mistakes(about: str = "") -> Iterator[None]:
-    """Turn errors of code that reads arguments or builds what they name into `UserMistake`, with `about` first."""
+    """Turn errors while reading arguments or building what they name into `UserMistake`, with `about` first."""
     try:
         yield
     except UserMistake:
@@ -75,7 +75,7 @@ def mistakes(about: str = "") -> Iterator[None]:
 
 
 def refuse(message: str) -> NoReturn:
-    """Raise a `UserMistake`, in place of a parser's `error`, which prints the usage and ends the process."""
+    """Raise a `UserMistake`, instead of a parser's `error`, which prints the usage and ends the process."""
     raise UserMistake(f"{message} (--help lists the arguments)")
 
 
@@ -85,7 +85,7 @@ def is_first_process() -> bool:
 
 
 def check_checkpoint(name: str, argument: str = "model_name_or_path") -> None:
-    """Raise `UserMistake` for a path that does not exist. The library's own error explains only ids of the Hub."""
+    """Raise `UserMistake` for a path that does not exist. The library's own error explains only Hub ids."""
     from huggingface_hub import constants
 
     if Path(name).exists():
@@ -126,7 +126,7 @@ def port(text: str) -> int:
 
 
 def options_in(words: Sequence[str]) -> set[str]:
-    """The names of the options on a command line, as a recipe writes them."""
+    """The names of the options on a command line, as in recipes."""
     return {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
 
 
@@ -138,7 +138,7 @@ def parse_dataclasses(
     `--help` prints all their options, with `about` first.
 
     Raises:
-        UserMistake: An argument is unknown, or its value is refused.
+        UserMistake: An argument is unknown, or its value is invalid.
     """
     from trl import TrlParser
 
@@ -149,14 +149,14 @@ def parse_dataclasses(
         with mistakes():
             *groups, strays = parser.parse_args_into_dataclasses([*words], return_remaining_strings=True)
     except (TypeError, AttributeError) as error:  # dataclasses use a YAML file's values unchecked
-        raise UserMistake(f"a value is of the wrong kind: {one_line(error)}") from error
+        raise UserMistake(f"a value has the wrong type: {one_line(error)}") from error
     if unknown or strays:
         refuse(f"unrecognized arguments: {' '.join([*unknown, *strays])}")
     return tuple(groups)
 
 
 def given_words(classes: Sequence[type], words: Sequence[str]) -> dict[str, Any]:
-    """The arguments that a command line gives itself, without defaults. `parse_dataclasses` must have accepted it."""
+    """The arguments set on a command line, without defaults. `parse_dataclasses` must have accepted it."""
     from trl import TrlParser
 
     parser = TrlParser(classes, allow_abbrev=False, add_help=False, argument_default=SUPPRESS)
@@ -177,10 +177,10 @@ def take_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = ()) -> dict[str, Any]:
     """Read the arguments in a YAML file, and put its `env` into the environment, as TRL's scripts do.
 
-    Only one of the `alternatives` applies: if the command line `words` has one, those of the file are dropped.
+    Only one of the `alternatives` may be set: if the command line `words` has one, the file's are dropped.
 
     Raises:
-        UserMistake: The file cannot be read, is no mapping, or has another kind of value where text is needed.
+        UserMistake: The file cannot be read, is not a mapping, or has another type of value where text is needed.
     """
     with mistakes(str(path)):
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -200,10 +200,10 @@ def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = 
 
 @dataclass(frozen=True)
 class Shipped:
-    """A folder of YAML files in the package. An argument takes the name of one, or the path of a user's own file."""
+    """A folder of YAML files in the package. An argument takes the name of one or the path of a user's own file."""
 
     folder: str
-    """The folder in the package. At the root of the repository it has the same name."""
+    """The folder in the package. It has the same name at the root of the repository."""
     command: str
     """The subcommand of `sorl` that lists them."""
     option: str
@@ -215,7 +215,7 @@ class Shipped:
         return {path.stem: path for path in sorted((PACKAGE / self.folder).glob("*.yaml"))}
 
     def find(self, name: str, argument: str = "") -> Path:
-        """Find the user's own file with this path, or ours with this name. `argument` is where it was given.
+        """Find the user's file with this path, or the shipped one with this name. `argument` names its origin.
 
         Raises:
             UserMistake: Neither exists.
@@ -224,15 +224,13 @@ class Shipped:
             return Path(name)
         if name in self.paths:
             return self.paths[name]
-        raise UserMistake(
-            f"{argument or self.option}: {name!r} is neither a file nor one that `sorl {self.command}` lists"
-        )
+        raise UserMistake(f"{argument or self.option}: {name!r} is neither a file nor listed by `sorl {self.command}`")
 
     def listing(self) -> str:
         """One line per file: its name, and the first sentence of the comment at its top."""
         width = max(map(len, self.paths))
         lines = [f"{name:{width}}  {_first_sentence(path)}" for name, path in self.paths.items()]
-        usage = f"`sorl train {self.option} NAME` takes one, `sorl {self.command} NAME > FILE` copies one out."
+        usage = f"`sorl train {self.option} NAME` uses one, `sorl {self.command} NAME > FILE` copies one."
         return "\n".join([*lines, "", usage])
 
 

@@ -1,4 +1,4 @@
-"""Writes files so that they exist either whole or not at all, and words the errors for missing ones."""
+"""Writes files so that they are never partial, and words the errors for missing ones."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from uuid import uuid4
 
 
 def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
-    """Write a file that gets the name `path` only once it is complete, even if the machine fails.
+    """Write a file that gets the name `path` only when complete, even if the machine fails.
 
-    Until then, whoever opens `path` finds what was there before. Its folder must exist. `content` may be a function
-    that writes into the open file.
+    Until then, `path` has its previous content. Its folder must exist. `content` may be a function that writes into
+    the open file.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}")  # several machines may write the same file
     try:
@@ -33,7 +33,7 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> N
 
 @contextmanager
 def raise_if_disk_full(folder: Path) -> Iterator[None]:
-    """Raise an OSError if writing within it fails on a full disk: torch and safetensors raise other errors."""
+    """Context that raises an OSError if writing fails on a full disk; torch and safetensors raise other errors."""
     try:
         yield
     except Exception:
@@ -46,20 +46,20 @@ MADE_BY: dict[tuple[str, ...], str] = {
     ("runs", "quickstart"): "python quickstart.py",
     ("runs", "train-lm"): "python quickstart.py --model MODEL",
 }
-"""Folders that recipes read -> the command that writes them."""
+"""Folders that recipes read -> the command that creates them."""
 
 
 def missing(name: str, path: str | os.PathLike[str], kind: str = "file or folder") -> str:
-    """The message that the path of argument `name` does not exist, with the command that makes it, if there is one."""
+    """The message that the path of argument `name` does not exist, with the command that creates it, if any."""
     if made_by := MADE_BY.get(Path(path).parts[:2]):
-        kind = f"{kind.partition(',')[0]}: run `{made_by}` in this folder first, which makes it"
+        kind = f"{kind.partition(',')[0]}: run `{made_by}` in this folder first to create it"
     return f"`{name}` is {str(path)!r}, but there is no such {kind}"
 
 
 def check_run_folder(path: str | os.PathLike[str]) -> None:
     """Raise FileNotFoundError for a path that cannot be the folder of a run."""
     if not Path(path).is_dir():
-        problem = "is no folder" if Path(path).exists() else "does not exist"
+        problem = "is not a folder" if Path(path).exists() else "does not exist"
         raise FileNotFoundError(
-            f"{path} {problem}: name the folder of a run, as `sorl train` or `sorl evaluate` wrote it"
+            f"{path} {problem}: give the folder of a run, written by `sorl train` or `sorl evaluate`"
         )

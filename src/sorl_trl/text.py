@@ -10,26 +10,26 @@ from typing import Any
 HAN_AND_KANA = (
     "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
 )
-"""The characters of Chinese and Japanese, which put no spaces between words, for the brackets of a pattern."""
+"""The characters of Chinese and Japanese, which are written without spaces, for a pattern's brackets."""
 _BLOCKS = (  # Thai and Lao; Burmese; Khmer; Tai Le, New Tai Lue; Tai Tham; Burmese; Burmese, Tai Viet
     *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF)),
     *((0x1950, 0x19DF), (0x1A20, 0x1AAF), (0xA9E0, 0xA9FF), (0xAA60, 0xAADF)),
 )
 _CHARACTERS = [chr(code) for first, last in _BLOCKS for code in range(first, last + 1)]
 SOUTHEAST_ASIAN = "".join(each for each in _CHARACTERS if unicodedata.category(each)[0] == "L")
-"""The letters of the languages of Southeast Asia that put no spaces between words, for the brackets of a pattern."""
+"""The letters of Southeast Asian languages written without spaces, for a pattern's brackets."""
 SOUTHEAST_ASIAN_LETTER = (
     f"[{SOUTHEAST_ASIAN}][{''.join(each for each in _CHARACTERS if unicodedata.category(each)[0] == 'M')}]*"
 )
-"""A pattern: such a letter with its marks, which are vowels and tones."""
+"""A pattern for such a letter with its marks (vowels and tones)."""
 WITHOUT_WIDTH = "\u200b-\u200d"
-"""Spaces and joiners without width, which some writers put between words of these languages."""
+"""Zero-width spaces and joiners, which some writers put between words of these languages."""
 _USER_OF_URL = re.compile(r"(?<=://)[^/?#\s]*@")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 def encodable(text: str, half: str = "\N{REPLACEMENT CHARACTER}") -> str:
-    """Replace each half of a surrogate pair, which JSON can spell and UTF-8 cannot encode, by `half`.
+    """Replace each lone surrogate, which JSON can express but UTF-8 cannot encode, with `half`.
 
     Two halves in a row that form a character become that character.
     """
@@ -48,7 +48,7 @@ def storable(value: Any) -> Any:
 
 
 def json_object(line: bytes, kind: str) -> dict[str, Any]:
-    """Read a line of a JSONL file in UTF-8. Raises ValueError if it is no object; `kind` says what it should be."""
+    """Read a line of a UTF-8 JSONL file. Raises ValueError if it is not an object; `kind` names what it should be."""
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
@@ -73,6 +73,6 @@ def one_line(text: object) -> str:
 def without_user(text: str) -> str:
     """Remove user and password from each URL: `http://me:secret@host/path` becomes `http://host/path`.
 
-    Use it for all that is shown or stored: messages, settings, the name of an index.
+    Use it for everything shown or stored: messages, settings, the name of an index.
     """
     return _USER_OF_URL.sub("", text)

@@ -1,4 +1,4 @@
-"""Threads that do not keep a process from ending, as those of `concurrent.futures` do."""
+"""Threads that do not keep a process from ending, unlike those of `concurrent.futures`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _Work: TypeAlias = "Callable[[], object]"
 
 
 def start(work: _Work, name: str) -> None:
-    """Run `work` in a thread of its own."""
+    """Run `work` in a new thread."""
     threading.Thread(target=work, name=name, daemon=True).start()
 
 
 def _work_off(waiting: SimpleQueue[_Work | None]) -> None:
-    """Run what the queue brings, one item after another, until it brings None."""
+    """Run the queue's items one by one, until None."""
     while (work := waiting.get()) is not None:
         work()
         del work  # or it would stay alive while the thread waits for the next

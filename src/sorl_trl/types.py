@@ -1,4 +1,4 @@
-"""The data that search, rollout, rewards and trainers exchange. It is frozen, and needs no other package."""
+"""The data that search, rollout, rewards and trainers exchange. It is frozen and needs no other package."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ class StopReason(str, Enum):
     ANSWERED = "answered"
     """The policy closed an answer."""
     MAX_TURNS = "max_turns"
-    """All turns that may search were used up, and the last generation, which may not search, gave no answer."""
+    """All turns that may search were used, and the last generation, which may not search, gave no answer."""
     TURN_LIMIT = "turn_limit"
     """One turn reached `max_turn_tokens` before it closed an action."""
     TRAJECTORY_LIMIT = "trajectory_limit"
     """`max_trajectory_tokens` leaves no room for the next turn or observation."""
     CONTEXT_LIMIT = "context_limit"
-    """Prompt and trajectory fill the window of the engine or the model, that is, all that the policy can read at once.
+    """Prompt and trajectory fill the window of engine or model: the most that the policy can read at once.
 
-    If the prompt alone fills it, the trajectory has no turn, and nothing of it is trained on."""
+    If the prompt alone fills it, the trajectory has no turn and is not trained on."""
     ENVIRONMENT_DONE = "environment_done"
     """The environment, or the user's agent, ended the trajectory."""
     AGENT_ERROR = "agent_error"
-    """The user's agent raised an error, such as for a turn that it could not read. It earns `reward_on_error`."""
+    """The user's agent raised an error, for example on a turn that it could not parse: reward `reward_on_error`."""
     SEARCH_UNAVAILABLE = "search_unavailable"
-    """The search was down after all retries. This says nothing about the policy, so it is masked out of the loss."""
+    """The search was down after all retries. The trajectory is masked out of the loss, as the policy is not at
+    fault."""
     ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
-    """The environment was down, or did not answer in time. The trajectory is masked out of the loss, too."""
+    """The environment was down or did not answer in time. The trajectory is also masked out of the loss."""
 
     @property
     def is_infrastructure_failure(self) -> bool:
-        """Whether the trajectory says nothing about the policy and must not be trained on."""
+        """Whether the trajectory carries no information about the policy and must not be trained on."""
         return self in (StopReason.SEARCH_UNAVAILABLE, StopReason.ENVIRONMENT_UNAVAILABLE)
 
 
@@ -45,9 +46,9 @@ class ActionKind(str, Enum):
     """A call of any other tool: `Action.tool` names it."""
     ANSWER = "answer"
     MESSAGE = "message"
-    """A whole message, which the environment reads: see `ChatProtocol`."""
+    """A whole message for the environment: see `ChatProtocol`."""
     INVALID = "invalid"
-    """No well-formed action, to which the policy gets a corrective observation."""
+    """No well-formed action; the policy gets a corrective observation."""
 
 
 class ToolCall(NamedTuple):
@@ -72,7 +73,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Passage:
-    """One retrieved document. `score` is the engine's own: higher is better, and `None` means that it gives none."""
+    """One retrieved document. `score` is the engine's own: higher is better, and `None` means that there is none."""
 
     id: str
     title: str
@@ -86,7 +87,7 @@ class ToolResult(NamedTuple):
     tool: str
     text: str
     returned: list[Any] | None = None
-    """The list that the tool returned, if it returned one: reward functions get it in place of the text."""
+    """The list that the tool returned, if it returned one; reward functions get it instead of the text."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,15 @@ class Turn:
     reward: float | None = None
     """The environment's reward for this turn, if it gives rewards."""
     versions: tuple[int, int] | None = None
-    """For rollouts ahead: versions of the weights (batches) when the turn was requested and when it was complete."""
+    """For asynchronous rollouts: weight versions (in batches) when the turn was requested and when it was complete."""
     agent: str = ""
-    """The agent whose turn it is, if there are several: the environment names it, or an API call as its `model`."""
+    """The turn's agent, if there are several: named by the environment, or by an API call's `model`."""
     scores: tuple[float, ...] = ()
-    """If it, or the trajectory that it ends, was chosen among candidates, the scores of all, its own first."""
+    """If the turn, or the trajectory that it ends, was chosen among candidates: all their scores, its own first."""
     context: int = 0
-    """The context that it continues."""
+    """The context that the turn continues."""
     routes: Any = field(default=None, compare=False, repr=False)
-    """If the engine reports routes, those (n, L, k) of the tokens that it read and no earlier turn covers."""
+    """If the engine reports routes: those (n, L, k) of the tokens that it read and no earlier turn covers."""
 
 
 @dataclass(frozen=True)
@@ -124,21 +125,21 @@ class Observation:
     neutralized: int = 0
     """How many control tokens or protocol tags the environment's text contained."""
     role: str = "tool"
-    """Who speaks: a "tool", or the "user"."""
+    """The speaker: "tool" or "user"."""
     results: tuple[ToolResult, ...] = ()
     """The results of the tools that a message called, as the policy read them."""
     context: int = 0
     """The context that it continues or begins."""
     repeats: bool = False
-    """Whether it only repeats what the trajectory has shown in another context."""
+    """Whether it only repeats parts of another context of the trajectory."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
     """A prompt, then turns with observations between them. If the prompt leaves no room, there is no turn.
 
-    A context is what the policy read at once. Context 0 continues the prompt. Each other one begins with observations
-    that hold all that was read there; those that `repeat` an earlier context come first. Contexts may alternate.
+    A context is what the policy read at once. Context 0 continues the prompt. Each other context begins with
+    observations that contain everything read there; those with `repeats` come first. Contexts may alternate.
     """
 
     prompt_ids: tuple[int, ...]
@@ -151,12 +152,12 @@ class Trajectory:
 
     @property
     def observations(self) -> tuple[Observation, ...]:
-        """Those that show something new, rather than repeat another context."""
+        """The observations with new content, that is, without `repeats`."""
         return tuple(s for s in self.segments if isinstance(s, Observation) and not s.repeats)
 
     @property
     def replies(self) -> tuple[Observation | None, ...]:
-        """For each turn, the first of the `observations` between it and the next turn, in whatever context."""
+        """For each turn, the first of the `observations` before the next turn, in any context."""
         found: list[Observation | None] = []
         for segment in self.segments:
             if isinstance(segment, Turn):
@@ -167,5 +168,5 @@ class Trajectory:
 
     @property
     def answer(self) -> str | None:
-        """The policy's first answer, which only its own turns can give, never an observation."""
+        """The policy's first answer. Only its own turns can give one, never an observation."""
         return next((t.action.content for t in self.turns if t.action.kind is ActionKind.ANSWER), None)

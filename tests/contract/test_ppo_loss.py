@@ -1,4 +1,4 @@
-"""PPO's loss, policy and critic, against the formulas of docs/internals/equations.md as loops in float64."""
+"""PPO's loss, policy and critic, against docs/internals/equations.md, written out as loops in float64."""
 
 from __future__ import annotations
 

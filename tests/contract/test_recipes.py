@@ -1,4 +1,4 @@
-"""Every shipped recipe parses, and is what its name says."""
+"""Every shipped recipe parses, and matches its name."""
 
 from __future__ import annotations
 

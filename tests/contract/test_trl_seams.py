@@ -73,7 +73,7 @@ RELIED_ON = {
     "trl:GRPOTrainer.get_high_entropy_mask": "a487c8645bc29317",
     "trl:GRPOTrainer.get_off_policy_mask": "cbd80498a5204fbb",
 }
-"""Bodies that we call, or rest on otherwise; docs/internals/architecture.md says for what."""
+"""Bodies that we call, or rest on otherwise; docs/internals/architecture.md explains what for."""
 READ = OVERRIDDEN | RELIED_ON
 
 

@@ -1,4 +1,4 @@
-"""Every launch configuration is read by accelerate's own launcher, and is what its name says."""
+"""Every launch configuration is read by accelerate's own launcher, and matches its name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def deepspeed_json(config: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_is_what_its_name_says(name: str) -> None:
+def test_matches_its_name(name: str) -> None:
     config = load_config_from_file(str(FILES[name]))
     kind, stage = KINDS[name.removesuffix("_cpu").removesuffix("_two_machines")]
     on_cpu = name.endswith("_cpu")
@@ -38,7 +38,7 @@ def test_is_what_its_name_says(name: str) -> None:
     assert config.deepspeed_config.get("zero_stage", deepspeed_json(config).get("stage")) == stage
     assert config.num_machines == (2 if "two_machines" in name else 1)
     assert config.num_processes == (1 if kind == "NO" else 2 if on_cpu else 8)
-    has_json = "deepspeed_config_file" in config.deepspeed_config  # which says it, or nobody
+    has_json = "deepspeed_config_file" in config.deepspeed_config  # which sets it, or nothing does
     assert config.mixed_precision == (None if has_json else "no" if on_cpu else "bf16")
     assert config.use_cpu == (name == "single_cpu")
 

@@ -2,7 +2,7 @@
 
 `accelerate launch --config_file … -m tests.distributed.worker zero3_cpu case.json`
 
-`result.json` appears when all processes have finished and every check has passed: it alone says that the run is good.
+`result.json` appears when all processes have finished and every check has passed: it alone shows that the run is good.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def engine_facts(trainer: Any) -> dict[str, Any]:
 
 
 def checked_facts(trainer: Any, config: str) -> dict[str, Any]:
-    """What the training ran under. Raises AssertionError if it is not what `config` says."""
+    """What the training ran under. Raises AssertionError if it differs from `config`."""
     facts, expected = engine_facts(trainer), ENGINES[config]
     assert {name: facts[name] for name in expected} == expected, f"ran under {facts}, not {expected}"
     return facts

@@ -148,7 +148,7 @@ def test_groups_that_are_completed_first_are_trained_on_first(tmp_path: Path) ->
 def test_a_policy_that_stands_still_is_the_one_that_sampled(
     tmp_path: Path, trainer_class: Any, options: dict[str, Any]
 ) -> None:
-    """However it chooses among what it says is likely."""
+    """However it chooses among the tokens that it finds likely."""
     trainer = build(tmp_path, trainer_class, learning_rate=0.0, max_steps=8, **options)
     trainer.train()
     ratios = [*logged(trainer, "turns/ratio_min"), *logged(trainer, "turns/ratio_max")]

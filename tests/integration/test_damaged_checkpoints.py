@@ -106,7 +106,7 @@ def test_deepspeeds_shards(newest: Path) -> None:
     shard.parent.mkdir()
     shutil.move(newest / "optimizer.pt", shard)
     (newest / "scheduler.pt").unlink()
-    with pytest.raises(ValueError, match="latest, by which DeepSpeed finds its shards, is missing"):
+    with pytest.raises(ValueError, match="latest is missing, which points DeepSpeed to its shards"):
         resumed(newest.parent)
     (newest / "latest").write_text("global_step2")
     assert resumed(newest.parent) == str(newest)

@@ -1,4 +1,4 @@
-"""`train.py --dry_run`: what it says a step will do, what it finds, and that it leaves nothing behind."""
+"""`train.py --dry_run`: how it describes a step, what it finds, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_a_step_will_do(folder: Path, trainer: str, capsys: pytest.CaptureF
     assert lines["rehearsal"] == "2 questions x 4 trajectories"
     assert "rollout/stop_reason/" in shown
     assert "prompt      where " in shown
-    assert shown.splitlines()[-1] == f"This can train, into {folder / 'out'}."
+    assert shown.splitlines()[-1] == f"Ready to train into {folder / 'out'}."
     assert sorted(folder.rglob("*")) == before, "nothing is written"
 
 
@@ -81,7 +81,7 @@ def test_rollouts_ahead_are_rehearsed_as_they_are_sampled(
 ) -> None:
     shown = dry_run(capsys, words(folder, async_staleness=1))
     assert "engine     copies of the policy, slots\n" in shown
-    assert "copies that sample ahead" in shown and "rollout/stop_reason/" in shown
+    assert "copies for async rollouts" in shown and "rollout/stop_reason/" in shown
 
     def refuse(*_: Any) -> Any:
         raise ValueError("no copy")

@@ -142,7 +142,7 @@ def test_a_run_that_was_killed_goes_on(world: Path, tmp_path: Path) -> None:
     assert (tmp_path / "killed/results.json").read_bytes() == (tmp_path / "straight/results.json").read_bytes()
 
 
-def test_lost_trajectories_are_said_and_made_anew(
+def test_lost_trajectories_are_reported_and_repeated(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a mean over what is left would be taken for that of all."""
@@ -180,7 +180,7 @@ def test_two_processes_make_the_run_of_one(world: Path, tmp_path: Path) -> None:
 
 
 def test_an_adapter_is_put_upon_its_base_model(world: Path, tmp_path: Path) -> None:
-    """An adapter that changes what is said; its folder has no tokenizer, so the base model's is taken."""
+    """An adapter that changes the output; its folder has no tokenizer, so the base model's is taken."""
     base = LlamaForCausalLM.from_pretrained(world / "policy")
     adapted = get_peft_model(
         base, LoraConfig(r=4, target_modules=["q_proj", "down_proj"], lora_alpha=64, init_lora_weights=False)

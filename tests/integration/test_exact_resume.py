@@ -137,7 +137,7 @@ def test_what_does_not_fit_the_cycle(tmp_path: Path, checkpoint: Path) -> None:
         build(tmp_path / "third", **CYCLES["reused"]).train(resume_from_checkpoint=str(checkpoint))
 
 
-def test_trls_checkpoint_is_said_to_go_on_with_new_trajectories(
+def test_a_warning_tells_that_trls_checkpoint_continues_with_new_trajectories(
     tmp_path: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (checkpoint / "generation_cycle_0.pt").unlink()

@@ -1,4 +1,4 @@
-"""What the engine is told, with `SearchRollout` and in TRL's own generation."""
+"""What the engine is told, with `SearchRollout` and in TRL's generation; docs/reference/options.md names them."""
 
 from __future__ import annotations
 

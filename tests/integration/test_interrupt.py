@@ -12,8 +12,8 @@ from tests.interrupts import interrupted, make_world, training_words
 SINGLE = ["--accelerate_config", "single_cpu"]
 
 
-def test_one_line_says_how_to_go_on(tmp_path: Path) -> None:
-    """And what it says goes on."""
+def test_one_line_tells_how_to_continue(tmp_path: Path) -> None:
+    """And its command continues the run."""
     make_world(tmp_path)
     words = [*SINGLE, *training_words(tmp_path, save_steps=1, save_total_limit=2)]
     code, shown = interrupted(tmp_path, words, lambda: newest_whole(tmp_path / "out") is not None)
@@ -27,7 +27,7 @@ def test_one_line_says_how_to_go_on(tmp_path: Path) -> None:
     assert (tmp_path / "out" / f"checkpoint-{step + 1}").is_dir()
 
 
-def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_reports_it(tmp_path: Path) -> None:
     """And a second Ctrl-C ends it at once."""
     make_world(tmp_path)
     words = [*SINGLE, *training_words(tmp_path, save_steps=100_000)]

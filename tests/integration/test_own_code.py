@@ -167,7 +167,7 @@ def test_an_environment(folder: Path) -> None:
     assert log()["rewards/number_of_row/mean"] == 3
     assert log()["environment/reward"] > 0 < log()["rewards/environment_reward/mean"]
     rows = evaluated("--num_samples", "4", "--temperature", "1")
-    assert {row["prompt"] for row in rows} == {"<guess> 1"}, "with what `reset` says"
+    assert {row["prompt"] for row in rows} == {"<guess> 1"}, "with the text of `reset`"
     measured = [json.loads(row["environment"]) for row in rows]
     assert sum(each["hits"] for each in measured) > 0
     rewards = [[segment["reward"] for segment in row["segments"] if segment["reward"]] for row in rows]

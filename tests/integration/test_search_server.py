@@ -38,7 +38,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def address(process: subprocess.Popen[str]) -> str:
-    """What the server says once it listens."""
+    """The server's output once it listens."""
     assert process.stdout is not None
     line = process.stdout.readline()
     found = re.fullmatch(r"4 passages \(bm25-[0-9a-f]{16}\) on (http://127\.0\.0\.1:\d+)/retrieve\n", line)

@@ -40,7 +40,7 @@ def test_a_run_is_served_with_its_recipe_until_it_is_interrupted(tmp_path: Path)
     command = [sys.executable, "-m", "sorl_trl.cli.main", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        limit = Timer(300, server.kill)  # if it says nothing
+        limit = Timer(300, server.kill)  # if it prints nothing
         limit.start()
         try:
             exports = islice((line for line in server.stdout if line.startswith("export ")), 2)
@@ -52,7 +52,7 @@ def test_a_run_is_served_with_its_recipe_until_it_is_interrupted(tmp_path: Path)
             limit.cancel()
             server.kill()
     assert printed["OPENAI_API_KEY"] == "secret"
-    assert [each["usage"]["completion_tokens"] for each in replies] == [3] * 8, "as the recipe says"
+    assert [each["usage"]["completion_tokens"] for each in replies] == [3] * 8, "as set in the recipe"
     said = [each["choices"][0]["message"]["content"] for each in replies]
     assert len({*said}) == 1, "greedy"
 

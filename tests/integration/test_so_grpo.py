@@ -110,7 +110,7 @@ def test_a_scheduler_of_another_optimizer(tmp_path: Path, tokenizer: Any) -> Non
         SOGRPOTrainer(policy, parity_reward, args, prompts(8), processing_class=tokenizer, optimizers=given)
 
     for optimizer in (own, None):
-        with pytest.raises(ValueError, match="`optimizers` holds a ConstantLR of a SGD, but"):
+        with pytest.raises(ValueError, match="`optimizers` has a ConstantLR of a SGD, but"):
             build(optimizer, constant, 0.0)
     with pytest.raises(ValueError, match=r"OneCycleLR.*`target_kl=0`"):
         build(own, cycle, 0.005)
@@ -129,7 +129,7 @@ def test_a_frozen_policy_is_asked_but_not_trained(tmp_path: Path, tokenizer: Any
         trainer.train()
 
 
-def test_the_model_card_says_what_the_method_is_and_where_it_comes_from(tmp_path: Path, tokenizer: Any) -> None:
+def test_the_model_card_names_the_method_and_its_source(tmp_path: Path, tokenizer: Any) -> None:
     args, rollout = SOGRPOConfig(**settings(tmp_path, **SETTINGS["loop"])), FixedRollout()
     given = {"processing_class": tokenizer, "rollout_func": rollout, "method": "loop"}
     SOGRPOTrainer(build_policy(), parity_reward, args, prompts(), **given).create_model_card()

@@ -46,7 +46,7 @@ class TestRun:
     def test_it_trains_both_and_goes_on_from_plain_checkpoints(
         self, tmp_path: Path, tokenizer: Any, case: str
     ) -> None:
-        """Between two updates on one rollout: what the critic said of it must not be asked again."""
+        """Between two updates on one rollout: the critic's values must not be computed again."""
         schedule = {"lr_scheduler_type": "linear", "critic_warmup_steps": 1, "num_iterations": 3, "max_steps": 4}
         fields = {**SMALL_ROLLOUTS, **CASES[case], **schedule, **EVERY_STEP}
         whole = build_ppo(tmp_path / "whole", tokenizer, **fields, model=saved_policy(tmp_path))
@@ -95,7 +95,7 @@ class TestRun:
         assert same == (case != "trunk")
 
     def test_every_trained_parameter_is_in_one_group(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
-        """And decays, or does not, as transformers says; the head does not."""
+        """And decays, or does not, as in transformers; the head does not."""
         trainer = build_ppo(tmp_path, tokenizer, weight_decay=0.1, learning_rate=2e-2, **CASES[case])
         rate = 2e-2 if case == "model_lora" else 2e-1
         optimizer = trainer.create_optimizer()
@@ -201,7 +201,7 @@ def test_a_critic_is_named_by_its_folder_or_by_its_checkpoint(tmp_path: Path, to
         second = build_ppo(tmp_path, tokenizer, **CASES[case], critic_model_name_or_path=str(path))
         assert not moved(saved, critic_parameters(second.model)), path
         if case == "head":
-            with pytest.raises(ValueError, match="of kind 'head', this run's of kind 'model'"):
+            with pytest.raises(ValueError, match="of kind 'head', but this run's is of kind 'model'"):
                 build_ppo(tmp_path, tokenizer, critic="model", critic_model_name_or_path=str(path))
 
 
@@ -243,7 +243,7 @@ IA3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CA
         ({"peft_config": IA3}, "IA3Config"),
         ({"critic": "model", "critic_model_name_or_path": "small"}, "vocabulary of 20"),
         ({"critic": "model", "model": None}, "`critic_model_name_or_path`"),  # nowhere to start from
-        ({**CASES["adapter"], "critic_model_name_or_path": "policy"}, "holds no critic"),
+        ({**CASES["adapter"], "critic_model_name_or_path": "policy"}, "has no critic"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
@@ -272,7 +272,7 @@ def test_schedulers_and_policies_that_do_not_fit_are_refused(tmp_path: Path, tok
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"`critic_warmup_steps` is 2, but the ReduceLROnPlateau"):
         plateau.create_optimizer_and_scheduler(4)
-    with pytest.raises(ValueError, match="already has the critic"):
+    with pytest.raises(ValueError, match="already has a critic"):
         build_ppo(tmp_path, tokenizer, model=plateau.model, critic="head")
     get_peft_model(build_policy(), lora_config()).save_pretrained(tmp_path / "adapter")
     frozen = PeftModel.from_pretrained(build_policy(), tmp_path / "adapter")

@@ -44,4 +44,4 @@ def test_the_factor_falls_and_holds_the_kl(tmp_path: Path) -> None:
         if kls[step] > 2 * TARGET:
             assert change == pytest.approx(1 / 1.5) or factors[step] == 0.01, step
         assert rates[step] == pytest.approx(HOT * factors[step]), step
-        assert change == 1.0 or step % UPDATES != 1, "the first update on a rollout says nothing"
+        assert change == 1.0 or step % UPDATES != 1, "the first update on a rollout has no effect"

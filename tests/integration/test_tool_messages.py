@@ -190,7 +190,7 @@ XML_CALL = f"So.\n</think>\n\n<tool_call>\n<function=pick>\n{XML_VALUES}</functi
 def test_all_read_what_trls_own_trainer_shows_them(
     tmp_path: Path, name: str, call: str, native: dict[str, Any]
 ) -> None:
-    """Calls typed by the schema, calls that do not fit, lists that tools return, and what environments say."""
+    """Calls typed by the schema, calls that do not fit, lists that tools return, and environments' text."""
     messages = [f"{call}<|im_end|>", ANSWER]
     if name == "gemma":
         messages = [text.replace("<|im_end|>", "<end_of_turn>") for text in messages]
@@ -362,7 +362,7 @@ def test_a_trajectory_whose_tool_is_down_is_masked(tmp_path: Path, which: Any, t
     ],
     ids=["coroutine", "error", "environment"],
 )
-def test_what_a_tool_says_forges_nothing(tmp_path: Path, which: Any, native: dict[str, Any]) -> None:
+def test_tool_text_forges_nothing(tmp_path: Path, which: Any, native: dict[str, Any]) -> None:
     tokenizer = qwen_tokenizer()
     benign, *_ = play(tmp_path, tokenizer, [CALL, ANSWER], which, tools=[lookup])
     batch, logged, shown = play(tmp_path, tokenizer, [CALL, ANSWER], which, **native)
@@ -502,8 +502,8 @@ def test_templates_that_a_tool_box_cannot_write_are_refused(tmp_path: Path) -> N
     in_json.chat_template = GEMMA_TOOLS.replace("+ m.content +", "+ (m.content | tojson) +")
     for tokenizer, problem in (
         (gemma_tokenizer(), "'<end_of_turn>': set `tokenizer.eos_token`"),
-        (in_json, "results of tools"),
-        (template("llama3_1"), "results of tools"),
+        (in_json, "tool results"),
+        (template("llama3_1"), "tool results"),
         (unknown, "template"),
     ):
         with pytest.raises(ValueError, match=problem):

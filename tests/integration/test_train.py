@@ -59,7 +59,7 @@ def test_a_policy_that_has_lost_its_numbers_is_not_saved(tmp_path: Path, capsys:
     make_world(tmp_path)
     changed = {"collapse_guard": "stop", "learning_rate": 1e38, "target_kl": 0.0, "steps_per_generation": 4}
     assert run_command(main, training_words(tmp_path, **changed)) == 2
-    assert "no policy is saved" in capsys.readouterr().err
+    assert "no policy was saved" in capsys.readouterr().err
     assert not (tmp_path / "out" / "config.json").exists()
 
 

@@ -42,7 +42,7 @@ def test_a_turn_ends_with_the_token_that_closes_the_tag(
     assert f"</{name}>" in text and f"</{name}>" not in decode(shared_tokenizer, sampled[:-1])
     assert len(sampled) <= len(ids) and ids[: len(sampled)] == sampled
     action = PROTOCOL.parse(text)
-    assert action == PROTOCOL.parse(whole), "what the last token holds beyond the tag says nothing"
+    assert action == PROTOCOL.parse(whole), "the last token's text beyond the tag has no effect"
     assert (action.kind, action.content) == (kind, f"{inner}{query}{inner}".strip())
 
 

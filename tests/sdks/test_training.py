@@ -17,7 +17,7 @@ TWO_ROLLOUTS = {"gradient_accumulation_steps": 1, "steps_per_generation": 1, "nu
 
 
 class Watched(SOGRPOTrainer):
-    """Knows how far, in each rollout, the policy's log-probabilities are from what the sampler says."""
+    """Knows how far, in each rollout, the policy's log-probabilities are from the sampler's."""
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         batch = super()._generate_and_score_completions(inputs)
@@ -27,7 +27,7 @@ class Watched(SOGRPOTrainer):
 
 
 class Reported(EndpointRollout):
-    """Has the engine say the log-probabilities of what it samples."""
+    """Has the engine report the log-probabilities of its samples."""
 
     def collect(self, setup: Any, prompts: Any, examples: Any, engine: Any, *rest: Any) -> Any:
         engine.logprobs_at = 1.0

@@ -1,4 +1,4 @@
-"""What arguments may be: numbers between bounds, names, and dataclasses that say it in their annotations."""
+"""What arguments may be: numbers between bounds, names, and dataclasses that declare it in their annotations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command says of a mistake, and which errors are none of the user's."""
+"""How a command reports a mistake, and which errors are not the user's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TestRunCommand:
         assert "in main\n" in shown
         assert shown.endswith("\nerror: wrong\n")
 
-    def test_of_several_processes_one_says_what_all_do_wrong_and_each_that_its_disk_is_full(
+    def test_one_process_reports_what_all_do_wrong_and_each_reports_that_its_disk_is_full(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("LOCAL_RANK", "1")
@@ -104,7 +104,7 @@ class TestParseDataclasses:
             ([], {"sizes": 2}, "--sizes"),
             ([], {"size": "two"}, "--size: .*'two'"),
             (["--size", "0"], {}, "`size` is 0"),
-            ([], {"size": [1]}, "wrong kind"),
+            ([], {"size": [1]}, "wrong type"),
         ],
     )
     def test_a_mistake_is_one_line(

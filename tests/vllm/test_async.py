@@ -76,7 +76,7 @@ def test_an_update_that_does_not_arrive_ends_the_run(
             send(self, metadata, named_params)
 
     monkeypatch.setattr(WeightClient, "update_named_params", first_alone)
-    with pytest.raises(RuntimeError, match="samples from other weights"):
+    with pytest.raises(RuntimeError, match="does not have the trainer's weights"):
         trainer.train()
     assert len(calls) > 1
 

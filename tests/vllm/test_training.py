@@ -1,4 +1,4 @@
-"""Training with a colocated engine: what it says it sampled is what the trainer computes, after real updates."""
+"""Training with a colocated engine: its log-probabilities are what the trainer computes, after real updates."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def trained(quickstart: Home) -> Home:
     (quickstart.folder / "mine.yaml").write_text(quickstart.sorl("recipes", "so_grpo"))
     overrides = ("--max_steps", "2", "--output_dir", "runs/mine", "--save_trajectories_steps", "1")
     shown = quickstart.sorl("train", *SINGLE, "--config", "mine.yaml", *overrides)
-    assert "The policy is in runs/mine: a plain checkpoint" in shown
+    assert "The policy is in runs/mine, as a plain" in shown
     return quickstart
 
 

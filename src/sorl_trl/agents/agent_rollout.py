@@ -32,35 +32,36 @@ from sorl_trl.types import Trajectory
 
 
 class AgentRollout(PolicyRollout):
-    """A `rollout_func` whose policy acts in an environment between its generations.
+    """A `rollout_func` in which the policy acts in an environment between its generations.
 
     Besides TRL's keys, it returns for each trajectory `env_mask` (1 on the policy's tokens), `turn_ids` (the turn of
     each token, -1 on the environment's) and, for reward functions, `trajectory` (a `sorl_trl.types.Trajectory`) and
-    `environments` (their objects, if the responder has some). If the chat template shows tools, `trajectory_messages`
-    are what TRL makes of a completion with its own tools. Statistics of every rollout are logged as `rollout/…`.
+    `environments` (the environment objects, if the responder has any). If the chat template shows tools, it also
+    returns `trajectory_messages`, the completions as messages in the form of TRL's own tools. Statistics of every
+    rollout are logged as `rollout/…`.
 
     The responder gets one example per trajectory, its row of the training set. `trl.GRPOTrainer` does not pass the row
     on, so the example is then only the `prompt`.
 
     A complete trajectory ends in an end-of-sequence token. If the policy did not write it, it is appended as an
-    environment token, so that TRL's truncation metrics and `mask_truncated_completions` reflect only length limits. A
-    trajectory without a turn, whose prompt fills the window of engine or model, consists of that token; TRL then gets
-    the prompt cut to the longest that was read.
+    environment token, so that TRL's truncation metrics and `mask_truncated_completions` reflect only length limits. If
+    the prompt fills the window of engine or model, the trajectory has no turn and consists of that token; TRL then
+    gets the prompt cut to the length of the longest prompt that was read.
 
     Args:
         responder: Answers the policy's turns.
-        protocol: How text becomes an action, and a reply becomes text; by default the responder's own, if it has one.
+        protocol: How text becomes an action and a reply becomes text; defaults to the responder's own, if any.
             For conversational prompts, the chat template's frame replaces its default `message_frame`.
         limits: The limits of one trajectory. `max_trajectory_tokens` defaults to the trainer's `max_completion_length`
-            and must not exceed it. With tools that the chat template shows, the default is that of TRL's own tools:
+            and must not exceed it. If the chat template shows tools, the defaults are those of TRL's own tools:
             `max_tool_calling_iterations` turns with calls, and no limit other than `max_completion_length`.
-        engine: How turns are generated, and when replies rejoin.
-        candidates: What to sample in training in place of each turn or trajectory, and which to keep and train on.
+        engine: How turns are generated, and when rows continue with replies.
+        candidates: During training, sample several candidates for each turn or trajectory, and keep the best.
 
-    From `generation_kwargs`, the rollout takes only how tokens are sampled; it sets the ends of turns, the output and
-    the seed itself.
+    From `generation_kwargs`, the rollout takes only sampling options; it sets the ends of turns, the output and the
+    seed itself.
 
-    Raises TypeError if an argument has another type, and ValueError for a `protocol` beside a `ToolBox`.
+    Raises TypeError if an argument has the wrong type, and ValueError for a `protocol` with a `ToolBox`.
     """
 
     answers = True
@@ -75,13 +76,11 @@ class AgentRollout(PolicyRollout):
     ) -> None:
         if not isinstance(responder, Responder):
             raise TypeError(
-                f"responder is {responder!r}, but must be a `Responder`: `EnvironmentResponder(…)` makes one from a "
-                "class of environments, and `SearchRollout` takes a search engine"
+                f"responder is {responder!r}, but must be a `Responder`: `EnvironmentResponder(…)` makes one from an "
+                "environment class, and `SearchRollout` takes a search engine"
             )
         if responder.shown and protocol is not None:
-            raise ValueError(
-                "protocol is given beside tools that the chat template shows, whose format it is: leave it out"
-            )
+            raise ValueError("protocol is given, but the chat template's tools define their own format: leave it out")
         if not isinstance(candidates, BestOfTurns | None):
             raise TypeError(f"candidates is {candidates!r}, but must be `BestOfTurns`, `BestOfTrajectories` or None")
         super().__init__(engine)
@@ -102,7 +101,9 @@ class AgentRollout(PolicyRollout):
         """See `PolicyRollout.collect`. Raises ValueError for prompts with images."""
         if any(map(holds_images, prompts)):
             name = type(self).__name__
-            raise ValueError(f"`{name}` is for text: the prompts hold images, which the policy would not see.")
+            raise ValueError(
+                f"`{name}` supports only text, but the prompts contain images, which the policy would not see."
+            )
         collector = self.collector(setup, is_conversational({"prompt": prompts[0]}))
         sanitizer = MessageSanitizer(setup.tokenizer, collector.protocol)
         try:
@@ -137,8 +138,8 @@ class AgentRollout(PolicyRollout):
         super().check(config, tools, environment_factory)
         if config.max_tool_calling_iterations is not None and (self.limits or not self.shows_tools):
             raise ValueError(
-                f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but is for TRL's tool loop. "
-                "Set `RolloutLimits.max_turns` (`max_turns` in a recipe) instead."
+                f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but applies only to TRL's "
+                "tool loop. Set `RolloutLimits.max_turns` (`max_turns` in a recipe) instead."
             )
 
     @property
@@ -154,7 +155,7 @@ class AgentRollout(PolicyRollout):
         return (self.limits or RolloutLimits()).within(most)
 
     def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
-        """What the rollout reads of a trainer. Tools are shown by the template with which TRL would train its own."""
+        """What the rollout needs from a trainer. Tools are shown by the template that TRL would use."""
         shown_by, limits = trainer.chat_template, self.limits_under(trainer.args)
         if self.shows_tools and not is_chat_template_prefix_preserving(trainer.processing_class):
             shown_by = get_training_chat_template(trainer.processing_class)
@@ -166,9 +167,9 @@ class AgentRollout(PolicyRollout):
             self.protocol_for(self.setup(trainer))
 
     def protocol_for(self, setup: RolloutSetup, conversational: bool = True) -> TagProtocol:
-        """The protocol for a trainer. In a conversation, feedback after the policy's message is a chat message.
+        """The protocol for a trainer. In a conversation, feedback to the policy is a chat message.
 
-        Raises ValueError if the chat template shows tools, but their calls or results are not understood.
+        Raises ValueError if the chat template shows tools in a format that is not supported.
         """
         if not conversational:
             return self.protocol
@@ -181,25 +182,25 @@ class AgentRollout(PolicyRollout):
         return protocol
 
     def collector(self, setup: RolloutSetup, conversational: bool = True) -> Collector:
-        """What collects the trajectories. It is new each time, because one rollout may serve several trainers."""
+        """A new collector each time, because one rollout may serve several trainers."""
         protocol = self.protocol_for(setup, conversational)
         again, candidates = self.engine.rejoin_after, self.candidates if setup.trains else None
         return Collector(setup.tokenizer, self._responder, protocol, setup.limits, again, candidates)
 
 
 class SearchRollout(AgentRollout):
-    """A `rollout_func` whose policy may search between its generations.
+    """A `rollout_func` in which the policy may search between its generations.
 
     ```python
     trainer = SOGRPOTrainer(model, exact_match_reward, args, dataset, rollout_func=SearchRollout(search))
     ```
 
-    `AgentRollout` describes what it returns, and the other arguments.
+    `AgentRollout` describes the return value and the other arguments.
 
     Args:
         search: The search engine. Up to 8 threads query it at the same time if it sets `thread_safe = True`, else one.
             `AgentRollout(SearchResponder(search, concurrency=…))` sets another number.
-        retry: How often and how long to retry a search that is down.
+        retry: How often and how long to retry when the search engine is down.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class SearchRollout(AgentRollout):
 
 
 def _as_messages(trajectories: Sequence[Trajectory], collector: Collector, tokenizer: Any) -> list[Any]:
-    """Each trajectory as TRL's messages, with arguments of calls typed by the schemas of the row's own tools."""
+    """Each trajectory as TRL's messages, with call arguments typed by the schemas of the row's own tools."""
     protocols: list[Any] = [
         collector.responder.protocol_of(row, collector.protocol) for row in range(len(trajectories))
     ]

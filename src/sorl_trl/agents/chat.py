@@ -1,4 +1,4 @@
-"""Chat templates: how prompts become tokens and tokens messages, as in TRL, and which templates show tools."""
+"""Chat templates: converts prompts to tokens and tokens to messages, as TRL does, and finds templates with tools."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _RESULTS = (ToolResult("first", "12 degrees"), ToolResult("second", "and rain\ni
 
 @dataclass(frozen=True)
 class RolloutSetup:
-    """What a rollout reads of its trainer, once: it may go on in a thread while the trainer trains."""
+    """What a rollout reads from its trainer, once: it may continue in a thread while the trainer trains."""
 
     processing_class: Any
     """The policy's tokenizer, or its processor."""
@@ -67,7 +67,7 @@ class RolloutSetup:
     """The tokens that end a turn."""
     limits: RolloutLimits
     trains: bool = False
-    """Whether the trajectories are trained on, rather than evaluated."""
+    """Whether the trajectories are for training rather than evaluation."""
 
     @property
     def tokenizer(self) -> Any:
@@ -83,7 +83,7 @@ class RolloutSetup:
         """The token ids of prompts without images, as `GRPOTrainer._tokenize_prompts` encodes them.
 
         Args:
-            prompts: Texts, or lists of messages, after which the policy's own message begins.
+            prompts: Texts, or lists of messages that the policy's own message follows.
             tools: The functions that the chat template shows in each prompt.
         """
         if not is_conversational({"prompt": prompts[0]}):
@@ -104,22 +104,22 @@ class RolloutSetup:
 
 
 def holds_images(prompt: Any) -> bool:
-    """Whether a prompt is a list of messages of which one shows an image."""
+    """Whether a prompt is a list of messages that includes an image."""
     contents = [] if isinstance(prompt, str) else [message.get("content") for message in prompt]
     return any(is_image(block) for content in contents if isinstance(content, list) for block in content)
 
 
 def reads_calls(tokenizer: Any) -> bool:
-    """Whether a tokenizer can parse the calls of tools in a message."""
+    """Whether a tokenizer can parse tool calls in a message."""
     return any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema"))
 
 
 def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote_code: bool) -> Any:
-    """The processing class of a trainer whose prompts show tools, with a `response_template` that parses their calls.
+    """The processing class of a trainer with tools, with a `response_template` that parses their calls.
 
-    `given` are the trainer's arguments, by name. If they hold no `processing_class`, it is that of the `policy`.
+    `given` are the trainer's arguments, by name. Without a `processing_class` among them, the `policy`'s is used.
 
-    Raises ValueError if the chat template shows no tools, or TRL knows no `response_template` for it.
+    Raises ValueError if the chat template shows no tools, or TRL has no `response_template` for it.
     """
     processing_class: Any = given.get("processing_class")
     if processing_class is None:
@@ -128,9 +128,9 @@ def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote
         processing_class = loader.from_pretrained(policy, trust_remote_code=trust_remote_code, **left)
     if not supports_tool_calling(processing_class):
         raise ValueError(
-            "tools or an environment are given, but the chat template shows no tool calls: "
-            "`processing_class=chatml_tools(tokenizer)` gives a ChatML model another template, and an environment "
-            "with a method `step`, as in `rollout_func=AgentRollout(EnvironmentResponder(…))`, needs none."
+            "tools or an environment are given, but the chat template does not support tool calls: for a ChatML "
+            "model, `processing_class=chatml_tools(tokenizer)` sets a template that does; an environment with a "
+            "method `step`, as in `rollout_func=AgentRollout(EnvironmentResponder(…))`, does not need one."
         )
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not reads_calls(tokenizer):
@@ -139,7 +139,7 @@ def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote
 
 
 def check_results(setup: RolloutSetup, protocol: TagProtocol) -> None:
-    """Raise ValueError if the chat template writes results of tools differently from the protocol."""
+    """Raise ValueError if the chat template formats tool results differently from the protocol."""
     ours = [*ObservationEncoder(setup.tokenizer, protocol, sys.maxsize).information("", results=_RESULTS).token_ids]
     # What TRL's method reads of its trainer. That of our own trainers would cut long results.
     trainer = SimpleNamespace(
@@ -155,13 +155,13 @@ def check_results(setup: RolloutSetup, protocol: TagProtocol) -> None:
         how = "as JSON or with the tool's name: leave out `async_staleness`, and give the trainer `tools=`"
         if end not in (None, eos):
             how = f"after messages that end with {end!r}: set `tokenizer.eos_token`, which is {eos!r}, to this"
-        raise ValueError(f"the chat template writes results of tools as a `ToolBox` cannot, {how}.")
+        raise ValueError(f"the chat template formats tool results as a `ToolBox` cannot, {how}.")
 
 
 def messages_of(
     trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The completion for reward functions, as messages: what TRL would make of the trajectory with its own tools.
+    """The completion for reward functions, as messages in the form that TRL's own tools would give.
 
     `tools` are the schemas of the tools that the prompt shows.
     """
@@ -190,10 +190,10 @@ def _message(
 
 
 def chatml_tools(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Give the tokenizer of a ChatML model a chat template that shows tools and their results. Returns the tokenizer.
+    """Give a ChatML model's tokenizer a chat template that shows tools and their results; return the tokenizer.
 
     Calls are JSON between `<tool_call>` tags, as for Qwen2.5; the model must learn them. Conversations without tools
-    are rendered as before if the old template writes only role and content, and its default system message stays.
+    are rendered as before, including a default system message, if the old template writes only role and content.
     Checkpoints are saved with the new template.
 
     Raises ValueError if the tokenizer's messages do not end with `<|im_end|>`, or its chat template shows tools.
@@ -201,11 +201,11 @@ def chatml_tools(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     given: Any = tokenizer
     if given.chat_template is None or not {_START, _END} <= {*given.get_vocab()}:
         lacks = "chat template" if given.chat_template is None else f"{_START} and {_END} in its vocabulary"
-        raise ValueError(f"tokenizer has no {lacks}, but must have a template of ChatML")
+        raise ValueError(f"tokenizer has no {lacks}, but must have a ChatML template")
     if given.eos_token != _END:
         raise ValueError(f"`tokenizer.eos_token` is {given.eos_token!r}, but must be {_END!r}, which ends messages")
     if supports_tool_calling(given):
-        raise ValueError("tokenizer has a chat template that shows tools: it must be left as it is")
+        raise ValueError("tokenizer's chat template already shows tools: use it as it is")
     shown = given.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
     before = shown.partition(f"{_START}user\n")[0]
     default = before.removeprefix(f"{_START}system\n").removesuffix(f"{_END}\n")

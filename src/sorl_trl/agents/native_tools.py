@@ -24,11 +24,11 @@ from sorl_trl.types import ActionKind
 def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = None) -> Callable[[str], str]:
     """A search engine as a tool, `tools=[search_tool(backend)]`, that returns at most `k` passages per query.
 
-    It returns what `SearchRollout` puts between its tags: the best passages, or that there are none, or that the query
-    was refused. If the engine is down after all retries, it says so; the trainers of this package then mask the
-    trajectory, whereas `trl.GRPOTrainer` trains on it. Calls wait for their retries one after the other; `retry` sets
-    how long, by default as long as `SearchRollout` waits once for all calls. Only one thread at a time queries an
-    engine that does not set `thread_safe = True`.
+    It returns what `SearchRollout` puts between its tags: the best passages, or a note that there are none or that the
+    query was refused. If the engine is down after all retries, it returns an `Unavailable`; this package's trainers
+    then mask the trajectory, whereas `trl.GRPOTrainer` trains on it. Calls wait for their retries one after the other;
+    `retry` sets how long, by default as long as `SearchRollout` waits once for all calls. Only one thread at a time
+    queries an engine that does not set `thread_safe = True`.
 
     Raises ValueError if `k` is below 1.
     """
@@ -54,10 +54,10 @@ def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = 
 
 
 def answer_in_messages(completion: Sequence[Mapping[str, Any]]) -> str | None:
-    """The answer in the first assistant message that gives one, or None. Messages of tools do not count.
+    """The answer in the first assistant message that gives one, or None. Tool messages do not count.
 
-    It is for reward functions of trainers with `tools` or `environment_factory`, to which TRL passes each completion
-    as a list of messages. `TagProtocol.parse` finds the answer, as for `SearchRollout`: the first closing tag of a
+    For reward functions of trainers with `tools` or `environment_factory`, because TRL then passes each completion as
+    a list of messages. `TagProtocol.parse` finds the answer, as for `SearchRollout`: the first closing tag of a
     message decides. With `SearchRollout`, read `Trajectory.answer` instead, because its completions include the
     observations.
 
@@ -71,18 +71,18 @@ def answer_in_messages(completion: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def tools_as_rollout(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a trainer, with an `AgentRollout` in place of `tools` and `environment_factory` if given.
+    """The arguments of a trainer, with `tools` and `environment_factory`, if given, replaced by an `AgentRollout`.
 
     As in TRL, the environments' `get_reward` counts as a reward of weight 1. Raises ValueError without a
-    `train_dataset`, because the prompts that come next must be known.
+    `train_dataset`, because the next prompts must be known.
     """
     tools, factory = given.get("tools"), given.get("environment_factory")
     if not (tools or factory) or given.get("rollout_func") is not None:
         return dict(given)
     if given.get("train_dataset") is None:
         raise ValueError(
-            f"`async_staleness` is {given['args'].async_staleness}, but `train_dataset` is None: prompts are sampled "
-            "ahead from a `datasets.Dataset`, which environments cannot replace."
+            f"`async_staleness` is {given['args'].async_staleness}, but `train_dataset` is None: asynchronous "
+            "rollouts need a `datasets.Dataset` of prompts, which environments cannot replace."
         )
     box = ToolBox(tools or (), factory)
     functions = given.get("reward_funcs")
@@ -102,10 +102,10 @@ def tools_as_rollout(given: Mapping[str, Any]) -> dict[str, Any]:
 class ToolSanitizer:
     """Ensures that no tool in TRL's tool loop can forge a message, a tag or a control token.
 
-    Everything that the environment says is sanitized before it is templated: results and error messages of tools, the
-    names under which the policy called them, and what an environment's `reset` adds to the prompt. The messages
-    themselves are changed, so that reward functions read what the policy read, except lists that tools returned,
-    which reward functions get as they are. The trainer's overrides of TRL's methods call these methods.
+    All environment text is sanitized before it is templated: results and error messages of tools, the names under
+    which the policy called them, and what an environment's `reset` adds to the prompt. The messages themselves are
+    changed, so that reward functions read what the policy read; only lists that tools returned are passed to reward
+    functions unchanged. The trainer's overrides of TRL's methods call these methods.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -116,13 +116,13 @@ class ToolSanitizer:
         return MessageSanitizer(self._trainer._tokenizer)
 
     def greeting(self, own: Any, content: Any) -> Any:
-        """The content of a prompt's last message, whose beginning is the user's `own`, with the rest sanitized."""
+        """The content of a prompt's last message: the user's `own` text at its beginning, and the rest sanitized."""
         return self._sanitizer.clean(own, content)
 
     def tools_of(self, environment: Any) -> dict[str, Tool]:
         """The tools of a row by name: those of the trainer, and the methods of the row's environment if it has one.
 
-        TRL calls them one after the other. What they return, raise and mask is up to `call_tool`, as in a `ToolBox`.
+        TRL calls them one after the other. `call_tool` handles results, errors and masking, as in a `ToolBox`.
         """
         tools = named([*self._trainer._standalone_tools, *methods_of(environment)])
         return {name: self._called(tool) for name, tool in tools.items()}
@@ -135,7 +135,7 @@ class ToolSanitizer:
         return call
 
     def _wait(self, value: Any) -> Any:
-        """A value, or what comes of it in TRL's event loop, which TRL has if a tool is a coroutine function."""
+        """A value, awaited in TRL's event loop if it is awaitable; TRL has one if a tool is a coroutine function."""
         return start_awaiting(value, self._trainer.async_loop).result() if inspect.isawaitable(value) else value
 
     def masked(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -151,7 +151,7 @@ class ToolSanitizer:
     def suffix_ids(
         self, messages: list[dict[str, Any]], write: Callable[[list[dict[str, Any]]], list[int]]
     ) -> list[int]:
-        """What TRL's method `write` makes of the messages of tools, sanitized."""
+        """The ids that TRL's method `write` gives for tool messages, sanitized."""
         for message in messages:
             message["name"] = self._clean("", message["name"])
             if not isinstance(message["content"], list | Unavailable):

@@ -1,4 +1,4 @@
-"""What all rollouts of a policy share: TRL's call, the engine that samples, and the token lists that TRL gets."""
+"""What all rollouts of a policy share: TRL's call, the sampling engine, and the token lists returned to TRL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sorl_trl.rollout.trajectories import laid_out_routes
 from sorl_trl.types import StopReason, Trajectory
 
 MESSAGES = "trajectory_messages"
-"""The key of the trajectories as messages, which the trainers of this package pass on as `completions`."""
+"""The key of trajectories as messages, which this package's trainers pass on as `completions`."""
 
 # The policy, the environment, the agent or an infrastructure failure ended these; the others reached a length limit.
 _COMPLETE = {
@@ -35,15 +35,15 @@ _COMPLETE = {
 
 
 class PolicyRollout(ABC):
-    """A `rollout_func` that makes whole trajectories with a trainer's policy: `collect` says how.
+    """A `rollout_func` that makes whole trajectories with a trainer's policy. Subclasses implement `collect`.
 
-    Raises TypeError if `engine` is no `EngineOptions`.
+    Raises TypeError if `engine` is not an `EngineOptions`.
     """
 
     stop_strings: Sequence[str] = ()
-    """The strings at which every turn ends, beside the end of a message."""
+    """The strings that end a turn, besides the end of a message."""
     answers: bool = False
-    """Whether trajectories may end with an answer in tags, which is compared with golden answers."""
+    """Whether trajectories may end with an answer in tags, to be compared with golden answers."""
 
     def __init__(self, engine: EngineOptions | None = None) -> None:
         if engine is not None and not isinstance(engine, EngineOptions):
@@ -60,7 +60,7 @@ class PolicyRollout(ABC):
     def sample(
         self, prompts: list[Any], trainer: GRPOTrainer, engine: Engine, any_active: Callable[[bool], bool] = bool
     ) -> dict[str, Any]:
-        """What a call returns and logs, but sampled with an engine of the caller's."""
+        """The return value and metrics of a call, but sampled with the caller's engine."""
         examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
         output, metrics = self.collect(self.setup(trainer), prompts, examples, engine, any_active)
         for name, value in metrics.items():
@@ -79,8 +79,8 @@ class PolicyRollout(ABC):
         """Collect a trajectory for each prompt. Returns what TRL expects of a `rollout_func`, and metrics by name.
 
         Args:
-            setup: What `setup` reads of the trainer.
-            prompts: Texts or lists of messages, all of one kind.
+            setup: The result of the method `setup`.
+            prompts: Either all texts or all lists of messages.
             examples: The row of the dataset for each prompt.
             engine: Samples from the policy.
             any_active: As for `Collector.collect`.
@@ -88,7 +88,7 @@ class PolicyRollout(ABC):
 
     @abstractmethod
     def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
-        """What the rollout reads of a trainer."""
+        """What the rollout needs from a trainer."""
 
     def check_tokenizer(self, trainer: GRPOTrainer) -> None:
         """Raise ValueError if the rollout cannot use the trainer's tokenizer and chat template."""
@@ -100,27 +100,27 @@ class PolicyRollout(ABC):
         return False
 
     def measures(self, row: int) -> Mapping[str, float | None]:
-        """What the environment or the agent of a row has measured in the last rollout, by name."""
+        """The measures of a row's environment or agent in the last rollout, by name."""
         return {}
 
     def fork(self) -> PolicyRollout:
-        """A copy for a rollout that may go on while others do."""
+        """A copy for a rollout that may run concurrently with others."""
         return copy.copy(self)
 
     def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
-        """Raise ValueError for arguments of a trainer that the rollout cannot honour."""
+        """Raise ValueError for trainer arguments that the rollout does not support."""
         if tools or environment_factory:
             raise ValueError(
-                "`tools` or `environment_factory` is given together with a rollout that makes whole trajectories "
-                "itself: TRL's tool loop would continue after them. Pass them to a `ToolBox`, or no `rollout_func`."
+                "`tools` or `environment_factory` is given with a rollout that makes whole trajectories itself, which "
+                "TRL's tool loop would continue. Pass them to a `ToolBox`, or leave `rollout_func` out."
             )
         if config.use_transformers_continuous_batching:
             raise ValueError(
-                "`use_transformers_continuous_batching` is True, but it ignores stop strings, so turns would not end "
+                "`use_transformers_continuous_batching` is True, but ignores stop strings, so turns would not end "
                 "after an action. Set it to False, and use `use_vllm=True` for speed."
             )
         if config.max_completion_length is None:
-            raise ValueError("`max_completion_length` is None, but limits a trajectory: set it.")
+            raise ValueError("`max_completion_length` is None, but must limit trajectories: set it.")
 
 
 def rollout_output(
@@ -132,9 +132,9 @@ def rollout_output(
 ) -> dict[str, Any]:
     """The return value of a `rollout_func`: one row per trajectory, no context with more tokens than the `window`.
 
-    A complete trajectory ends in an end-of-sequence token, which tells TRL that it was not cut, unless it is full.
-    With `contexts`, it says in which context each token is; with `routes`, the engine's experts (`laid_out_routes`).
-    If turns have agents, it names that of each trained turn.
+    A complete trajectory ends in an end-of-sequence token, so TRL does not count it as cut, unless it is full.
+    `contexts` adds the context of each token, and `routes` the engine's experts (`laid_out_routes`). If turns have
+    agents, the agent of each trained turn is included.
     """
     rows = assemble(trajectories)
     # A prompt without a turn was too long to be read. Kept whole, it would lengthen every row of the batch.
@@ -168,7 +168,7 @@ def rollout_output(
 
 
 def asks_for_routes(args: Any) -> bool:
-    """Whether a trainer's config asks for the experts that the engine chooses. TRL's own never does."""
+    """Whether a trainer's config requests the experts that the engine chooses. TRL's own never does."""
     return bool(getattr(args, "router_replay", "none") == "r3")
 
 
@@ -179,8 +179,8 @@ def policy_engine(
     """The engine that samples from the trainer's policy, and a function that tells whether any rank is still active.
 
     If parameters stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`), or vLLM is
-    spread over ranks, every rank must poll equally often; otherwise ranks are independent. A trainer with a method
-    `agent_engine`, whose agents have weights of their own, makes the engine from several.
+    spread over ranks, every rank must poll equally often; otherwise ranks are independent. A trainer whose agents have
+    separate weights combines several engines in its method `agent_engine`.
     """
     accelerator = trainer.accelerator
     end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
@@ -214,7 +214,7 @@ def policy_engine(
 
 
 def _active_on(engine: Engine, accelerator: Accelerator) -> Callable[[bool], bool]:
-    """A function that says whether any rank is active, if ranks depend on each other; else whether this one is."""
+    """A function that tells whether any rank is active, if ranks depend on each other; else whether this one is."""
     if not engine.polls_together:
         return bool
 

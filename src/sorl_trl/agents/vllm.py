@@ -1,4 +1,4 @@
-"""Engines around TRL's vLLM, colocated or as a server. Each turn is a request of its own. See docs/how_to/scale.md."""
+"""Engines around TRL's vLLM, colocated or as a server. Each turn is a separate request. See docs/how_to/scale.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TurnRequest:
     """How many turns the row has begun before it in this rollout."""
     context_ids: tuple[int, ...]
     limit: int
-    """The most tokens to generate: the requested limit, cut where the window ends."""
+    """The most tokens to generate: the requested limit, or less where the window ends."""
     seed: int
     stops: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
@@ -46,9 +46,9 @@ class VLLMEngine(Engine):
 
     A turn ends where `HFGenerator` would end it: vLLM stops at the same end-of-sequence tokens and no others, and
     keeps special tokens in the text in which it looks for stop strings. Each turn is seeded from the rollout's base
-    seed, its row and its number, so that what a row samples depends on no other row.
+    seed, its row and its number, so rows do not affect each other's samples.
 
-    A schema takes the place of the `structured_outputs_regex` of the trainer for its turn.
+    A schema replaces the trainer's `structured_outputs_regex` for its turn.
     """
 
     window: int
@@ -63,7 +63,7 @@ class VLLMEngine(Engine):
         self._turns: Counter[int] = Counter()
         self._generating: dict[int, TurnRequest] = {}
         self._layers: list[int] = []
-        """The layers that have a router, among those of which vLLM reports routes."""
+        """The layers that have a router, among those for which vLLM reports routes."""
 
     def report_routes(self) -> None:
         routers = Routers(base_model(self._vllm.model))
@@ -102,7 +102,7 @@ class VLLMEngine(Engine):
         """Have vLLM generate a turn."""
 
     def _finish(self, request: TurnRequest, sampled: Sampled) -> tuple[int, Generation]:
-        """The turn of a request. Raises RuntimeError if vLLM has aborted it."""
+        """The turn of a request. Raises RuntimeError if vLLM aborted it."""
         if sampled.finish_reason not in _COMPLETE:
             raise RuntimeError(
                 f"vLLM ended turn {request.turn} of row {request.row} after {len(sampled.token_ids)} tokens with "
@@ -114,19 +114,19 @@ class VLLMEngine(Engine):
         return request.row, Generation(sampled.token_ids, sampled.logprobs, stopped, sampled.versions, routes)
 
     def _routes_of(self, sampled: Sampled) -> np.ndarray[Any, Any]:
-        """Those of the layers that have a router. Raises RuntimeError if vLLM does not know them."""
+        """The routes of the layers that have a router. Raises RuntimeError if vLLM did not record them."""
         routes = np.zeros((1, 1, 2)) if sampled.routes is None else sampled.routes[:, self._layers].astype(np.int16)
         if routes.shape[2] > 1 and (routes[..., 0] == routes[..., 1]).any():  # one expert twice: it was not recorded
             raise RuntimeError(
                 "`router_replay` is 'r3', but vLLM does not report which experts it chose: start its server with "
-                "`--enable-return-routed-experts`, and if it was, with another kernel for mixtures of experts."
+                "`--enable-return-routed-experts`. If that is set already, choose another mixture-of-experts kernel."
             )
         return routes
 
 
 @dataclass
 class _Changes:
-    """What a rank asks of the engine at a poll. The ids are those of its own requests."""
+    """A rank's requests to the engine at a poll. The ids are those of its own requests."""
 
     given_up: list[str] = field(default_factory=list)
     submitted: dict[str, TurnRequest] = field(default_factory=dict)
@@ -136,10 +136,10 @@ class VLLMColocateEngine(VLLMEngine):
     """Samples with the engine that TRL's `VLLMGeneration` runs in this process, one engine step per poll.
 
     With sleep mode, a rollout wakes the engine and sends it the weights when it opens, and puts it to sleep when it
-    closes. TRL's own `generate` does this at every call, and so loses the cache of earlier turns.
+    closes. TRL's own `generate` does this at every call and thus loses the cache of earlier turns.
 
-    Closing aborts unfinished requests: TRL's `generate` would continue them, and vLLM does not reset its cache while
-    it has requests.
+    Closing aborts unfinished requests, because TRL's `generate` would continue them, and vLLM does not reset its cache
+    while it has requests.
 
     With tensor parallelism, a group of ranks shares one engine: `polls_together` is True, and each poll first
     exchanges the requests of all ranks, so that all add and abort the same ones in the same order.
@@ -152,7 +152,7 @@ class VLLMColocateEngine(VLLMEngine):
         self._changes = _Changes()
         self._own: dict[str, TurnRequest] = {}
         self._running: dict[str, None] = {}
-        """The requests of all ranks that vLLM is working on, in the order in which it got them."""
+        """The requests of all ranks that vLLM is processing, in order of arrival."""
         self._is_awake = False
 
     def open(self, rows: int) -> None:
@@ -235,10 +235,10 @@ class VLLMColocateEngine(VLLMEngine):
 
 
 class VLLMServerEngine(VLLMEngine):
-    """Sends each turn to `/v1/completions` of the server that TRL synchronizes, up to 64 at a time.
+    """Sends each turn to `/v1/completions` of the server that TRL synchronizes, with up to 64 requests at a time.
 
     `poll` waits for the next turns to end. Ranks do not wait for each other, but each must reach the server. Several
-    engines may share the connection to one server. What the server still generates for a released row is ignored.
+    engines may share the connection to one server. Output for a released row is ignored.
 
     Raises:
         EngineUnavailable: The server is gone or hangs; also raised by `poll`.
@@ -251,7 +251,7 @@ class VLLMServerEngine(VLLMEngine):
         super().__init__(vllm_generation, end, window=server.model[1])
         self._server = server
         self._answers: Answers = queue.SimpleQueue()
-        """The answers that have come back. None wakes the thread that waits for one."""
+        """The answers received so far. None wakes the thread that waits for one."""
 
     def open(self, rows: int) -> None:
         super().open(rows)
@@ -274,7 +274,7 @@ class VLLMServerEngine(VLLMEngine):
         self._answers.put(None)
 
     def close(self) -> None:
-        """Wait for nothing: answers still to come are ignored, and requests not yet sent never are."""
+        """Close without waiting: later answers are ignored, and requests not yet sent are dropped."""
         self._generating, self._answers = {}, queue.SimpleQueue()
 
     def _awaits(self, request: TurnRequest) -> bool:
@@ -283,7 +283,7 @@ class VLLMServerEngine(VLLMEngine):
 
     def _answer(self, request: TurnRequest) -> Sampled:
         if not self._awaits(request):
-            raise CancelledError("nobody waits for it any more")
+            raise CancelledError("the turn is no longer needed")
         (sampled,) = self._server.complete([request.context_ids], turn_settings(self._settings, request))
         return sampled
 
@@ -291,8 +291,8 @@ class VLLMServerEngine(VLLMEngine):
 def vllm_engine(vllm_generation: Any, end: TurnEnd) -> VLLMEngine:
     """The engine around TRL's `VLLMGeneration`, in either mode.
 
-    All ranks call it together, once per rollout, after the weights have been synchronized. Raises what the engines
-    raise.
+    All ranks call it together, once per rollout, after the weights have been synchronized. Raises the errors of the
+    engines.
     """
     if vllm_generation.mode == "server":
         vllm_generation.accelerator.wait_for_everyone()  # until the main process has sent the weights
@@ -303,7 +303,7 @@ def vllm_engine(vllm_generation: Any, end: TurnEnd) -> VLLMEngine:
 
 
 def turn_seed(base: int, row: int, turn: int) -> int:
-    """A seed that torch's generators and the server's JSON can hold, and never -1, which vLLM reads as none."""
+    """A seed that fits torch's generators and the server's JSON; never -1, which vLLM takes for no seed."""
     digest = hashlib.blake2b(f"{base} {row} {turn}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -311,7 +311,7 @@ def turn_seed(base: int, row: int, turn: int) -> int:
 def sampling_settings(vllm_generation: Any, end: TurnEnd) -> dict[str, Any]:
     """The sampling settings of every turn, under names that both `SamplingParams` and the server use.
 
-    They combine the trainer's settings, as TRL reads them, with our ends of turns and output options.
+    They combine the trainer's settings, as TRL reads them, with this package's turn ends and output options.
     """
     vllm = vllm_generation
     settings: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A vLLM server: what it samples, asked for over HTTP. Requests are repeated, or raise."""
+"""A client for a vLLM server over HTTP, with retries."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from sorl_trl.threads import DaemonThreads
 
 AT_ONCE = 64
-"""How many requests a rank has at the server at the same time: TRL's own number."""
+"""The most concurrent requests per rank: TRL's own number."""
 ANSWER_S = 600.0
-"""How long an answer may take to begin: a turn may be queued for long, then generate 4,096 tokens at 10 a second."""
+"""Time limit for an answer: a turn may be queued for long, then generate 4,096 tokens at 10 per second."""
 # Few attempts, close together, bridge a broken connection. They must not outlast a restart, after which the server
 # would have its first weights.
 _ATTEMPTS, _WAIT_S = 4, 0.5
@@ -37,21 +37,21 @@ class _Passing(EngineUnavailable):
 
 @dataclass(frozen=True)
 class Sampled:
-    """What vLLM has sampled after a context."""
+    """What vLLM sampled after a context."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str | None
     versions: tuple[int, int] | None = None
-    """Versions of the weights when the turn was requested and when it was answered, if they can change meanwhile."""
+    """Versions of the weights when the turn was requested and when it was answered, if they can change in between."""
     routes: Any = field(default=None, compare=False, repr=False)
-    """A NumPy array of the experts that were chosen, if it reports them: (tokens that were read, all layers, k)."""
+    """A NumPy array of the chosen experts, if the server reports them: (tokens that were read, all layers, k)."""
 
 
 class VLLMServer:
     """A connection to a server, for several threads.
 
-    A request whose connection fails, or that gets HTTP 5xx, is sent again. It contains its seed, so the second attempt
+    A request is sent again if its connection fails or it gets HTTP 5xx. It contains its seed, so the second attempt
     samples what the first would have, and only one answer is used. Other errors are not retried.
     """
 
@@ -75,13 +75,13 @@ class VLLMServer:
         return str(model["id"]), int(model["max_model_len"])
 
     def close(self) -> None:
-        """Send no more requests, and ignore all answers."""
+        """Send no more requests and ignore all answers."""
         self._client.close()
 
     def complete(self, contexts: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> list[Sampled]:
         """Sample after each context; `settings` are those of `/v1/completions`.
 
-        Raises what `ask` raises, and RuntimeError if the answer does not have vLLM's form.
+        Raises the errors of `ask`, and RuntimeError if the answer does not have vLLM's format.
         """
         requested = self.version
         body = {
@@ -97,13 +97,13 @@ class VLLMServer:
             return _sampled(answer, len(contexts), versions)
         except (KeyError, TypeError, ValueError) as error:
             text = str(answer)[:_EXCERPT]
-            raise RuntimeError(f"the server's answer is not one of vLLM's ({error!r}): {text}") from error
+            raise RuntimeError(f"the server's answer is not in vLLM's format ({error!r}): {text}") from error
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Send a request, and return the server's answer.
 
-        Raises EngineUnavailable if it cannot be reached or does not answer in time, and RuntimeError with its message
-        if it refuses.
+        Raises EngineUnavailable if it cannot be reached or does not answer in time, and RuntimeError with the server's
+        message if it refuses.
         """
         retrying = Retrying(
             retry=retry_if_exception_type(_Passing),
@@ -115,7 +115,7 @@ class VLLMServer:
 
     def _ask_once(self, method: str, url: str, body: Any) -> Any:
         if self._client.is_closed:
-            raise EngineUnavailable(f"{url} is no longer asked: the run has ended")
+            raise EngineUnavailable(f"{url} is no longer queried: the run has ended")
         try:
             response = self._client.request(method, url, json=body)
         except (httpx2.ReadTimeout, httpx2.WriteTimeout) as error:

@@ -1,1 +1,1 @@
-"""The commands of a user: `sorl` and its subcommands. train.py and evaluate.py run two of them."""
+"""The user's commands: `sorl` and its subcommands. train.py and evaluate.py run two of them."""

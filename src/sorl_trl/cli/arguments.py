@@ -49,9 +49,9 @@ TRACKERS = ("comet_ml", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 
 
 def reward_function(name: str) -> Any:
-    """What TRL calls for a reward, by its name or its dotted path; a class is called for it, without arguments.
+    """The reward function with this name or dotted path. A class is instantiated without arguments.
 
-    Raises ValueError if that names no function.
+    Raises ValueError if there is no such function.
     """
     if name in qa.REWARDS:
         return qa.REWARDS[name]
@@ -62,32 +62,34 @@ def reward_function(name: str) -> Any:
     function = import_named("rewards", name)
     function = function() if isclass(function) else function
     if not callable(function):
-        raise ValueError(f"`rewards` has {name!r}, but that is a {type(function).__name__} and no function.")
+        raise ValueError(f"`rewards` has {name!r}, but that is a {type(function).__name__}, not a function.")
     return function
 
 
 @dataclass
 class TrainerArguments:
-    """The trainer and its method, which decide the other arguments and their defaults."""
+    """The trainer and its method, which determine the other arguments and their defaults."""
 
     trainer: Annotated[str, OneOf(tuple(TRAINERS))] = field(
         default="so_grpo",
         metadata={
             "help": "'so_grpo' takes advantages from the group, 'so_ppo' from a critic. Two are experimental: "
-            "'group_refill' replaces groups whose rewards are all equal, and 'seeupo' trains one turn at a time, "
-            "the last one first."
+            "'group_refill' replaces groups with equal rewards, and 'seeupo' trains one turn at a time, the last one "
+            "first."
         },
     )
     method: dict[str, Any] | str | None = field(
         default=None,
         metadata={
-            "help": f"A name ({', '.join(METHODS)}), which also sets the options of its source that you leave out; or "
+            "help": f"A name ({', '.join(METHODS)}), which also sets its source's options unless you set them; or "
             'pieces, such as \'{"credit": "leave_one_out"}\'; or a dotted path. Default: the trainer\'s own.'
         },
     )
     dry_run: Annotated[bool, SWITCH] = field(
         default=False,
-        metadata={"help": "Build everything, ask the policy two questions, print what a step would do, and exit."},
+        metadata={
+            "help": "Build everything, ask the policy two questions, print what a training step would do, and exit."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -97,53 +99,57 @@ class TrainerArguments:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options that the source of the named method sets."""
+        """The options that the named method's source sets."""
         return {} if self.method is None else method_from(self.method).settings
 
 
 @dataclass
 class TaskArguments:
-    """The agent's questions and rewards, and what to do if it gets worse."""
+    """The agent's questions and rewards, and the reaction to collapse."""
 
     train_questions: str = field(
         metadata={
             "help": "JSONL file of questions (`id`, `question`, `golden_answers`, optionally `options`, `metadata`), "
-            f"or the name of a public set, whose training split is taken: {', '.join(qa.BENCHMARKS)}. With an "
+            f"or the name of a public set, for its training split: {', '.join(qa.BENCHMARKS)}. With an "
             "`environment` or an agent, rows may have a `prompt` and any columns."
         }
     )
     eval_questions: str | None = field(
         default=None,
         metadata={
-            "help": "The same for `eval_strategy` and `sorl evaluate`. A public set's evaluation split is taken."
+            "help": "The same for evaluation (`eval_strategy`, `sorl evaluate`). A public set's evaluation split is "
+            "used."
         },
     )
     eval_limit: Annotated[int | None, POSITIVE_COUNT] = field(
         default=None,
         metadata={
-            "help": "How many of `eval_questions` to ask in evaluations during training: evenly spaced, and the same "
-            "each time. Default: all. `sorl evaluate` always asks all."
+            "help": "How many of `eval_questions`, evenly spaced and always the same, to ask in evaluations during "
+            "training. Default: all. `sorl evaluate` always asks all."
         },
     )
     rewards: list[str] = field(
         default_factory=lambda: ["exact_match"],
         metadata={
-            "help": f"Reward functions, summed with `reward_weights`: {', '.join(REWARDS)}, or dotted paths of yours, "
-            "such as my_module.my_reward. Default: exact_match; with an agent, what it returns."
+            "help": f"Reward functions, summed with `reward_weights`: {', '.join(REWARDS)}, or dotted paths of your "
+            "own, such as my_module.my_reward. Default: exact_match; with an agent, the reward that it returns."
         },
     )
     collapse_guard: Annotated[str, OneOf(("off", *ACTIONS))] = field(
         default="warn",
-        metadata={"help": "What to do if training seems to collapse: 'warn', 'stop' with a checkpoint, or 'off'."},
+        metadata={
+            "help": "What to do if training seems to collapse: 'warn', 'stop' (after writing a checkpoint), or 'off'."
+        },
     )
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_questions("train_questions", self.train_questions)
-        names = self.rewards if isinstance(self.rewards, list) else []  # a recipe may say `rewards: exact_match`
+        names = self.rewards if isinstance(self.rewards, list) else []  # a recipe may set `rewards: exact_match`
         if not names or not all(name in REWARDS or is_dotted(name) for name in names):
             raise ValueError(
-                f"`rewards` is {self.rewards!r}, but must be a list of some of {', '.join(REWARDS)}, or dotted paths."
+                f"`rewards` is {self.rewards!r}, but must be a list of names from {', '.join(REWARDS)}, or of dotted "
+                "paths."
             )
         for name in names:
             reward_function(name)
@@ -161,7 +167,7 @@ class Arguments:
     config: TurnLevelConfig
     model: ModelConfig
     given: dict[str, Any]
-    """The values that recipe and command line set, by name. All others have their defaults."""
+    """The values set by recipe and command line, by name. All others have their defaults."""
 
     @property
     def trainer_class(self) -> type[TurnLevelTrainer]:
@@ -178,7 +184,9 @@ class Arguments:
             self.task.rewards = [AGENT_REWARD]
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
         if self.config.logging_strategy == "no" and self.task.collapse_guard != "off":
-            raise ValueError("`logging_strategy` is 'no', but `collapse_guard` reads log entries: set it to 'off'.")
+            raise ValueError(
+                "`logging_strategy` is 'no', but `collapse_guard` reads log entries: set `collapse_guard` to 'off'."
+            )
         if self.is_evaluated:
             check_questions("eval_questions", self.task.eval_questions or "")
         if self.rollout.searches:
@@ -186,12 +194,12 @@ class Arguments:
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
-    """Parse the command line, or `words`, and its `--config`: a file, or the name of one of our recipes.
+    """Parse the command line, or `words`, and its `--config`: a file, or the name of a shipped recipe.
 
-    `trainer` and `method` are parsed first, because they decide which other fields exist and their defaults.
+    `trainer` and `method` are parsed first, because they determine the other fields and their defaults.
 
     Raises:
-        UserMistake: An argument is unknown or refused, or the recipe cannot be read.
+        UserMistake: An argument is unknown or invalid, or the recipe cannot be read.
     """
     config, words = take_config(sys.argv[1:] if words is None else words)
     recipe = {} if config is None else read_config(RECIPES.find(config), words, SOURCES)
@@ -220,7 +228,7 @@ def check_questions(name: str, value: str) -> None:
 
 
 def check_libraries(config: TurnLevelConfig) -> None:
-    """Raise ValueError for a library that would be missed only in training, or with a traceback."""
+    """Raise ValueError for a missing library that would otherwise fail late or with a traceback."""
     asked = {"report_to": [name for name in config.report_to if name in TRACKERS]}
     asked["optim"] = ["bitsandbytes"] if "8bit" in config.optim else []
     for option, modules in asked.items():

@@ -26,9 +26,9 @@ from sorl_trl.trainers.base import TurnLevelTrainer
 
 
 def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, Dataset | None]:
-    """Load what to train on and what to evaluate on, as prompts. Downloads happen once per machine.
+    """Load the prompts for training and evaluation. Downloads happen once per machine.
 
-    Raises ValueError if the arguments do not fit together.
+    Raises ValueError if the arguments are inconsistent.
     """
     task, rollout = arguments.task, arguments.rollout
     with arguments.config.main_process_first(desc="loading the questions"):
@@ -44,23 +44,23 @@ def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tu
 
 
 def _spread(questions: Sequence[qa.Question], limit: int | None) -> list[qa.Question]:
-    """At most `limit` questions, evenly spaced, because the first ones of a joined set may all be from one source."""
+    """At most `limit` questions, evenly spaced, because the first ones of a joined set may share a source."""
     count = min(limit or len(questions), len(questions))
     return [questions[place * len(questions) // count] for place in range(count)]
 
 
 def check_rewards(arguments: Arguments, questions: Sequence[qa.Question]) -> None:
-    """Raise ValueError for rewards that what acts does not give, or of answers or options that rows lack."""
+    """Raise ValueError for rewards that the actor cannot give, or that need answers or options that rows lack."""
     rollout = arguments.rollout
     for name in arguments.task.rewards:
         if rollout.searches and name in qa.TASK_REWARDS:
-            raise ValueError(f"`rewards` has {name!r}, which is an environment's: name the `environment`.")
+            raise ValueError(f"`rewards` has {name!r}, which an environment gives: set `environment`.")
         if name == AGENT_REWARD and not rollout.has_agent:
-            raise ValueError(f"`rewards` has {name!r}, which is what an agent returns: name the `agent`.")
+            raise ValueError(f"`rewards` has {name!r}, which is what an agent returns: set `agent`.")
         if rollout.has_agent and name in qa.REWARDS:
             raise ValueError(
-                f"`rewards` has {name!r}, which reads actions in tags, but an agent's turns are messages: take "
-                f"{AGENT_REWARD!r}, which is what your agent returns, or a function of your own."
+                f"`rewards` has {name!r}, which reads actions in tags, but an agent's turns are messages: use "
+                f"{AGENT_REWARD!r}, which is what your agent returns, or your own function."
             )
         parameters = signature(reward_function(name)).parameters.values()
         required = {each.name for each in parameters if each.default is Parameter.empty}
@@ -68,15 +68,16 @@ def check_rewards(arguments: Arguments, questions: Sequence[qa.Question]) -> Non
             without = [each.id for each in questions if column in required and not getattr(each, column)]
             if without:
                 raise ValueError(
-                    f"`rewards` has {name!r}, but {len(without)} of {len(questions)} questions have no {column}, the "
-                    f"first is {without[0]!r}."
+                    f"`rewards` has {name!r}, but {len(without)} of {len(questions)} questions have no {column}, "
+                    f"first {without[0]!r}."
                 )
 
 
 def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """What the trainer takes as `rollout_func`: the user's own, or ours with an agent, an environment or a search.
+    """The trainer's `rollout_func`: the user's own, or one of this package with an agent, an environment or a search.
 
-    Protocol and limits are checked against the tokenizer before the search engine is opened, which may index a corpus.
+    Protocol and limits are checked against the tokenizer before the search engine is opened, because that may index a
+    corpus.
     """
     config, rollout = arguments.config, arguments.rollout
     if rollout.rollout_func:
@@ -90,10 +91,10 @@ def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> A
 
 
 def tokenizer_of(arguments: Arguments) -> PreTrainedTokenizerBase:
-    """Load the policy's tokenizer. Raises UserMistake if there is none, or it lacks a chat template that it needs."""
+    """Load the policy's tokenizer. Raises UserMistake if there is none, or it lacks a required chat template."""
     model = arguments.model
     if model.model_name_or_path is None:
-        raise UserMistake("`model_name_or_path` is missing: name a checkpoint's folder or a Hub id")
+        raise UserMistake("`model_name_or_path` is missing: give a checkpoint's folder or a Hub id")
     check_checkpoint(model.model_name_or_path)
     revision, trust = model.model_revision, arguments.config.trust_remote_code
     tokenizer: PreTrainedTokenizerBase = load_tokenizer(model.model_name_or_path, revision, trust)
@@ -108,7 +109,7 @@ def build_trainer(arguments: Arguments, rollout: Any = None) -> TurnLevelTrainer
     `rollout` is the result of `build_rollout`, if it was called before.
 
     Raises:
-        UserMistake: Something that the arguments name is missing or cannot be loaded.
+        UserMistake: Something named in the arguments is missing or cannot be loaded.
     """
     task, config, model = arguments.task, arguments.config, arguments.model
     tokenizer = tokenizer_of(arguments)

@@ -1,7 +1,7 @@
-"""`sorl train --dry_run`: builds what a run would build, rehearses two questions, and says what one step will do.
+"""`sorl train --dry_run`: builds what a run would build, rehearses two questions, and describes one step.
 
-The rehearsal generates with the policy, searches and scores, as a training step does. Nothing is trained, and nothing
-is written into `output_dir`, but a missing index is built, as training would. Memory is estimated for each device.
+The rehearsal generates with the policy, searches and scores, as a training step does. Nothing is trained or written
+into `output_dir`, except that a missing index is built, as in training. Memory is estimated per device.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from sorl_trl.trainers.late_rollouts import RolloutsAhead
 GIB = 2**30
 REHEARSED = 2
 LONGEST = 64
-"""How many prompts, those with the most characters, are tokenized to find the longest."""
+"""How many of the prompts with the most characters are tokenized to find the longest."""
 THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 """The environment variable with the size in bytes from which glibc's allocator returns freed memory."""
 REMEDIES = (
     "Try in this order: vllm_enable_sleep_mode; gradient_checkpointing; half of per_device_train_batch_size with "
     "twice the steps_per_generation and gradient_accumulation_steps; --accelerate_config zero2 or zero3; use_peft; "
-    "less max_completion_length"
+    "lower max_completion_length"
 )
 SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "rollout/stop_reason/")
-"""Metrics are shown if their names begin like this."""
+"""Prefixes of the metrics to show."""
 
 
 def try_out(arguments: Arguments) -> None:
-    """Rehearse a run. Raises UserMistake, whose one line says why it cannot train."""
+    """Rehearse a run. Raises UserMistake with a one-line reason if it cannot train."""
     try:
         with TemporaryDirectory() as folder:
             output_dir, arguments.config.output_dir = arguments.config.output_dir, folder
@@ -59,18 +59,18 @@ def try_out(arguments: Arguments) -> None:
         raise UserMistake(one_line(error)) from error
     except Exception as error:  # a reward function's or a tool's, whose message may be a single word
         raise UserMistake(f"{type(error).__name__}: {one_line(error)}") from error
-    trainer.accelerator.print(f"This can train, into {output_dir}.")
+    trainer.accelerator.print(f"Ready to train into {output_dir}.")
     PartialState().destroy_process_group()
 
 
 def show(rows: Iterable[tuple[str, str]], trainer: TurnLevelTrainer) -> None:
-    """Print rows, once for all machines."""
+    """Print rows once, on the main process."""
     for name, text in rows:
         trainer.accelerator.print(f"{name:10} {text}", flush=True)
 
 
 def run_table(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
-    """What a run is, as names and texts. `sorl train` shows it before training, and the dry run before all else."""
+    """The settings of a run, as names and texts. `sorl train` and the dry run show them first."""
     config, processes = trainer.args, trainer.accelerator.num_processes
     trained = "LoRA" if arguments.model.use_peft else "all weights"
     yield "trainer", f"{arguments.trainer.trainer}, {trained} of {arguments.model.model_name_or_path}"
@@ -97,10 +97,10 @@ def _saved(trainer: TurnLevelTrainer) -> str:
 
 
 def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: Any) -> Iterator[tuple[str, str]]:
-    """Whether the run fits, and whether the search engine answers, because the rehearsal might not search.
+    """Check that the run fits, and that the search engine answers, because the rehearsal might not search.
 
     Raises:
-        ValueError: A prompt leaves no room for a single token, or a device has too little memory.
+        ValueError: A prompt leaves no room for a token, or a device has too little memory.
     """
     prompt, positions = longest_prompt(trainer), positions_of(trainer.model) or inf
     has_agent = arguments.rollout.has_agent  # which makes prompts of its own
@@ -124,7 +124,7 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: Any) -> Itera
 
 
 def _updates(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
-    """How many updates there are, and the learning rate."""
+    """The number of updates, and the learning rate."""
     config = trainer.args
     *_, steps = trainer.set_initial_training_values(config, trainer.get_train_dataloader())
     rollouts = ceil(steps / config.updates_per_rollout)
@@ -132,12 +132,12 @@ def _updates(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
     schedule, warmup = SchedulerType(config.lr_scheduler_type).value, config.get_warmup_steps(steps)
     yield "", f"learning rate {config.learning_rate:g}, {schedule}, {warmup} steps of warm-up"
     if config.is_on_policy:
-        yield "", "warning: ratios, clipping and target_kl act from a rollout's second update on, and there is one:"
-        yield "", "set steps_per_generation or num_iterations for several"
+        yield "", "warning: ratios, clipping and target_kl act from a rollout's second update on, but there is one:"
+        yield "", "set steps_per_generation or num_iterations for more"
 
 
 def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> Iterator[tuple[str, str]]:
-    """One row for each thing that takes memory on a device."""
+    """One row for each use of memory on a device."""
     config = arguments.config
     needed = estimate(trainer.model, config, longest, arguments.engine.kv_cache_gib)
     limit: float = available_bytes(config.device)
@@ -147,7 +147,7 @@ def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> It
     for number, (name, size) in enumerate({**needed.rows, **peaks, "there is": limit}.items()):
         yield "" if number else "memory", f"{name:30} {size / GIB:7.2f} GiB"
     if config.device.type == "cpu" and THRESHOLD not in os.environ:
-        yield "", f"glibc may keep half as much again; with {THRESHOLD}=1048576 it does not, and takes more time"
+        yield "", f"glibc may hold on to half as much again; {THRESHOLD}=1048576 prevents it but takes more time"
     if needed.peak > limit:
         raise ValueError(
             f"a step needs about {needed.peak / GIB:.1f} GiB on each device, which has {limit / GIB:.1f}. {REMEDIES}"
@@ -164,10 +164,10 @@ def longest_prompt(trainer: TurnLevelTrainer) -> int:
 def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
     """Collect and score a group of trajectories for each of two questions, as a step does, and show the result.
 
-    Where a run samples from copies of the policy, so does this.
+    If the run samples from copies of the policy, so does the rehearsal.
     """
     if trainer._dist.is_zero3 or trainer._dist.is_fsdp:
-        yield "rehearsal", "none: ZeRO-3 and FSDP put the weights together in training alone. Try it on one process"
+        yield "rehearsal", "none: ZeRO-3 and FSDP gather weights only in training. Try it with one process"
         return
     trainer.model.eval()
     rows = [trainer.train_dataset[i % len(trainer.train_dataset)] for i in range(REHEARSED)]
@@ -186,9 +186,9 @@ def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
 
 
 TILE = (4096, 32768)
-"""The tokens and the words for which TRL's head computes logits at a time. It keeps none of them."""
+"""The numbers of tokens and vocabulary entries for which TRL's head computes logits at a time, keeping none."""
 TILE_COPIES = 7.25
-"""How many float32 tensors of a tile's size its backward has at once without Triton, beside the tile."""
+"""How many float32 tensors of a tile's size its backward holds besides the tile, without Triton."""
 
 
 @dataclass(frozen=True)
@@ -205,13 +205,13 @@ class Memory:
 
 
 def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float | None = None) -> Memory:
-    """Estimate what one device holds, with Adam.
+    """Estimate the memory of one device, with Adam.
 
-    Weights and optimizer state are always there. A backward pass begins with all activations that were kept, the
-    logits of a tile and the head's gradient in float32; it ends with all gradients, that of the embeddings once more,
-    and the activations of one layer. At its beginning, there are gradients only if they accumulate.
+    Weights and optimizer state are always present. A backward pass begins with all saved activations, the logits of a
+    tile and the head's gradient in float32; it ends with all gradients, a second copy of the embeddings' gradient, and
+    the activations of one layer. Gradients exist at its beginning only if they accumulate.
 
-    `model` is the policy as it is trained, with adapters and critic. `longest` is the number of tokens of the longest
+    `model` is the policy in training, with adapters and critic. `longest` is the number of tokens of the longest
     trajectory, including its prompt.
     """
     parts = [config.world_size if _stage(config) >= stage else 1 for stage in (3, 2, 1)]
@@ -232,7 +232,7 @@ def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float
     rows = {
         "weights": weights,
         "reference model": reference,
-        "copies that sample ahead": copies,
+        "copies for async rollouts": copies,
         "gradients": gradients,
         "optimizer": optimizer,
         "activations": kept + (layer if config.gradient_checkpointing else 0),
@@ -260,11 +260,11 @@ def _state(model: Any, config: TurnLevelConfig) -> tuple[int, int, int]:
 
 
 def _activations(model: Any, config: TurnLevelConfig, tokens: int) -> tuple[float, float]:
-    """What is kept for the backward pass, and all activations of one layer.
+    """The bytes saved for the backward pass, and all activations of one layer.
 
-    For each token, a layer has the inputs of its norms in float32 (3 numbers of the hidden size each), and queries,
-    keys, values and outputs of its attention and its feed-forward part. Checkpointing keeps only a layer's input.
-    Autocast also keeps copies of the weights in half precision.
+    Per token, a layer has its norms' inputs in float32 (3 times the hidden size each), the queries, keys, values and
+    outputs of its attention, and its feed-forward part. Checkpointing keeps only a layer's input. Autocast also keeps
+    copies of the weights in half precision.
     """
     shape = model.config.get_text_config()
     critic = getattr(config, "critic", "head") or ("adapter" if hasattr(model, "peft_config") else "head")
@@ -287,7 +287,7 @@ def _logits(model: Any, config: TurnLevelConfig, tokens: int) -> float:
 
 
 def _cache(model: Any, config: TurnLevelConfig, longest: int, gib: float | None) -> float:
-    """The keys and values of the trajectories that one process generates together."""
+    """The bytes of keys and values for the trajectories that one process generates at once."""
     shape = model.config.get_text_config()
     head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     heads = getattr(shape, "num_key_value_heads", shape.num_attention_heads)

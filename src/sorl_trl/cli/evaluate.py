@@ -1,14 +1,14 @@
-"""The commands `sorl evaluate`, which `evaluate.py` is too, and `sorl compare`.
+"""The commands `sorl evaluate` (also run by `evaluate.py`) and `sorl compare`.
 
     sorl evaluate RUN                             the policy of a run, asked as in training
     sorl evaluate RUN --model_name_or_path MODEL  another policy, asked in the same way
-    sorl evaluate --model_name_or_path MODEL …    a policy without a run: flags say how it is asked
+    sorl evaluate --model_name_or_path MODEL …    a policy without a run; flags set how it is asked
 
-RUN is the output of `sorl train`, a checkpoint in it, a PEFT adapter's folder, or a Hub id. Its `recipe.yaml`, if it
-has one, says how the policy is asked, and where it searches, or which environment or agent acts; a flag overrides it.
-Under `accelerate launch`, the processes share the batches, and the result is the same as with one. Started again, an
-interrupted evaluation continues. So does one that has lost trajectories, because a search engine, an environment or
-what an agent calls was down, or because an agent took longer than its time limit: it makes them anew.
+RUN is the output of `sorl train`, a checkpoint in it, a PEFT adapter's folder, or a Hub id. Its `recipe.yaml`, if any,
+sets how the policy is asked and where it searches, or which environment or agent acts; flags override it. Under
+`accelerate launch`, the processes share the batches, with the same result as one process. An interrupted evaluation
+continues when started again. So does one that lost trajectories, because a search engine, an environment or a service
+of the agent was down, or because an agent exceeded its time limit: it repeats them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sorl_trl.records import RECIPE_FILE, checkpoints, evaluation_of, policy_in
 from sorl_trl.search.arguments import SOURCES
 
 COMPARISON = """\
-Compares two evaluations on the questions that both asked: means, differences, 95 % intervals and p. It prints a table
+Compares two evaluations on their common questions: means, differences, 95 % intervals and p. It prints a table
 and writes nothing.
 
 example: sorl compare runs/quickstart/greedy_before runs/quickstart/policy
@@ -49,10 +49,10 @@ def main(words: Sequence[str]) -> None:
 
 
 def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Complete a command line with its model and its output, and read the recipe beside its run.
+    """Complete a command line with its model and output, and read the run's recipe.
 
     Raises:
-        UserMistake: They name something that does not exist. No slow import has happened yet.
+        UserMistake: Something named does not exist. No slow import has happened yet.
     """
     run, words = (words[0], [*words[1:]]) if words and not words[0].startswith("-") else (None, [*words])
     parser = Parser(add_help=False)
@@ -63,15 +63,15 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     given = parser.parse_known_args(words)[0]
     name = given.model_name_or_path or run
     if name is None:
-        return words, {}  # the parser of all arguments says what is missing
+        return words, {}  # the parser of all arguments reports what is missing
     if given.output is None and not Path(name).exists():
-        raise UserMistake(f"{name} does not exist: name the folder of a run, or a model on the Hub and `--output`")
+        raise UserMistake(f"{name} does not exist: give the folder of a run, or a model on the Hub and `--output`")
     policy, output = find_policy(name), given.output or str(evaluation_of(name))
     if policy_in(output):
-        raise UserMistake(f"`output` is {output!r}, which holds a policy: name a folder where nothing else is")
+        raise UserMistake(f"`output` is {output!r}, which contains a policy: choose a folder without other files")
     recipe = read_recipe(Path(run or policy), words)
     if run and not recipe and given.model_name_or_path:
-        raise UserMistake(f"{run} holds no {RECIPE_FILE}: name a run that says how {name} is asked")
+        raise UserMistake(f"{run} has no {RECIPE_FILE}: give a run with one, to set how {name} is asked")
     asked = recipe.get("eval_questions")
     if asked is not None and not given.questions and not given.benchmarks:
         recipe["benchmarks" if asked in qa.BENCHMARKS else "questions"] = [asked]
@@ -86,14 +86,14 @@ def find_policy(name: str) -> str:
         return name
     policy = policy_in(folder)
     if policy is None:
-        raise UserMistake(f"{name} holds no policy: name the folder of a run that has saved one, or of a checkpoint")
+        raise UserMistake(f"{name} contains no policy: give the folder of a run that saved one, or a checkpoint")
     if policy != folder and is_first_process():
-        print(f"{folder} has no final policy yet: taking {policy}")
+        print(f"{folder} has no final policy yet: using {policy}")
     return str(policy)
 
 
 def read_recipe(run: Path, words: Sequence[str]) -> dict[str, Any]:
-    """The recipe in the folder of a run, or in the run of a checkpoint; empty without one."""
+    """The recipe in a run's folder, or in that of a checkpoint's run; empty if there is none."""
     folders = [run, run.parent] if run in checkpoints(run.parent) else [run]
     files = [folder / RECIPE_FILE for folder in folders if (folder / RECIPE_FILE).is_file()]
     return read_config(files[0], words, SOURCES) if files else {}
@@ -102,10 +102,8 @@ def read_recipe(run: Path, words: Sequence[str]) -> dict[str, Any]:
 def compare(words: Sequence[str]) -> None:
     """Print how two finished evaluations differ, question by question."""
     parser = Parser(prog="sorl compare", usage="sorl compare BEFORE AFTER", description=COMPARISON)
-    parser.add_argument(
-        "before", metavar="BEFORE", help="the folder that `sorl evaluate` evaluated, or its `--output`"
-    )
-    parser.add_argument("after", metavar="AFTER", help="the same of the other run")
+    parser.add_argument("before", metavar="BEFORE", help="a folder that `sorl evaluate` evaluated, or its `--output`")
+    parser.add_argument("after", metavar="AFTER", help="the same for the other run")
     arguments = parser.parse_args(words)
     from sorl_trl.evaluation.figures import compare_runs, format_comparison, read_run
 

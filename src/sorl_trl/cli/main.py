@@ -1,4 +1,4 @@
-"""The console command `sorl`: its subcommands, and how it runs one. A command imports what it needs when it runs."""
+"""The console command `sorl` and its subcommands. A command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sorl_trl.command_line import CONFIGS, RECIPES, Parser, Shipped, UserMistake
 
 COMMANDS = {
     "recipes": ("sorl_trl.cli.main:recipes", "list the recipes, or print one"),
-    "configs": ("sorl_trl.cli.main:configs", "list the configs for accelerate, or print one"),
-    "train": ("sorl_trl.cli.train:launch", "train an agent, through `accelerate launch`, or try it with --dry_run"),
-    "evaluate": ("sorl_trl.cli.evaluate:main", "ask a checkpoint questions, and score it"),
+    "configs": ("sorl_trl.cli.main:configs", "list the accelerate configs, or print one"),
+    "train": ("sorl_trl.cli.train:launch", "train an agent through `accelerate launch`, or rehearse with --dry_run"),
+    "evaluate": ("sorl_trl.cli.evaluate:main", "score a checkpoint on questions"),
     "serve-policy": (
         "sorl_trl.cli.serve_policy:main",
-        "serve a checkpoint to agents, at an OpenAI-compatible address",
+        "serve a checkpoint to agents at an OpenAI-compatible address",
     ),
     "compare": ("sorl_trl.cli.evaluate:compare", "compare two evaluations, question by question"),
-    "view": ("sorl_trl.records.view:main", "a page to read trajectories in"),
+    "view": ("sorl_trl.records.view:main", "write a page for reading trajectories"),
     "index": ("sorl_trl.search.commands:index", "build a search index of a corpus"),
     "serve": ("sorl_trl.search.commands:serve", "serve a search index over HTTP"),
 }
-"""Name -> `module:function`, imported when the command runs, and its help, in the order of a first day."""
+"""Name -> `module:function`, imported when the command runs, and its help, in the order of first use."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -38,13 +38,13 @@ def main(words: Sequence[str] | None = None) -> int:
 def _without_command(words: Sequence[str]) -> None:
     """Print the help or the version, or raise a mistake."""
     if words and not words[0].startswith("-"):
-        raise UserMistake(f"{words[0]!r} is no command of sorl (--help lists the commands)")
+        raise UserMistake(f"{words[0]!r} is not a command of sorl (--help lists the commands)")
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())
     parser = Parser(
         prog="sorl",
         usage="sorl COMMAND [ARGUMENTS]",
-        description=f"Turn-level GRPO and PPO for agents that work turn by turn.\n\ncommands:\n{commands}",
+        description=f"Turn-level GRPO and PPO for multi-turn LLM agents.\n\ncommands:\n{commands}",
         epilog="`sorl COMMAND --help` lists the arguments of a command.",
     )
     parser.add_argument("--version", action="version", version=f"sorl-trl {package_version()}")
@@ -54,9 +54,9 @@ def _without_command(words: Sequence[str]) -> None:
 
 def _show(shipped: Shipped, words: Sequence[str]) -> None:
     """Run `sorl recipes` or `sorl configs`."""
-    about = f"The {shipped.command} that ship with the package: lists them, or prints one."
+    about = f"Lists the {shipped.command} in the package, or prints one."
     parser = Parser(prog=f"sorl {shipped.command}", description=about)
-    parser.add_argument("name", nargs="?", help="of which one; without it they are listed")
+    parser.add_argument("name", nargs="?", help="which one to print; without it, they are listed")
     name = parser.parse_args(words).name
     shown = shipped.listing() if name is None else shipped.find(name, parser.prog).read_text(encoding="utf-8")
     print(shown.rstrip("\n"))

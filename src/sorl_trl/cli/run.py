@@ -1,4 +1,4 @@
-"""One run of training: it is built, it trains, and it leaves its policy and its recipe in a folder of its own."""
+"""One training run: builds the trainer, trains, and saves policy and recipe in the run's own folder."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from sorl_trl.trainers.checkpoint import RESTORED
 SIGNS = (*WEIGHTS, *ADAPTERS)
 """A folder with one of these files holds a policy."""
 SECRET = "_token"
-"""Arguments whose names end like this are secrets, as in transformers."""
+"""The ending of names of secret arguments, as in transformers."""
 START_OPTIONS = ("dry_run", "resume_from_checkpoint")
-"""Arguments that say what to do with a run, not what it is."""
+"""Arguments that control how a run starts, not what it trains."""
 PATHS = (
     *("model_name_or_path", "critic_model_name_or_path"),
     *("train_questions", "eval_questions", "corpus", "index", "search_cache"),
 )
-"""Arguments that may be paths. They are written as absolute paths, so that they are valid from anywhere."""
+"""Arguments that may be paths. They are saved as absolute paths, so that they are valid from any folder."""
 
 
 def run(words: Sequence[str]) -> None:
-    """Train as a recipe and a command line say, or rehearse it. All processes call it together."""
+    """Train with a recipe and a command line, or rehearse it. All processes call it together."""
     with mistakes():
         arguments = parse_arguments(words)
         check_output_folder(arguments.config)
@@ -70,14 +70,14 @@ def run(words: Sequence[str]) -> None:
 
 
 def _save(trainer: TurnLevelTrainer) -> None:
-    """Save the policy, and say what to do with it. Raises UserMistake if the guard found that it is not finite."""
+    """Save the policy, and print next steps. Raises UserMistake if the guard found that it is not finite."""
     folder = str(trainer.args.output_dir)
     if any(isinstance(each, CollapseGuard) and each.is_broken for each in trainer.callback_handler.callbacks):
-        raise UserMistake(f"no policy is saved, for training met NaN: {folder} has the checkpoints before")
+        raise UserMistake(f"no policy was saved, because training reached NaN: {folder} has earlier checkpoints")
     with raise_if_disk_full(Path(folder)):
         trainer.save_model(folder)
     trainer.save_state()
-    trainer.accelerator.print(f"The policy is in {folder}: a plain checkpoint, load it as any other.")
+    trainer.accelerator.print(f"The policy is in {folder}, as a plain Hugging Face checkpoint.")
     if isinstance(trainer, SOPPOTrainer):
         trainer.accelerator.print(f"Its critic is in {folder}/critic: `sorl_trl.load_critic({folder!r})` loads it.")
     quoted = shlex.quote(folder)
@@ -85,30 +85,30 @@ def _save(trainer: TurnLevelTrainer) -> None:
 
 
 def check_output_folder(config: TrainingArguments) -> None:
-    """Find the checkpoint to resume from, and refuse a folder that another run has used, because two never share one.
+    """Find the checkpoint to resume from, and refuse a folder that another run has used: runs never share a folder.
 
     A run that saved nothing has not used its folder.
 
     Raises:
-        ValueError: The checkpoint cannot be resumed from, or the output folder is used.
+        ValueError: The checkpoint cannot be resumed from, or the output folder is in use.
     """
     folder, most = Path(str(config.output_dir)), config.max_steps
     resumed = config.resume_from_checkpoint = resume_point(config, config.resume_from_checkpoint)
     step = Path(resumed or "").name.rpartition("-")[2]
     if step.isdecimal() and 0 < most <= int(step):
-        raise ValueError(f"{resumed} is at step {step}, and `max_steps` is {most}: raise it to go on")
+        raise ValueError(f"{resumed} is at step {step}, but `max_steps` is {most}: raise it to continue")
     goes_on = resumed is not None and Path(resumed).resolve().parent == folder.resolve()
     is_used = any((*checkpoints(folder), *folder.glob(SHARDS), *filter(Path.is_file, map(folder.joinpath, SIGNS))))
     if is_used and not goes_on:
-        go_on = "`--resume_from_checkpoint latest` goes on with it, or " if checkpoints(folder) else ""
-        raise ValueError(f"`output_dir` is {folder}, which holds a run: {go_on}remove it, or name another folder")
+        go_on = "continue it with `--resume_from_checkpoint latest`, " if checkpoints(folder) else ""
+        raise ValueError(f"`output_dir` is {folder}, which contains a run: {go_on}remove it, or choose another folder")
 
 
 @contextmanager
 def interruptible(trainer: TurnLevelTrainer) -> Iterator[None]:
-    """Within it, Ctrl-C ends training with one line and exit code 130; a second one ends it at once.
+    """Context in which Ctrl-C ends training with one line and exit code 130; a second Ctrl-C ends it at once.
 
-    A signal interrupts training anywhere, and what breaks on the way out would cause many tracebacks, also in other
+    A signal can interrupt training anywhere, and failures on the way out would cause many tracebacks, also in other
     processes.
     """
     interrupted = False
@@ -137,24 +137,24 @@ def _how_to_go_on(trainer: TurnLevelTrainer) -> str:
     at = f"interrupted at step {trainer.state.global_step}"
     if newest_whole(Path(str(trainer.args.output_dir))) is None:
         return f"{at}, before a checkpoint was saved"
-    return f"{at}: the same command with `--resume_from_checkpoint latest` goes on"
+    return f"{at}: continue with the same command and `--resume_from_checkpoint latest`"
 
 
 def write_recipe(arguments: Arguments, trainer: TurnLevelTrainer) -> None:
-    """Write `recipe.yaml` into the folder of a run, which is made if missing: it can be evaluated and repeated so."""
+    """Write `recipe.yaml` into a run's folder, created if missing, so that the run can be evaluated and repeated."""
     if not trainer.is_world_process_zero():
         return
     folder = Path(str(arguments.config.output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(recipe_of(arguments), sort_keys=False, allow_unicode=True)
-    head = f"# What trained the policy in this folder, with sorl-trl {package_version()}.\n"
+    head = f"# The recipe that trained the policy in this folder, with sorl-trl {package_version()}.\n"
     write_whole(folder / RECIPE_FILE, (head + text).encode("utf-8"))
 
 
 def recipe_of(arguments: Arguments) -> dict[str, Any]:
-    """What recipe and command line set, and all that shapes the agent, because its defaults may change.
+    """The values set by recipe and command line, and all arguments of the agent, because defaults may change.
 
-    If a resumed run takes a value from its checkpoint, that value is written.
+    If a resumed run takes a value from its checkpoint, that value is saved.
     """
     config = arguments.config
     agent = {name: value for name, value in asdict(arguments.rollout).items() if value is not None}
@@ -168,7 +168,7 @@ def recipe_of(arguments: Arguments) -> dict[str, Any]:
 
 
 def _storable(name: str, value: Any) -> Any:
-    """A value without the user of a URL, who may have a password."""
+    """A value without user and password in its URL."""
     if not isinstance(value, str):
         return value
     return str(Path(value).resolve()) if name in PATHS and Path(value).exists() else without_user(value)

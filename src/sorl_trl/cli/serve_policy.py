@@ -1,4 +1,4 @@
-"""The command `sorl serve-policy`: a policy behind an OpenAI-compatible address, as agents find it in training."""
+"""The command `sorl serve-policy`: serves a policy at an OpenAI-compatible address, as training does for agents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ example: sorl serve-policy runs/mine --port 8000
 OF_MODEL = ("dtype", "attn_implementation", "trust_remote_code")
 OF_ENGINE = ("rollout_engine", "kv_cache_gib")
 OF_TURNS = ("max_turn_tokens",)
-"""What a recipe says about the model, the engine, and the limits of a turn."""
+"""Arguments of a recipe for the model, the engine, and the limits of a turn."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def serve(options: Namespace, policy: str, recipe: Mapping[str, Any]) -> None:
-    """Load a policy and serve it. Raises UserMistake if a value is refused, or the policy cannot be loaded."""
+    """Load a policy and serve it. Raises UserMistake if a value is invalid, or the policy cannot be loaded."""
     from accelerate import PartialState  # like all that follows, it takes seconds
     from torch import accelerator
 
@@ -55,7 +55,7 @@ def serve(options: Namespace, policy: str, recipe: Mapping[str, Any]) -> None:
         template_kwargs = read_template_kwargs(recipe.get("chat_template_kwargs"))
     tokenizer = load_tokenizer(policy, model_arguments.model_revision, model_arguments.trust_remote_code)
     if tokenizer.chat_template is None:
-        raise UserMistake(f"{policy} has no chat template, which makes tokens of API calls: name a chat model")
+        raise UserMistake(f"{policy} has no chat template, which API calls need: use a chat model")
     model = load_model(model_arguments, PartialState(cpu=not accelerator.is_available()).device)
     setup = make_setup(model, tokenizer, limits, template_kwargs)
     warn_of_endless_messages(setup)
@@ -81,12 +81,15 @@ def _parser() -> Parser:
     parser.add_argument(
         "--port", type=port, default=8000, metavar="N", help="0 chooses a free one (default: %(default)s)"
     )
-    parser.add_argument("--api_key", metavar="KEY", help="the key that calls must have (default: a random one)")
+    parser.add_argument("--api_key", metavar="KEY", help="API key that clients must send (default: a random one)")
     parser.add_argument(
         "--temperature", type=float, default=1.0, metavar="T", help="0 is greedy (default: %(default)s)"
     )
     parser.add_argument(
-        "--max_turn_tokens", type=at_least(1), metavar="N", help="tokens of a reply (default: the recipe's, or 500)"
+        "--max_turn_tokens",
+        type=at_least(1),
+        metavar="N",
+        help="the most tokens of a reply (default: the recipe's, or 500)",
     )
     parser.add_argument(
         "--rollout_engine", metavar="NAME", help="auto, slots or lockstep (default: the recipe's, or auto)"

@@ -1,6 +1,6 @@
-"""`sorl train` launches training through accelerate. `main` is training itself: `train.py`, and each launched process.
+"""`sorl train` launches training through accelerate. `main` is the training itself, in `train.py` and each process.
 
-Nothing slow is imported before a function needs it, so that Ctrl-C shows no traceback meanwhile.
+Nothing slow is imported before a function needs it, so that an early Ctrl-C shows no traceback.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sorl_trl.command_line import (
 
 MODULE = "sorl_trl.cli.train"
 SHARED = frozenset({"-h", "--help", "--debug", "--gradient_accumulation_steps", "--gradient-accumulation-steps"})
-"""Options of training that `accelerate launch` has too. `sorl train` gives them to training."""
+"""Options of training that `accelerate launch` also has. `sorl train` passes them to training."""
 HELP = """\
 usage: sorl train [--accelerate_config NAME_OR_PATH] [--config NAME_OR_PATH] [--OPTION VALUE ...]
 
@@ -38,13 +38,13 @@ Trains an agent through `accelerate launch`. Options of `accelerate launch`, suc
 launcher; a recipe may set all others, and the command line overrides it.
 
   --accelerate_config NAME_OR_PATH
-                        a YAML file of accelerate, or the name of one of ours (`sorl configs` lists them); by default
+                        an accelerate YAML file, or the name of a shipped one (`sorl configs` lists them); by default
                         the file that `accelerate config` wrote
   --config NAME_OR_PATH
-                        the recipe: a YAML file, or the name of one of ours (`sorl recipes` lists them)
-  --dry_run             builds everything, asks the policy two questions, says what a step would do, and ends
+                        the recipe: a YAML file, or the name of a shipped one (`sorl recipes` lists them)
+  --dry_run             builds everything, asks the policy two questions, prints what a step would do, and exits
 
-ten that matter first:
+the ten most important options:
   --model_name_or_path  the policy: a folder or a Hub id
   --train_questions     a JSONL file of questions, or the name of a public set
   --output_dir          the folder of the run
@@ -54,18 +54,18 @@ ten that matter first:
   --per_device_train_batch_size
                         trajectories per device in one forward pass
   --steps_per_generation
-                        rollouts are so many of these batches; with --gradient_accumulation_steps, an update takes
+                        the number of these batches per rollout; with --gradient_accumulation_steps, an update takes
                         several of them
   --num_iterations      passes over a rollout
   --max_completion_length
-                        tokens of a trajectory's turns and observations
+                        the most tokens of a trajectory's turns and observations
 
-`sorl train --help all` lists every option, with `--trainer so_ppo` those of that trainer.
+`sorl train --help all` lists every option; add `--trainer so_ppo` for that trainer's options.
 """
 
 
 def main(words: Sequence[str]) -> int:
-    """Train in this process, which `accelerate launch` may have started, and return the exit code."""
+    """Train in this process, possibly started by `accelerate launch`, and return the exit code."""
     if _asks_for_help(words) and "all" not in words:
         print(HELP, end="")
         return 0
@@ -94,7 +94,7 @@ def _asks_for_help(words: Sequence[str]) -> bool:
 
 
 def launch_arguments(words: Sequence[str]) -> Namespace:
-    """The arguments of `accelerate launch`, which hold training's words. Raises UserMistake if a value is refused."""
+    """The arguments of `accelerate launch`, including training's words. Raises UserMistake if a value is invalid."""
     from accelerate.commands.launch import launch_command_parser
 
     parser: ArgumentParser = launch_command_parser()
@@ -127,7 +127,7 @@ def _split(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], lis
 
 
 def _exit_code(arguments: Namespace) -> int:
-    """Launch, and return the exit code of training, which has said itself what went wrong."""
+    """Launch, and return the exit code of training, which reports its own errors."""
     from accelerate.commands import launch as launcher
     from accelerate.utils import patch_environment
     from torch import accelerator
@@ -138,12 +138,12 @@ def _exit_code(arguments: Namespace) -> int:
 
     for module in (launcher, agent, workers):  # they log their defaults, and each process that ends
         logging.getLogger(module.__name__).setLevel(logging.CRITICAL)
-    # Ctrl-C ends training, which says so: a terminal sends it to all processes, and torch's launcher passes it on.
+    # Ctrl-C ends training, which reports it: a terminal sends it to all processes, and torch's launcher passes it on.
     handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: _end}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     code = 0
     try:
-        # Otherwise DeepSpeed would say on stdout that there is no GPU, and `python -m` import modules of this folder.
+        # Otherwise DeepSpeed would print that there is no GPU, and `python -m` import modules of this folder.
         device = {} if accelerator.is_available() else {"DS_ACCELERATOR": "cpu"}
         with patch_environment(PYTHONSAFEPATH="1", **device):
             launcher.launch_command(arguments)
@@ -160,14 +160,14 @@ def _exit_code(arguments: Namespace) -> int:
     if code == -signal.SIGINT:
         return INTERRUPTED
     if code < 0:
-        sys.exit(f"error: training was ended by {signal.Signals(-code).name}")
+        sys.exit(f"error: training was terminated by {signal.Signals(-code).name}")
     return code
 
 
 def _end(number: int, _: object) -> None:
-    """End training too: it would outlive this process, and go on writing into its folder."""
+    """End training too: it would outlive this process and continue to write into its folder."""
     _end_training()
-    sys.exit(f"error: training was ended by {signal.Signals(number).name}")
+    sys.exit(f"error: training was terminated by {signal.Signals(number).name}")
 
 
 def _end_training() -> None:

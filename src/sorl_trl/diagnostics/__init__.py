@@ -1,1 +1,1 @@
-"""Shows how a run is going: the rules that tell a collapse, and the callbacks that apply them and draw the bar."""
+"""Monitors a run: rules that detect collapse, and callbacks that apply them and draw the progress bar."""

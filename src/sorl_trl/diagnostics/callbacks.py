@@ -1,4 +1,4 @@
-"""Callbacks that show how a run is going: a guard against collapse, and a progress bar with the key metrics."""
+"""Callbacks that monitor a run: a guard against collapse, and a progress bar with the key metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHOWN = {
     "turns": "turns/per_trajectory",
     "entropy": "entropy",
 }
-"""Metrics of docs/reference/metrics.md by their label in the bar."""
+"""Metrics of docs/reference/metrics.md, by their label in the bar."""
 
 
 class CollapseGuard(TrainerCallback):
@@ -39,10 +39,10 @@ class CollapseGuard(TrainerCallback):
     - `"warn"`: log a warning.
     - `"stop"`: also write a checkpoint (unless `save_strategy` is "no") and end training.
 
-    After an alarm that numbers are not finite, no checkpoint is written. With `fp16`, such rules are left out, because
-    gradient norms that are not finite are common there and the gradient scaler skips such steps.
+    After an alarm for non-finite numbers, no checkpoint is written. With `fp16`, such rules are left out, because
+    non-finite gradient norms are common there and the gradient scaler skips such steps.
 
-    The log entries of alarms get `guard/alarms`, which loggers that were called before this callback do not see.
+    Log entries with alarms get `guard/alarms`; loggers called before this callback do not see it.
 
     To add a rule, with functions of `sorl_trl.diagnostics.collapse`:
 
@@ -64,7 +64,7 @@ class CollapseGuard(TrainerCallback):
         self.alarms: list[Alarm] = []
         """All alarms so far."""
         self.is_broken = False
-        """Whether it has stopped a run whose weights may be NaN."""
+        """Whether it stopped a run because its weights may be NaN."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -130,9 +130,9 @@ class TurnProgressCallback(ProgressCallback):
 
 @contextmanager
 def whole_lines() -> Iterator[None]:
-    """Within it, every warning and log message is printed on its own line above the bar, once per machine.
+    """Context in which every warning and log message is printed on its own line above the bar, once per machine.
 
-    At its end, it closes bars that an error has left open, so that later output begins on a new line.
+    At the end, bars that an error left open are closed, so that later output begins on a new line.
     """
 
     def show(message: Warning | str, *_: Any) -> None:

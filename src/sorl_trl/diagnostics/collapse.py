@@ -1,4 +1,4 @@
-"""Rules on the metrics of docs/reference/metrics.md that detect a collapsing run, and their use on log entries."""
+"""Detects a collapsing run from its logged metrics (docs/reference/metrics.md): rules, applied to log entries."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from functools import partial
 from typing import Any
 
 ITERATION_METRIC = "reward"
-"""TRL logs this metric on the steps that generate, so an iteration lasts from one entry that has it to the next."""
+"""TRL logs this metric on steps that generate, so an iteration lasts from one entry with it to the next."""
 MASKED_METRIC = "trajectories_without_turn"
 """If this metric is 1, the other metrics are means over nothing: 0 or absent."""
 
 Condition = Callable[[Sequence[float]], str | None]
-"""Describes how it holds in the last iteration, if it does, given a metric of each iteration."""
+"""Given a metric of each iteration, describes how the condition holds in the last one, or returns None."""
 Figures = Mapping[str, float]
 """Metrics of an iteration."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Conditions on metrics of docs/reference/metrics.md, which must all hold in the same iteration."""
+    """Conditions on metrics of docs/reference/metrics.md that must all hold in the same iteration."""
 
     name: str
     conditions: Mapping[str, Condition]
-    """One for each metric, by its name."""
+    """One condition per metric, by the metric's name."""
     hint: str
-    """Advice, which ends the alarm's message."""
+    """Advice at the end of the alarm's message."""
     at_once: bool = field(default=False, kw_only=True)
-    """Whether each log entry is judged by itself, as soon as it is there, and an alarm means broken weights."""
+    """Whether each log entry is judged separately, as soon as it is logged, and an alarm means broken weights."""
 
     def breach(self, history: Sequence[Figures]) -> str | None:
         """Describes how all conditions hold in the last iteration, if they do."""
-        said = {name: holds([each[name] for each in history]) for name, holds in self.conditions.items()}
-        return None if None in said.values() else ", ".join(f"`{name}` {how}" for name, how in said.items())
+        found = {name: holds([each[name] for each in history]) for name, holds in self.conditions.items()}
+        return None if None in found.values() else ", ".join(f"`{name}` {how}" for name, how in found.items())
 
 
 def level(history: Sequence[float], threshold: float, patience: int = 1) -> str | None:
@@ -59,7 +59,7 @@ def fall(history: Sequence[float], share: float, minimum: float, window: int = 1
 
 
 def rise(history: Sequence[float], factor: float, minimum: int = 3) -> str | None:
-    """Above `factor` times the median of the iterations before, of which there must be `minimum`."""
+    """Above `factor` times the median of at least `minimum` earlier iterations."""
     before = history[:-1]
     if len(before) < minimum or not history[-1] > factor * statistics.median(before):
         return None
@@ -67,7 +67,7 @@ def rise(history: Sequence[float], factor: float, minimum: int = 3) -> str | Non
 
 
 def not_finite(history: Sequence[float]) -> str | None:
-    """NaN or infinite, or negative, which is DeepSpeed's sign for that in a gradient norm."""
+    """NaN or infinite; also negative, which is how DeepSpeed marks such a gradient norm."""
     return None if math.isfinite(history[-1]) and history[-1] >= 0 else f"is {history[-1]:g}"
 
 
@@ -76,22 +76,22 @@ def mean(values: Sequence[float]) -> float:
 
 
 _SLOWER = "lower the learning rate or make fewer updates per rollout"
-_ANEW = "start a new run, which may have another learning rate, from a checkpoint before"
-_NO_SEARCH = "the policy stops searching, read its trajectories and check what the reward pays for"
+_ANEW = "start a new run, possibly with another learning rate, from a checkpoint before"
+_NO_SEARCH = "the policy stops searching: read its trajectories and check what the reward pays for"
 
 # The thresholds of `nothing_to_train_on` and `searches_fall` are set by hand, the others fitted to tiny policies. The
-# loss would say no more than the gradient norm: if it is NaN, its gradient is.
+# loss would add nothing to the gradient norm: if it is NaN, so is its gradient.
 DEFAULT_RULES = (
     Rule(
         "not_finite",
         {"grad_norm": not_finite},
-        f"the weights may be none either: {_ANEW} this step, and {_SLOWER}",
+        f"the weights may not be finite either: {_ANEW} this step, and {_SLOWER}",
         at_once=True,
     ),
     Rule(
         "nothing_to_train_on",
         {MASKED_METRIC: partial(level, threshold=1.0, patience=2)},
-        "the search engine answers no query, start it again and resume",
+        "the search engine answers no query: restart it and resume",
     ),
     Rule(
         "high_kl",
@@ -119,37 +119,37 @@ DEFAULT_RULES = (
 
 @dataclass(frozen=True)
 class Alarm:
-    """A message that the conditions of a rule have begun to hold."""
+    """An alarm that the conditions of a rule have begun to hold."""
 
     rule: str
     """Its name."""
     step: int
-    """The step of the log entry that raised it, which is the first entry after the judged iteration."""
+    """The step of the log entry that raised it: the first entry after the judged iteration."""
     message: str
 
 
 class CollapseDetector:
-    """Judges each iteration by `rules` at the first log entry of the next one, and so never judges the last.
+    """Judges each iteration by `rules` at the first log entry of the next one, so the last iteration is never judged.
 
     Within an iteration, a metric is averaged over the entries that have it; for names that end in `_max`, the largest
-    value counts. None and NaN count as absent, and a rule judges no iteration that lacks one of its metrics. If every
-    trajectory of an iteration was masked, no other metric is judged, because the iteration says nothing about the
-    policy.
+    value counts. None and NaN count as absent, and a rule skips iterations that lack one of its metrics. If every
+    trajectory of an iteration was masked, no other metric is judged, because the iteration contains no information
+    about the policy.
 
-    A rule fires when its conditions begin to hold together, and again only after one of them has ceased to hold. Rules
-    must have different names.
+    A rule fires when all its conditions begin to hold, and again only after one of them has ceased to hold. Rules must
+    have different names.
     """
 
     def __init__(self, rules: Iterable[Rule] = DEFAULT_RULES) -> None:
         self.rules = tuple(rules)
         self._entries: list[Mapping[str, Any]] = []
-        """The entries of the iteration that has begun."""
+        """The entries of the current iteration."""
         self._history: dict[str, list[Figures]] = {rule.name: [] for rule in self.rules}
         self.holding: set[str] = set()
-        """The rules that have fired and whose conditions still hold. A rule that is removed may fire again."""
+        """The rules that have fired and still hold. A rule that is removed may fire again."""
 
     def observe(self, entry: Mapping[str, Any]) -> list[Alarm]:
-        """Read the next entry of a `log_history`, and return the alarms that it raises."""
+        """Read the next entry of a `log_history` and return the alarms that it raises."""
         judged: list[tuple[Rule, Sequence[Figures]]] = []
         if ITERATION_METRIC in entry:
             judged += self._completed()
@@ -170,7 +170,7 @@ class CollapseDetector:
         return alarms
 
     def _completed(self) -> Iterator[tuple[Rule, Sequence[Figures]]]:
-        """The rules whose metrics the completed iteration has, with those of all iterations so far that have them."""
+        """The rules with all their metrics in the completed iteration, with these metrics of all iterations so far."""
         masked = _summary(MASKED_METRIC, self._entries) == 1.0
         for rule in (each for each in self.rules if not each.at_once):
             figures = _figures(rule, lambda metric: _summary(metric, self._entries))
@@ -180,7 +180,7 @@ class CollapseDetector:
 
 
 def _figures(rule: Rule, figure: Callable[[str], Any]) -> Figures | None:
-    """Those of the rule's metrics, `None` if one is absent."""
+    """The rule's metrics, `None` if one is absent."""
     found = {metric: figure(metric) for metric in rule.conditions}
     return found if all(isinstance(value, int | float) for value in found.values()) else None
 

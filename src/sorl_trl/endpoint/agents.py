@@ -1,4 +1,4 @@
-"""Runs the user's agents: coroutines in one event loop, functions in threads, commands in processes of their own."""
+"""Runs the user's agents: coroutines in one event loop, functions in threads, commands in separate processes."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from sorl_trl.threads import DaemonThreads, start
 
 _EXCERPT = 600
 _PROCESSES: set[int] = set()
-"""The agents that run in processes of their own."""
+"""The agents that run in separate processes."""
 
 
 class AgentMistake(UserMistake):
-    """What an agent asks for or returns cannot be used: its code has to change. Commands show it in one line."""
+    """An agent's request or return value is invalid: its code must change. Commands print this as one line."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """The policy's address for one trajectory, as an OpenAI client takes it."""
+    """The policy's address for one trajectory, in the form that OpenAI clients expect."""
 
     base_url: str
     api_key: str
@@ -53,27 +53,27 @@ class Outcome:
     """How an agent's run ended."""
 
     rewards: Mapping[str, float] | None = None
-    """What it returned, by name; None if it left the rewards to others, or has not returned."""
+    """The rewards that it returned, by name; None if it returned none or did not return."""
     error: BaseException | None = None
-    """What it raised."""
+    """The error that it raised."""
     is_late: bool = False
-    """Whether its time was up."""
+    """Whether it exceeded its time limit."""
 
     @property
     def failure(self) -> BaseException | None:
-        """What it raised, unless that says nothing about the policy."""
+        """The error that it raised, unless the error is unrelated to the policy."""
         return None if self.is_lost else self.error
 
     @property
     def is_lost(self) -> bool:
-        """Whether this says nothing about the policy: the time was up, or a connection was lost."""
+        """Whether the outcome is unrelated to the policy: time ran out, or a connection was lost."""
         return self.is_late or is_down(self.error)
 
 
 def run_agent(
     agent: Agent, example: Mapping[str, Any], access: Access, time_limit_s: float, on_end: Callable[[], None]
 ) -> Future[Outcome]:
-    """Start an agent, and call `on_end` when it has ended or its time is up, before the outcome is known."""
+    """Start an agent. `on_end` is called when it has ended or its time is up, before the outcome is available."""
 
     async def run() -> Outcome:
         began = time.monotonic()
@@ -127,8 +127,8 @@ def _rewards(returned: Any) -> dict[str, float] | None:
     named = returned if isinstance(returned, Mapping) else {"reward": returned}
     if not named or not all(isinstance(name, str) and _is_finite(each) for name, each in named.items()):
         raise AgentMistake(
-            f"the agent returned {returned!r:.200}, but must return a finite number, such numbers by name, or None, "
-            "which leaves the reward to `reward_funcs`"
+            f"the agent returned {returned!r:.200}, but must return a finite number, a dict of such numbers, or None "
+            "to leave the reward to `reward_funcs`"
         )
     return {name: float(value) for name, value in named.items()}
 
@@ -138,25 +138,25 @@ def _is_finite(value: Any) -> bool:
 
 
 class CommandError(RuntimeError):
-    """An agent's process has failed."""
+    """An agent's process failed."""
 
 
 def command_agent(command: str) -> Agent:
-    """An agent in a process of its own, in whatever language.
+    """An agent in a separate process, in any language.
 
     `command` is run for each trajectory, without a shell. It has `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its
     environment and gets the row of the dataset as JSON on standard input. The last line that it writes to standard
     output is the reward: a number, or an object with rewards by name. Without a line, or with `null`, `reward_funcs`
-    decide. An exit code other than 0 counts as an error.
+    give the reward. A nonzero exit code counts as an error.
 
-    Raises ValueError for a command that cannot be read as words, or a program that is not found.
+    Raises ValueError for a command that cannot be split into words, or a program that is not found.
     """
     try:
         words = shlex.split(command)
     except ValueError as error:
         raise ValueError(f"`agent_command` is {command!r}: {error}") from error
     if not words or shutil.which(words[0]) is None:
-        raise ValueError(f"`agent_command` is {command!r}, but must begin with a program that exists.")
+        raise ValueError(f"`agent_command` is {command!r}, but must begin with an existing program.")
 
     async def agent(example: dict[str, Any], access: Access) -> Any:
         # Files, because a pipe would stay open as long as anything that the command has started.
@@ -185,7 +185,7 @@ def command_agent(command: str) -> Agent:
 
 
 def _end(process: int) -> None:
-    """End an agent's process, and what it has started."""
+    """End an agent's process and those that it started."""
     _PROCESSES.discard(process)
     with suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)
@@ -203,7 +203,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _reward(program: str, line: str) -> Any:
-    """What a command says in its last line. Raises AgentMistake if it is not JSON."""
+    """The content of a command's last line. Raises AgentMistake if it is not JSON."""
     try:
         return json.loads(line) if line else None
     except ValueError as error:

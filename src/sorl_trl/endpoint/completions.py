@@ -1,4 +1,4 @@
-"""Chat Completions: a request's JSON as a `Request`, and an answer as JSON, whole or in chunks."""
+"""Chat Completions: parses requests into a `Request`, and formats answers as JSON, whole or streamed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IGNORED = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("reasoning_effort", "reasoning", "chat_template_kwargs"),
 )
-"""How clients would like to sample, and what they tell a template. The trainer decides both."""
+"""Client settings for sampling and templates that are ignored: the trainer decides both."""
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "logprobs": (None, False),
@@ -33,19 +33,19 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (None,),
     "modalities": (None, [], ["text"]),
 }
-"""Fields that are not served, and the values with which they ask for nothing."""
+"""Unsupported fields, and the values at which they request nothing."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True)
 class Served:
-    """An answer, with all that the JSON of a response names."""
+    """An answer, with everything that a response's JSON contains."""
 
     body: Body
     answer: Answer
     prompt_tokens: int
     response_id: str
-    """The same for a request that is sent again."""
+    """The same if a request is sent again."""
     created: int
     """In seconds since 1970."""
 
@@ -64,7 +64,7 @@ def model_of(body: Body) -> str:
 
 
 def check_fields(body: Body) -> None:
-    """Raise BadRequest for a field that is not served."""
+    """Raise BadRequest for an unsupported field."""
     for name, nothing in REFUSED.items():
         if body.get(name) not in nothing:
             allowed = " or ".join(repr(each) for each in nothing if each is not None) or "left out"
@@ -72,7 +72,7 @@ def check_fields(body: Body) -> None:
 
 
 def read_limit(body: Body) -> int | None:
-    """The smallest limit under any of its names. Raises BadRequest if one is no positive number."""
+    """The smallest limit under any of its names. Raises BadRequest if one is not a positive number."""
     given = {name: body[name] for name in _LIMITS if body.get(name) is not None}
     for name, value in given.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -81,7 +81,7 @@ def read_limit(body: Body) -> int | None:
 
 
 def read(body: Body) -> Request:
-    """What a request asks for. Raises BadRequest, which names the field, for what is not served or malformed."""
+    """Parse a request. Raises BadRequest, which names the field, for anything unsupported or malformed."""
     check_fields(body)
     form, stops = read_object(body.get("response_format"), "response_format"), body.get("stop") or ()
     read_object(body.get("stream_options"), "stream_options")
@@ -103,7 +103,7 @@ def read(body: Body) -> Request:
 
 
 def read_schema(form: Mapping[str, Any], given: Any, field: str) -> Mapping[str, Any] | None:
-    """The JSON schema of an answer in some form, which for "json_schema" is the `given` one."""
+    """The JSON schema of an answer in some form; for "json_schema", the `given` one."""
     if form.get("type") == "json_object":
         return {"type": "object"}
     if form.get("type") != "json_schema":
@@ -125,7 +125,7 @@ def whole(served: Served) -> dict[str, Any]:
 
 
 def stream(served: Served) -> Iterator[bytes]:
-    """The events of a streamed response. The turn is sampled already, so that a few of them hold all of it."""
+    """The events of a streamed response. The turn is already sampled, so a few events contain all of it."""
     head, message = _head(served, "chat.completion.chunk"), _message(served.answer)
 
     def chunk(delta: Mapping[str, Any], reason: str | None = None) -> bytes:
@@ -150,7 +150,7 @@ def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
 
 
 def arguments_of(call: Mapping[str, Any]) -> str:
-    """The arguments of a call as the API writes them: as JSON, or as the text that the policy wrote in its place."""
+    """The arguments of a call in the API's form: as JSON, or as the text that the policy wrote instead."""
     arguments = call["function"]["arguments"]
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
@@ -161,22 +161,22 @@ def _head(served: Served, kind: str) -> dict[str, Any]:
 
 
 def _message(answer: Answer) -> dict[str, Any]:
-    said = answer.message
+    answered = answer.message
     calls = [
         {
             "id": call["id"],
             "type": "function",
             "function": {"name": call["function"]["name"], "arguments": arguments_of(call)},
         }
-        for call in said.get("tool_calls") or ()
+        for call in answered.get("tool_calls") or ()
     ]
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": said["content"] or (None if calls else ""),
+        "content": answered["content"] or (None if calls else ""),
         "refusal": None,
     }
-    if said.get("reasoning_content"):
-        message["reasoning_content"] = said["reasoning_content"]
+    if answered.get("reasoning_content"):
+        message["reasoning_content"] = answered["reasoning_content"]
     return message | ({"tool_calls": calls} if calls else {})
 
 

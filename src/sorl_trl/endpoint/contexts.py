@@ -17,13 +17,13 @@ class Answer:
     turn: Turn
     message: Message
     full_message: Message
-    """The message with the stop string at which the client had it cut, if any: some clients append it themselves."""
+    """The message with the client's stop string that cut it, if any: some clients append it themselves."""
     finish_reason: str
-    """As the API says it: "stop", "length" or "tool_calls"."""
+    """As in the API: "stop", "length" or "tool_calls"."""
     has_ended: bool
     """Whether the policy ended its message."""
     accepted: set[str] = field(default_factory=set)
-    """Other texts that the chat template has made of the same message."""
+    """Other texts into which the chat template rendered the same message."""
 
 
 @dataclass(eq=False)
@@ -34,15 +34,16 @@ class Context:
     tools: Sequence[Message]
     messages: list[Message] = field(default_factory=list)
     answers: dict[int, Answer] = field(default_factory=dict)
-    """The policy's own messages, by their place among `messages`."""
+    """The policy's own messages, by their index in `messages`."""
     parts: list[Observation | Answer] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     is_busy: bool = False
 
     def follows(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[Message] | None:
-        """The messages with the policy's own as it wrote them; None if others differ from those that it has read.
+        """The messages, with the policy's own as it wrote them; None if others differ from those that it read.
 
-        Thoughts that the client has dropped are put back. An own message that says something else stays as it is.
+        Thoughts that the client dropped are restored. If a message of the policy was edited, the edited version is
+        kept.
         """
         if len(messages) < len(self.messages) or tools != self.tools:
             return None
@@ -56,7 +57,7 @@ class Context:
         return restored
 
     def has_said(self, messages: Sequence[Message], tools: Sequence[Message]) -> bool:
-        """Whether it has read or said all that messages begin with."""
+        """Whether the messages begin with everything that the context has read or written."""
         restored = self.follows(messages, tools)
         return restored is not None and all(restored[place] is not messages[place] for place in self.answers)
 
@@ -65,7 +66,7 @@ class Context:
         return "".join(part.turn.text if isinstance(part, Answer) else part.text for part in self.parts)
 
     def end_in(self, text: str, chat: ChatFormat) -> int | None:
-        """Where in `text` that which the context holds ends; None if the text says anything else."""
+        """Where the context's content ends in `text`; None if the text differs from it."""
         place, before = 0, list[int]()
         for part in self.parts:
             known = part.turn if isinstance(part, Answer) else part
@@ -81,7 +82,7 @@ class Context:
     def _end_of_rewritten(
         self, answer: Answer, text: str, place: int, chat: ChatFormat, before: Sequence[int]
     ) -> int | None:
-        """Where a turn that the template writes in other words ends, if it still says the same."""
+        """Where a turn ends that the template renders differently, if its content is the same."""
         ends = [(found, end) for end in chat.ends if (found := text.find(end, place)) >= 0]
         if not ends:
             return None
@@ -96,7 +97,7 @@ class Context:
 
 
 def all_restored(messages: Sequence[Message], known: Sequence[Answer]) -> list[Message]:
-    """The messages with the policy's own as it wrote them, each of which is taken once."""
+    """The messages, with the policy's own as it wrote them. Each known answer is used once."""
     left, restored = [*known], list[Message]()
     for message in messages:
         called = {call.get("id") for call in message.get("tool_calls") or ()}
@@ -109,17 +110,17 @@ def all_restored(messages: Sequence[Message], known: Sequence[Answer]) -> list[M
 
 
 def restored_message(message: Message, known: Sequence[Answer]) -> Message:
-    """The policy's own message, with the thoughts that the client has dropped; others as they are."""
+    """The policy's own message, with the thoughts that the client dropped; other messages unchanged."""
     if message["role"] != "assistant":
         return message
-    own = (said for each in known for said in (each.message, each.full_message))
+    own = (written for each in known for written in (each.message, each.full_message))
     shows_thoughts = bool(message.get("reasoning_content"))
-    found = next((said for said in own if same_turn(message, said, shows_thoughts)), None)
+    found = next((written for written in own if same_turn(message, written, shows_thoughts)), None)
     return message if found is None else _with_ids(found, message)
 
 
 def _with_ids(own: Message, message: Message) -> Message:
-    """The policy's message with the ids that the client gives its calls."""
+    """The policy's message with the client's ids for its calls."""
     restored = copy.deepcopy(own)
     for call, theirs in zip(restored.get("tool_calls") or (), message.get("tool_calls") or (), strict=False):
         call["id"] = theirs.get("id") or call.get("id")

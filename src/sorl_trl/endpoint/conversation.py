@@ -1,7 +1,7 @@
-"""The API calls of one trajectory as turns in contexts, whose tokens are kept as they were read and sampled.
+"""The API calls of one trajectory, as turns in contexts. Tokens are kept exactly as they were read and sampled.
 
-A request is rendered by the chat template and compared with what each context holds, as text. A context that it
-continues reads only what follows, so its earlier tokens stay what they were. Otherwise a new context begins.
+A request is rendered by the chat template and compared with each context, as text. If it continues a context, only the
+new text is encoded, so earlier tokens do not change. Otherwise, a new context begins.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from sorl_trl.rollout.trajectories import decode, new_routes
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, ToolCall, ToolResult, Trajectory, Turn
 
 FIRST, EXTENDED, SPLICED, NEW_CONTEXT = "first", "extended", "spliced", "new_context"
-"""How a request continues its trajectory: it begins it; it continues a context in its very words; it does so, but a
-turn came back in other words (spaces in JSON, spaces at its end), and our own stays; or it begins a new context."""
+"""How a request continues its trajectory: it begins it; it continues a context verbatim; it continues a context, but a
+turn came back reformatted (spaces in JSON or at its end), and the sampled version is kept; or it begins a new
+context."""
 
 
 @dataclass(eq=False)
 class Call:
-    """An API call: what it made the policy read, and the turn that was sampled for it."""
+    """An API call: what the policy read for it, and the turn that was sampled."""
 
     request: Request
     context: Context
@@ -36,18 +37,18 @@ class Call:
     """All messages of the context, as the policy reads them."""
     observations: list[Observation]
     cause: str | None = None
-    """Why the context began anew."""
+    """Why a new context began."""
     known: list[Message] = field(default_factory=list)
-    """The messages that the context had before."""
+    """The messages that the context already had."""
     limit: int = 0
-    """How many tokens its turn may have, once that is known."""
+    """The most tokens that its turn may have, once known."""
     neutralized: int = 0
-    """How many of its new messages spelled out special tokens."""
+    """How many of its new messages contained the text of special tokens."""
     answer: Answer | None = None
 
     @property
     def new_messages(self) -> list[Message]:
-        """Those after the policy's last one."""
+        """The messages after the policy's last one."""
         return self.messages[_after_last_turn(self.messages) :]
 
 
@@ -68,9 +69,9 @@ class Conversation:
     # ---------------------------------------------------------------------------------------------------------------
 
     def begin(self, request: Request) -> Call:
-        """The call of a request, whose context has read it. Raises BadRequest if the template cannot show it."""
+        """Make the call of a request and add it to a context. Raises BadRequest if rendering fails."""
         self._chat.check_tools(request.tools)
-        messages = [self._harmless(message) for message in request.messages]
+        messages = [self._sanitized(message) for message in request.messages]
         call = self._continued(request, messages) or self._begun(request, messages)
         call.known = call.context.messages
         new = _after_last_turn(messages)
@@ -84,7 +85,7 @@ class Conversation:
         return call
 
     def cancel(self, call: Call) -> None:
-        """Forget a call that nobody waits for, as if it had never been made, unless others follow it."""
+        """Drop a call that no client waits for, as if it had never been made, unless others follow it."""
         context, read = call.context, [each.token_ids for each in call.observations]
         if call not in self._calls:  # forgotten with its context
             return
@@ -102,7 +103,7 @@ class Conversation:
             self._contexts.remove(context)
 
     def finish(self, call: Call, generation: Generation) -> Answer:
-        """Record what was sampled for a call, and make the message that the client gets."""
+        """Record the turn sampled for a call, and make the message for the client."""
         request, context = call.request, call.context
         text = decode(self._chat.tokenizer, generation.token_ids)
         content, end = self._chat.split_end(text)
@@ -139,17 +140,17 @@ class Conversation:
             return {"role": "assistant", "content": text}
         return message
 
-    def _harmless(self, message: Message) -> Message:
+    def _sanitized(self, message: Message) -> Message:
         if message["role"] not in ("user", "tool"):
             return message
-        return {**message, "content": self._chat.harmless(message["content"])}
+        return {**message, "content": self._chat.sanitized(message["content"])}
 
     # ---------------------------------------------------------------------------------------------------------------
     # Its context
     # ---------------------------------------------------------------------------------------------------------------
 
     def _continued(self, request: Request, messages: Sequence[Message]) -> Call | None:
-        """The call in the longest context that it continues, if there is one."""
+        """The call in the longest context that the request continues, if there is one."""
         for context in sorted(self._contexts, key=lambda each: len(each.token_ids), reverse=True):
             restored = None if context.is_busy else context.follows(messages, request.tools)
             if restored is None:
@@ -164,7 +165,7 @@ class Conversation:
         return None
 
     def _begun(self, request: Request, messages: Sequence[Message]) -> Call:
-        """The call in a context of its own, in which thoughts that the client has dropped are put back."""
+        """The call in a new context, with thoughts restored that the client dropped."""
         cause = self._cause(messages, request.tools, self.answers) if self._contexts else None
         restored = all_restored(messages, self.answers)
         text = self._chat.render(restored, request.tools)
@@ -181,7 +182,7 @@ class Conversation:
         return Call(request, context, kind, restored, new, cause)
 
     def _cause(self, messages: Sequence[Message], tools: Sequence[Message], known: Sequence[Answer]) -> str | None:
-        """Why a request with messages of the policy continues no context."""
+        """Why a request with messages of the policy does not continue any context."""
         own = [message for message in messages if message["role"] == "assistant"]
         if not own or not known:
             return None
@@ -193,10 +194,10 @@ class Conversation:
     def _shown_before(
         self, text: str, token_ids: Sequence[int], messages: Sequence[Message], tools: Sequence[Message]
     ) -> tuple[int, int]:
-        """How many tokens and characters of a new context the trajectory has shown before.
+        """How many tokens and characters of a new context repeat earlier parts of the trajectory.
 
-        It is all up to the policy's last message, or else what some other context begins with. Where a token goes
-        across the border, or encoding changes the text, the two differ a little, which only a reader can notice.
+        These are all up to the policy's last message, or else a prefix shared with another context. The two counts
+        differ slightly if a token crosses the border or encoding changes the text; this affects only displayed text.
         """
         if not self._contexts:
             return 0, 0
@@ -209,7 +210,7 @@ class Conversation:
         return (size, shown) if size < len(token_ids) else (len(token_ids), len(text))
 
     def _beginning(self, messages: Sequence[Message], tools: Sequence[Message]) -> str:
-        """How the template shows messages by themselves, if it can."""
+        """The messages rendered on their own, if the template can do so."""
         try:
             return self._chat.render(messages, tools, generation_prompt=False)
         except BadRequest:
@@ -218,14 +219,14 @@ class Conversation:
     def _observation(
         self, text: str, token_ids: Sequence[int], messages: Sequence[Message], repeats: bool = False
     ) -> Observation:
-        """What the policy reads, with the results of tools among the new `messages`."""
+        """What the policy reads, with the tool results among the new `messages`."""
         tools = [each for each in messages[_after_last_turn(messages) :] if each["role"] == "tool"]
         results = tuple(ToolResult(self._name_of(each), each["content"]) for each in tools)
         role = "tool" if tools else "user"
         return Observation(tuple(token_ids), text, role=role, results=results, repeats=repeats)
 
     def _name_of(self, message: Message) -> str:
-        """The name of the tool whose result a message is."""
+        """The name of the tool that a result message belongs to."""
         calls = [call for each in self.answers for call in each.message.get("tool_calls") or ()]
         names = {call["id"]: call["function"]["name"] for call in calls}
         return str(message.get("name") or names.get(message.get("tool_call_id"), ""))
@@ -236,33 +237,34 @@ class Conversation:
         return next(row for row in count(self._row, self._stride) if row not in taken)
 
     def _forget_oldest(self) -> None:
-        """Make room for one more of at most `most_contexts`, if one of them is not busy."""
+        """Make room for one more context within `most_contexts`, if one of them is not busy."""
         idle = [each for each in self._contexts if not each.is_busy]
         if idle and len(self._contexts) >= (self._most_contexts or 0):
             self._contexts.remove(idle[0])
             self._calls = [call for call in self._calls if call.context is not idle[0]]
 
     # ---------------------------------------------------------------------------------------------------------------
-    # What came of it
+    # Results
     # ---------------------------------------------------------------------------------------------------------------
 
     @property
     def counts(self) -> Counter[str]:
-        """How many requests continued the trajectory in which way."""
+        """The number of requests by how they continued the trajectory."""
         return Counter(call.kind for call in self._calls)
 
     @property
     def causes(self) -> Counter[str]:
-        """Why contexts began anew.
+        """The number of new contexts by cause.
 
-        The "template" shows earlier messages in another way, the "client" rewrites the policy's messages, or the
-        "history" or its tools change. One without a message of the policy, as a sub-agent's first, has no cause.
+        The "template" renders earlier messages differently, the "client" rewrites the policy's messages, or the
+        "history" or its tools change. A context without a message of the policy, such as a sub-agent's first, has no
+        cause.
         """
         return Counter(call.cause for call in self._calls if call.cause)
 
     @property
     def neutralized(self) -> int:
-        """How many messages of users and tools spelled out special tokens."""
+        """How many messages of users and tools contained the text of special tokens."""
         return sum(call.neutralized for call in self._calls)
 
     @property
@@ -272,16 +274,16 @@ class Conversation:
 
     @property
     def completion_length(self) -> int:
-        """How many tokens follow the first prompt, with those that turns under way may have.
+        """How many tokens follow the first prompt, including the limits of turns in progress.
 
-        What contexts repeat does not count.
+        Repeated tokens do not count.
         """
         observed = (each for call in self._calls[1:] for each in call.observations if not each.repeats)
         written = sum(len(each.answer.turn.token_ids) if each.answer else each.limit for each in self._calls)
         return written + sum(len(each.token_ids) for each in observed)
 
     def completion(self) -> list[Message]:
-        """The messages after the first prompt, each once: those of the policy, and what was new before each."""
+        """The messages after the first prompt, each once: the policy's, and the new ones before each of them."""
         messages: list[Message] = []
         for call in self._answered:
             messages += call.new_messages if messages else []
@@ -307,11 +309,11 @@ class Conversation:
 
 
 def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How far two sequences agree from their beginning on."""
+    """The length of the common prefix of two sequences."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _after_last_turn(messages: Sequence[Message]) -> int:
-    """The place after the policy's last message; 0 if there is none."""
+    """The index after the policy's last message; 0 if there is none."""
     return max((place for place, each in enumerate(messages, 1) if each["role"] == "assistant"), default=0)

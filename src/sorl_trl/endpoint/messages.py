@@ -1,4 +1,4 @@
-"""Messages: what a request says, what a chat template makes of it, and what message a sampled turn is."""
+"""Messages: parses requests, renders them with the chat template, and turns sampled turns into messages."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from sorl_trl.rollout.trajectories import decode
 from sorl_trl.text import encodable, one_line
 
 Message: TypeAlias = dict[str, Any]
-"""A message as chat templates read it: `role`, `content`, and perhaps `reasoning_content`, `tool_calls` (with
+"""A message as chat templates read it: `role`, `content`, and optionally `reasoning_content`, `tool_calls` (with
 arguments as objects), `name` and `tool_call_id`."""
 
 _PREFIX = 64
-"""How many tokens before a turn its parser reads: the end of a prompt, which may begin the policy's thoughts."""
+"""How many tokens before a turn its parser reads: a prompt's end may open the policy's thoughts."""
 _OTHER_BRACKETS = str.maketrans("<>[]", "[]()")
 
 
 class BadRequest(ValueError):
-    """A request that cannot be served, HTTP 400. `field` names the part that is to blame."""
+    """A request that cannot be served, HTTP 400. `field` names the offending part."""
 
     def __init__(self, message: str, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -35,13 +35,13 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """What one API call asks for, whichever of the two APIs it uses."""
+    """The content of one API call, in either of the two APIs."""
 
     model: str
     messages: Sequence[Message]
     tools: Sequence[Message] = ()
     limit: int | None = None
-    """The most tokens that the client wants."""
+    """The client's token limit."""
     stops: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
     """The JSON schema of the answer."""
@@ -51,21 +51,21 @@ class Request:
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """The policy's chat template and parser. It knows nothing of conversations."""
+    """The policy's chat template and parser, without any conversation state."""
 
     setup: RolloutSetup
 
     @classmethod
     def of(cls, setup: RolloutSetup) -> ChatFormat:
-        """The format of a rollout's tokenizer, which gets the parser of calls that TRL knows for its chat template.
+        """The format of a rollout's tokenizer, with the call parser that TRL provides for its chat template.
 
         Raises ValueError if the tokenizer has no chat template.
         """
         template = setup.chat_template or setup.processing_class.chat_template
         if template is None:
             raise ValueError(
-                "`processing_class` has no chat template, but an agent's requests are messages: take the tokenizer of "
-                "a chat model, or set its `chat_template`."
+                "`processing_class` has no chat template, but an agent's requests are messages: use a chat model's "
+                "tokenizer, or set its `chat_template`."
             )
         if not reads_calls(setup.tokenizer):
             with suppress(ValueError):  # an unknown template: without tools, turns need no parser
@@ -91,10 +91,10 @@ class ChatFormat:
         return re.compile("|".join(map(re.escape, tokens)) or "(?!)")
 
     def check_tools(self, tools: Sequence[Any]) -> None:
-        """Raise BadRequest for tools whose calls nothing can read in the policy's turns."""
+        """Raise BadRequest for tools if there is no parser for calls in the policy's turns."""
         if tools and not self.parses_calls:
             raise BadRequest(
-                "`tools` are given, but TRL knows no parser of calls for the chat template: set "
+                "`tools` are given, but TRL has no call parser for the chat template: set "
                 "`tokenizer.response_template`, as `trl.chat_template_utils.add_response_schema` does",
                 "tools",
                 "unsupported",
@@ -104,7 +104,7 @@ class ChatFormat:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = (), generation_prompt: bool = True) -> str:
-        """The text that the policy reads. Raises BadRequest if the template cannot show the messages."""
+        """The text that the policy reads. Raises BadRequest if the template cannot render the messages."""
         try:
             text = self.setup.processing_class.apply_chat_template(
                 [*messages],
@@ -116,14 +116,14 @@ class ChatFormat:
             )
         except Exception as error:  # a template may raise anything
             raise BadRequest(
-                f"the chat template cannot show these messages: {one_line(error)}", "messages", "chat_template"
+                f"the chat template cannot render these messages: {one_line(error)}", "messages", "chat_template"
             ) from error
         return encodable(str(text), "?")
 
-    def harmless(self, text: str) -> str:
-        """Text of a user or a tool, in which the tokenizer's special tokens get other brackets.
+    def sanitized(self, text: str) -> str:
+        """A user's or tool's text, with other brackets around the text of special tokens.
 
-        Otherwise, a page that a tool has found could end its own message and begin another.
+        Otherwise, a page found by a tool could end its own message and begin another.
         """
         return self._control_tokens.sub(lambda token: token[0].translate(_OTHER_BRACKETS) or " ", text)
 
@@ -133,7 +133,7 @@ class ChatFormat:
         return text.removesuffix(end), end
 
     def parse(self, token_ids: Sequence[int], before: Sequence[int], tools: Sequence[Any] = ()) -> Message:
-        """The message of a turn: its content, thoughts and calls. Text that is no call stays text."""
+        """The message of a turn: its content, thoughts and calls. Text that is not a call stays text."""
         text = self.split_end(decode(self.tokenizer, token_ids))[0]
         if not self.parses_calls:
             return {"role": "assistant", "content": text}
@@ -160,17 +160,17 @@ class ChatFormat:
 
 
 def _in_utf8(value: Any) -> Any:
-    """JSON data without halves of characters, which JSON can spell and clients cannot send back."""
+    """JSON data without lone surrogates, which JSON can express but clients cannot send back."""
     return json.loads(encodable(json.dumps(value, ensure_ascii=False), "?"))
 
 
 def same_turn(one: Message, other: Message, thoughts: bool = True) -> bool:
-    """Whether two messages of the policy say the same: content but for spaces at its ends, thoughts, and calls."""
+    """Whether two messages of the policy agree in content (except outer spaces), thoughts and calls."""
     return _essence(one, thoughts) == _essence(other, thoughts)
 
 
 def same_message(one: Message, other: Message) -> bool:
-    """Whether two messages are the same, whatever ids their calls have."""
+    """Whether two messages are the same, except for the ids of their calls."""
     return one["role"] == other["role"] and one["content"] == other["content"] and same_turn(one, other)
 
 
@@ -188,14 +188,14 @@ _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant"
 
 
 def read_messages(given: Any) -> list[Message]:
-    """The messages of a Chat Completions request. Raises BadRequest if they are not of its form, or hold no text."""
+    """The messages of a Chat Completions request. Raises BadRequest if they are malformed or not text."""
     if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
         raise BadRequest("`messages` must be a list with at least one message", "messages")
     return [read_message(each, f"messages[{number}]") for number, each in enumerate(given)]
 
 
 def read_message(given: Mapping[str, Any], field: str) -> Message:
-    """A message of a request, which is its `field`."""
+    """The message in a request's `field`."""
     role = _ROLES.get(str(given.get("role")))
     if role is None:
         raise BadRequest(f"`{field}.role` is {given.get('role')!r}, but must be one of {[*_ROLES]}", f"{field}.role")
@@ -225,7 +225,7 @@ def tool_call(call_id: Any, name: str, arguments: Any) -> Message:
 
 
 def _read_arguments(given: Any) -> Any:
-    """The arguments of a call as an object, or as text if that is no JSON. Policies write JSON as text, too."""
+    """The arguments of a call as an object, or as text if they are not JSON; policies also write JSON as text."""
     if isinstance(given, str):
         with suppress(ValueError, RecursionError):  # brackets may nest too deeply
             given = json.loads(given) if given.strip() else {}
@@ -247,7 +247,7 @@ def read_list(given: Any, field: str) -> list[Any]:
 
 
 def read_text(content: Any, field: str) -> str:
-    """Content as one text. Raises BadRequest if some of it is no text."""
+    """Content as one text. Raises BadRequest if part of it is not text."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -259,7 +259,7 @@ def read_text(content: Any, field: str) -> str:
             part = part.get("refusal") if kind == "refusal" else part.get("text") if _is_text(kind) else None
         if not isinstance(part, str):
             raise BadRequest(
-                f"`{field}` has a part that is no text: the policy reads text alone", field, "unsupported"
+                f"`{field}` has a part that is not text: the policy reads only text", field, "unsupported"
             )
         texts.append(part)
     return "".join(texts)
@@ -272,14 +272,16 @@ def _is_text(kind: Any) -> bool:
 def read_tools(given: Any, function_of: Any) -> list[Message]:
     """The tools of a request, as templates show them. Raises BadRequest for any other than functions.
 
-    `function_of` takes the description of the function from a tool.
+    `function_of` extracts the function's description from a tool.
     """
     tools = []
     for tool in read_list(given, "tools"):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind != "function":
             raise BadRequest(
-                f"`tools` has one of type {kind!r}: the policy calls functions of the agent alone", "tools", "hosted"
+                f"`tools` has one of type {kind!r}, but only the agent's own functions are supported",
+                "tools",
+                "hosted",
             )
         described = read_object(function_of(tool), "tools")
         if not isinstance(described.get("name"), str):

@@ -29,7 +29,7 @@ from sorl_trl.endpoint.messages import (
 
 
 def read(body: Body) -> Request:
-    """What a request asks for. Raises BadRequest, which names the field, for what is not served or malformed."""
+    """Parse a request. Raises BadRequest, which names the field, for anything unsupported or malformed."""
     check_fields(body)
     form = read_object(read_object(body.get("text"), "text").get("format"), "text.format")
     return Request(
@@ -72,7 +72,7 @@ def _messages(body: Body) -> list[Message]:
             else:
                 messages.append(message)
         else:
-            raise BadRequest(f"`{field}` is of type {kind!r}, which is not served", field, "unsupported")
+            raise BadRequest(f"`{field}` is of type {kind!r}, which is not supported", field, "unsupported")
     if not messages:
         raise BadRequest("`input` is empty, but must hold at least one item", "input")
     return messages
@@ -88,7 +88,7 @@ def _own_message(messages: list[Message], thoughts: str) -> Message:
 
 
 def whole(served: Served, output: Sequence[Any] | None = None) -> dict[str, Any]:
-    """A response, or with an empty `output` one that has only begun."""
+    """A response, or with an empty `output`, one that has only begun."""
     is_cut, body = served.answer.finish_reason == "length", served.body
     read, written = served.prompt_tokens, served.completion_tokens
     usage = {
@@ -121,14 +121,14 @@ def whole(served: Served, output: Sequence[Any] | None = None) -> dict[str, Any]
 
 
 def _items(served: Served) -> list[dict[str, Any]]:
-    said, name = served.answer.message, served.response_id
-    calls = said.get("tool_calls") or ()
+    answered, name = served.answer.message, served.response_id
+    calls = answered.get("tool_calls") or ()
     items: list[dict[str, Any]] = []
-    if thoughts := said.get("reasoning_content"):
+    if thoughts := answered.get("reasoning_content"):
         summary = [{"type": "summary_text", "text": thoughts}]
         items.append({"type": "reasoning", "id": f"rs_{name}", "summary": summary})
-    if said["content"] or not calls:
-        text = {"type": "output_text", "text": said["content"], "annotations": []}
+    if answered["content"] or not calls:
+        text = {"type": "output_text", "text": answered["content"], "annotations": []}
         items.append(
             {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed", "content": [text]}
         )
@@ -147,7 +147,7 @@ def _items(served: Served) -> list[dict[str, Any]]:
 
 
 def stream(served: Served) -> Iterator[bytes]:
-    """The events of a streamed response. The turn is sampled already, so that each item comes at once."""
+    """The events of a streamed response. The turn is already sampled, so each item comes in one piece."""
     numbers = count()
 
     def told(kind: str, **data: Any) -> bytes:
@@ -164,7 +164,7 @@ def stream(served: Served) -> Iterator[bytes]:
 
 
 def _begun(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item before its parts have come."""
+    """An item before its parts have arrived."""
     if item["type"] == "reasoning":
         return {**item, "summary": []}
     empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}

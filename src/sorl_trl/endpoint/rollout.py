@@ -1,4 +1,4 @@
-"""`EndpointRollout`: a `rollout_func` whose trajectories are the API calls of the agent that the user already has."""
+"""`EndpointRollout`: a `rollout_func` that makes trajectories of the API calls of a user's agent."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ logger = logging.getLogger(__name__)
 
 _CAUSES = {
     "template": "the chat template renders earlier messages differently, for example without thoughts. The policy "
-    "sees these prompts in production, too. To keep thoughts, call "
-    "`add_response_schema(tokenizer)` and then set `tokenizer.chat_template` to "
-    "`get_training_chat_template(tokenizer)`, both of `trl.chat_template_utils`",
-    "client": "the agent's client sends the policy's messages back in other words, such as calls of tools as text. "
-    "Choose a kind of agent that sends back `tool_calls`",
+    "will see the same prompts in production. To keep thoughts, call `add_response_schema(tokenizer)` and then set "
+    "`tokenizer.chat_template` to `get_training_chat_template(tokenizer)`, both of `trl.chat_template_utils`",
+    "client": "the agent's client changes the policy's messages before sending them back, for example tool calls into "
+    "text. Use a kind of agent that sends back `tool_calls`",
     "history": "earlier messages or the tools change from call to call, for example because they contain the time. "
     "Leave them unchanged, and append new messages",
 }
 _HARDLY_ANY = 8
-"""So few contexts do not tell that most calls begin one."""
+"""With at most this many new contexts, no warning is given."""
 
 
 def agent_reward(
@@ -48,14 +47,12 @@ def agent_reward(
 ) -> list[float | None]:
     """The reward function for agents that return their rewards: the sum for each trajectory, None if there is none.
 
-    Raises ValueError if no `EndpointRollout` has made the trajectories.
+    Raises ValueError unless an `EndpointRollout` made the trajectories.
     """
     if agent_rewards is None:
-        raise ValueError(
-            "`agent_reward` is for trajectories of an `EndpointRollout`, which passes on `agent_rewards`."
-        )
+        raise ValueError("`agent_reward` needs trajectories of an `EndpointRollout`, which passes on `agent_rewards`.")
     if all(each is None for each in agent_rewards):
-        _warn_once("No agent returned a reward, which `agent_reward` passes on: does it end with `return`?")
+        _warn_once("No agent returned a reward for `agent_reward` to pass on. Does the agent end with `return`?")
     return [None if each is None else sum(each.values()) for each in agent_rewards]
 
 
@@ -76,27 +73,27 @@ class EndpointRollout(PolicyRollout):
     trainer = SOGRPOTrainer(model, agent_reward, args, dataset, rollout_func=EndpointRollout(agent))
     ```
 
-    Each API call is a turn. What the policy has read and sampled is kept as token ids: a call extends the context that
-    it continues, and a call whose history has changed begins a new context of the same trajectory. All agents of a
-    rollout run at the same time.
+    Each API call is a turn. What the policy read and sampled is kept as token ids: a call extends the context that it
+    continues; if its history has changed, it begins a new context of the same trajectory. All agents of a rollout run
+    at the same time.
 
-    Besides the keys of `AgentRollout`, it returns `context_ids`, and for reward functions `agent_rewards`, a mapping
-    of what each agent returned, or None. For conversational prompts, completions are messages. Metrics of contexts and
-    errors are logged as `endpoint/…`, and rewards that an agent names as `agent/…`.
+    Besides the keys of `AgentRollout`, it returns `context_ids` and, for reward functions, `agent_rewards`: for each
+    agent, a mapping of the rewards that it returned, or None. For conversational prompts, completions are messages.
+    Metrics of contexts and errors are logged as `endpoint/…`, and rewards that an agent names as `agent/…`.
 
     Args:
-        agent: A coroutine function, a function, or what `command_agent` makes of a command. It gets a row of the
-            dataset and an object with `base_url` and `api_key`, and returns a number, numbers by name, or None.
-        max_turn_tokens: The most tokens of a turn. By default, the trainer's `max_completion_length`, which limits
-            all that follows a trajectory's first prompt, except what contexts repeat.
-        time_limit_s: How long an agent may take. Then its trajectory is masked.
+        agent: A coroutine function, a function, or the result of `command_agent`. It gets a row of the dataset and an
+            object with `base_url` and `api_key`, and returns a number, a dict of numbers, or None.
+        max_turn_tokens: The most tokens of a turn. Default: the trainer's `max_completion_length`, which limits
+            everything after a trajectory's first prompt, except tokens that contexts repeat.
+        time_limit_s: How long an agent may take before its trajectory is masked.
         reward_on_error: The reward of an agent that raises an error. The usual cause is the policy, for example a turn
-            that is cut off and cannot be parsed. If a connection was lost, the trajectory is masked instead. An agent
-            that raises before its first call has a mistake of its own, which is raised here.
-        host: The address at which the endpoint listens, and to which agents connect.
-        engine: How turns are generated, and when calls rejoin.
+            that was cut off and cannot be parsed. If a connection was lost, the trajectory is masked instead. An error
+            before an agent's first call is a bug in the agent and is raised here.
+        host: The address at which the endpoint listens and agents connect.
+        engine: How turns are generated, and when agents' next calls are taken up.
 
-    Raises TypeError for an `agent` that cannot be called, and ValueError for other arguments that are not allowed.
+    Raises TypeError for an `agent` that is not callable, and ValueError for other invalid arguments.
     """
 
     def __init__(
@@ -124,25 +121,25 @@ class EndpointRollout(PolicyRollout):
         check_installed()
         if config.max_tool_calling_iterations is not None:
             raise ValueError(
-                f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but is for TRL's tool loop. "
-                "How often it calls is up to the agent."
+                f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but applies only to TRL's "
+                "tool loop: the agent decides how often it makes calls."
             )
         most = self.max_turn_tokens
         if most is not None and most > config.max_completion_length:
             raise ValueError(
-                f"`max_turn_tokens` is {most}, more than the trainer's `max_completion_length` of "
-                f"{config.max_completion_length}. Lower the first or raise the second."
+                f"`max_turn_tokens` is {most}, but must not exceed the trainer's `max_completion_length` of "
+                f"{config.max_completion_length}. Lower the former or raise the latter."
             )
 
     def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
-        """What the rollout reads of a trainer. Its chat template is that of the tokenizer, as in production.
+        """What the rollout needs from a trainer. The chat template is the tokenizer's, as in production.
 
-        Raises TypeError for a trainer of TRL, and ValueError if there is no chat template.
+        Raises TypeError for TRL's own trainers, and ValueError if there is no chat template.
         """
         if not hasattr(trainer, "rollout_examples"):
             raise TypeError(
-                f"`EndpointRollout` is for `SOGRPOTrainer` and `SOPPOTrainer`: {type(trainer).__name__} knows neither "
-                "rows of the dataset nor contexts"
+                f"`EndpointRollout` needs a `SOGRPOTrainer` or `SOPPOTrainer`: {type(trainer).__name__} supports "
+                "neither dataset rows in rollouts nor contexts"
             )
         most = int(trainer.args.max_completion_length)
         limits = RolloutLimits(sys.maxsize, self.max_turn_tokens or most, most, most)
@@ -165,8 +162,8 @@ class EndpointRollout(PolicyRollout):
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """See `PolicyRollout.collect`.
 
-        Raises AgentMistake, a ValueError, if the endpoint does not serve what an agent asks for, or an agent returns
-        something other than rewards, and RuntimeError if one raises before its first call.
+        Raises AgentMistake, a ValueError, if an agent sends an unsupported request or returns something other than
+        rewards, and RuntimeError if an agent raises an error before its first call.
         """
         began = time.perf_counter()
         queue = TurnQueue(len(examples), self.engine.rejoin_after)
@@ -200,7 +197,7 @@ class EndpointRollout(PolicyRollout):
         queue: TurnQueue,
         any_active: Callable[[bool], bool],
     ) -> tuple[list[Run], list[Outcome]]:
-        """Run all agents to their end. Their requests, meanwhile, are turns of the engine."""
+        """Run all agents to their end, and generate turns for their requests."""
         with _STARTING:
             endpoint = _endpoint(self.host)
         chat, size = ChatFormat.of(setup), len(examples)
@@ -224,7 +221,7 @@ class EndpointRollout(PolicyRollout):
         return runs, [outcome.result() for outcome in outcomes]
 
     def _check(self, runs: Sequence[Run], outcomes: Sequence[Outcome]) -> None:
-        """Raise what is a mistake in the agent's code, and say once what the policy's mistakes have caused."""
+        """Raise mistakes in the agent's code, and warn once of errors that the policy caused."""
         for run in runs:
             if run.failure is not None:
                 raise RuntimeError(f"The endpoint failed: {run.failure!r}") from run.failure
@@ -241,10 +238,10 @@ class EndpointRollout(PolicyRollout):
                 raise RuntimeError(f"The agent raised before its first call: {raised}") from error
         has_called = any(run.conversation.answers for run in runs)
         if not has_called and not any(each.is_late or each.error for each in outcomes):
-            _warn_once("No agent has called the policy: does it use `endpoint.base_url` and `endpoint.api_key`?")
+            _warn_once("No agent called the policy. Does it use `endpoint.base_url` and `endpoint.api_key`?")
         if failures:
             logger.warning(
-                "%d of %d agents raised an error and get `reward_on_error` (%g). The first: %s",
+                "%d of %d agents raised an error and get `reward_on_error` (%g). The first error: %s",
                 *(len(failures), len(runs), self.reward_on_error, one_line(repr(failures[0][1]))[:500]),
             )
 
@@ -274,7 +271,7 @@ class EndpointRollout(PolicyRollout):
         return metrics
 
     def _warn_of_new_contexts(self, counts: Counter[str], causes: Counter[str]) -> None:
-        """Say once that most calls that continue a conversation begin a new context, and why."""
+        """Warn once if most calls that continue a conversation begin a new context, and why."""
         afresh, continued = sum(causes.values()), counts[EXTENDED] + counts[SPLICED]
         if afresh < _HARDLY_ANY or afresh <= continued:
             return
@@ -282,23 +279,23 @@ class EndpointRollout(PolicyRollout):
         if cause not in self._warned:
             self._warned.add(cause)
             logger.warning(
-                "%d of %d API calls that continue a conversation begin a new context, and so take time and memory: %s",
+                "%d of %d API calls that continue a conversation began a new context, which costs time and memory: %s",
                 *(afresh, afresh + continued, _CAUSES[cause]),
             )
 
 
 _STARTING = threading.Lock()
-"""Rollouts that go on at the same time share the endpoint."""
+"""Concurrent rollouts share the endpoint."""
 
 
 @cache
 def _endpoint(host: str) -> Endpoint:
-    """The endpoint of this process at an address."""
+    """This process's endpoint at an address."""
     return Endpoint(host)
 
 
 def _stop_reason(run: Run, outcome: Outcome) -> StopReason:
-    """Why a trajectory ended. A limit that cut its last turn, or left no room for another, comes first."""
+    """Why a trajectory ended. A limit that cut its last turn or left no room for another takes precedence."""
     if outcome.is_lost:
         return StopReason.ENVIRONMENT_UNAVAILABLE
     answers = run.conversation.answers

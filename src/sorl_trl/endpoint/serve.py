@@ -1,4 +1,4 @@
-"""Serves a policy through the API that training uses, to develop an agent against it, or to use it afterwards."""
+"""Serves a policy through the API that training uses, to develop agents before training or run them afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sorl_trl.endpoint.turns import TurnQueue
 from sorl_trl.rollout import Engine
 
 _MOST_CONTEXTS = 64
-"""How many conversations are remembered, whose tokens then need not be computed again."""
+"""How many conversations are kept, so that their tokens need not be recomputed."""
 
 
 def serve_policy(
@@ -28,13 +28,13 @@ def serve_policy(
 
     Args:
         engine: Samples from the policy.
-        setup: Its tokenizer, and the most tokens of a turn.
-        host: The address to listen at.
-        port: 0 takes a free one.
-        api_key: None makes one.
-        on_ready: Gets the base URL and the key.
+        setup: The policy's tokenizer, and the most tokens of a turn.
+        host: The address to listen on.
+        port: 0 for a free one.
+        api_key: None to generate one.
+        on_ready: Called with the base URL and the key.
 
-    Raises OSError if the address cannot be taken, and what the engine raises.
+    Raises OSError if the address is not available, and the errors of the engine.
     """
     queue = TurnQueue(1, rejoin_after=0)
     engine.open(1)

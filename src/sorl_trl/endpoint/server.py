@@ -29,27 +29,27 @@ logger = logging.getLogger(__name__)
 
 _APIS: Mapping[str, ModuleType] = {"/v1/chat/completions": completions, "/v1/responses": responses}
 _GRACE_S = 5.0
-"""How long a turn that nobody waits for, or has received, is kept for a request that is sent again. Our choice."""
+"""How long an abandoned or undelivered turn is kept in case its request is sent again. Our choice."""
 _REMEMBERED = 256
-"""How many requests of a trajectory are remembered for this."""
+"""How many requests per trajectory are kept for this."""
 _KEY = "sorl-"
 _LIMITED_BY = {
-    StopReason.TRAJECTORY_LIMIT: "`max_completion_length` limits all that follows the trajectory's first prompt",
-    StopReason.CONTEXT_LIMIT: "the maximum context length is that of the model, or of its memory for keys and values",
+    StopReason.TRAJECTORY_LIMIT: "`max_completion_length` limits everything after the trajectory's first prompt",
+    StopReason.CONTEXT_LIMIT: "the maximum context length is set by the model or by the memory for its KV cache",
 }
 
 
 Sampled: TypeAlias = "tuple[Call, Answer, int]"
-"""A call, its answer, and how many tokens it has read."""
+"""A call, its answer, and the number of tokens read."""
 
 
 class WrongKey(Exception):
-    """A request has no trajectory's key."""
+    """A request without a valid trajectory key."""
 
 
 @dataclass(frozen=True)
 class CallLimits:
-    """How many tokens a turn may have, and the trajectory after its first prompt, and a context."""
+    """The most tokens of a turn, of a trajectory after its first prompt, and of a context."""
 
     turn: int
     trajectory: int | None
@@ -58,7 +58,7 @@ class CallLimits:
 
 @dataclass(eq=False)
 class Run:
-    """One trajectory: an API key, and what was said with it."""
+    """One trajectory: an API key, and the conversation under it."""
 
     number: int
     conversation: Conversation
@@ -67,42 +67,42 @@ class Run:
     constrains: bool = False
     """Whether the engine constrains turns to a JSON schema."""
     warned: set[str] = field(default_factory=set)
-    """Fields without effect of which a warning has been logged."""
+    """Ignored fields that a warning has been logged for."""
     key: str = field(default_factory=lambda: f"{_KEY}{secrets.token_hex(16)}")
     has_ended: bool = False
     resent: int = 0
-    """How many requests were sent again and got the turn of the first."""
+    """How many repeated requests got the turn of the first one."""
     refusal: BadRequest | None = None
-    """Why the first request was refused that is not served, if one was."""
+    """Why the first unsupported request was refused, if there was one."""
     failure: Exception | None = None
-    """What the endpoint itself raised, if it did."""
+    """The endpoint's own error, if there was one."""
     limit_reached: StopReason | None = None
     """Which limit left no room for the last turn."""
     turns_of: dict[bytes, list[_SharedTurn]] = field(default_factory=dict)
     """The turns of each request, because a client may send one again."""
 
     def refuse(self, refusal: BadRequest | None) -> None:
-        """Remember what is not served, for the trainer. A template may refuse what the policy has written."""
+        """Record an unsupported request for the trainer, unless a template rejected what the policy wrote."""
         if refusal is not None and refusal.code != "chat_template":
             self.refusal = self.refusal or refusal
 
     def end(self) -> None:
-        """The agent has ended, and makes no more calls."""
+        """End the run: the agent makes no more calls."""
         self.has_ended = True
         self.turns.end(self.number)
 
 
 class Endpoint:
-    """Serves Chat Completions and Responses to agents, in a thread of its own.
+    """Serves Chat Completions and Responses to agents, in its own thread.
 
-    A key leads to its trajectory alone. Requests wait as long as they must, and none is answered with HTTP 429. What
-    is refused says so with `x-should-retry: false`, so that clients do not ask again.
+    Each key gives access to its own trajectory only. Requests wait as long as necessary, and none is answered with
+    HTTP 429. Refusals carry `x-should-retry: false`, so that clients do not retry.
 
     Args:
-        host: The address to listen at. 127.0.0.1 is reached from this machine alone.
-        port: By default, a free one.
+        host: The address to listen on. 127.0.0.1 is reachable only from this machine.
+        port: Default: a free one.
 
-    Raises ImportError if uvicorn is missing, and OSError if the address cannot be taken.
+    Raises ImportError if uvicorn is missing, and OSError if the address is not available.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -138,7 +138,7 @@ class Endpoint:
         self._runs.update({run.key: run for run in runs})
 
     def dismiss(self, runs: Sequence[Run]) -> None:
-        """Stop serving the calls of these trajectories. When this returns, none is under way."""
+        """Stop serving the calls of these trajectories. When this returns, none is in progress."""
 
         async def end() -> None:
             turns = [turn for run in runs for turns in run.turns_of.values() for turn in turns]
@@ -156,7 +156,7 @@ class Endpoint:
     # ---------------------------------------------------------------------------------------------------------------
 
     async def _serve_http(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request, as ASGI has it. A client that closes the connection waits no more."""
+        """Handle one ASGI request. A client that closes the connection no longer waits."""
         body = await _body(receive)
         if scope["type"] != "http" or body is None:
             return
@@ -175,7 +175,7 @@ class Endpoint:
             leaving.cancel()
 
     async def _answer(self, scope: Any, body: bytes) -> tuple[int, Any, _SharedTurn | None]:
-        """HTTP status, content (JSON, or a list of events), and the turn that it shows."""
+        """HTTP status, content (JSON, or a list of events), and the turn that it contains."""
         run: Run | None = None
         try:
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
@@ -184,7 +184,9 @@ class Endpoint:
                 model = {"id": "policy", "object": "model", "created": 0, "owned_by": "sorl-trl"}
                 return 200, {"object": "list", "data": [model]}, None
             if scope["method"] != "POST" or path not in _APIS:
-                refusal = BadRequest(f"{scope['method']} {path} is not served: POST to {' or '.join(_APIS)}", "path")
+                refusal = BadRequest(
+                    f"{scope['method']} {path} is not supported: POST to {' or '.join(_APIS)}", "path"
+                )
                 run.refuse(refusal if scope["method"] == "POST" else None)
                 return 404, _error(str(refusal), "invalid_request_error", "not_found"), None
             api, asked = _APIS[path], _json_object(body)
@@ -208,9 +210,9 @@ class Endpoint:
         key = headers.get("authorization", "").removeprefix("Bearer ").strip()
         run = self._runs.get(key)
         if run.has_ended if run else key.startswith(_KEY):
-            raise RunEnded("this trajectory has ended (its agent has returned, or its time is up), or never began")
+            raise RunEnded("this trajectory has ended (its agent returned, or its time is up), or never began")
         if run is None:
-            raise WrongKey("unknown API key: use `endpoint.api_key`, or the key that `sorl serve-policy` has printed")
+            raise WrongKey("unknown API key: use `endpoint.api_key`, or the key that `sorl serve-policy` printed")
         return run
 
     # ---------------------------------------------------------------------------------------------------------------
@@ -220,9 +222,10 @@ class Endpoint:
     def _shared_turn(
         self, run: Run, path: str, body: bytes, asked: Mapping[str, Any], headers: Mapping[str, str]
     ) -> _SharedTurn:
-        """The turn of a request: a new one, unless the client sends a request again.
+        """The turn for a request: a new one, unless the client repeats a request.
 
-        It does if the turn of the same request was received by nobody and nobody waits for it, or if it says so.
+        A request is a repeat if an identical one has an undelivered turn that no client waits for, or if it is marked
+        as a retry.
         """
         turns = run.turns_of.setdefault(hashlib.sha256(path.encode() + body).digest(), [])
         received = [each for each in turns if each.is_received][-1:]
@@ -240,7 +243,7 @@ class Endpoint:
         return shared
 
     async def _turn(self, run: Run, api: ModuleType, asked: Mapping[str, Any]) -> Sampled:
-        """The call of a new turn, its answer, and how many tokens it reads."""
+        """The call of a new turn, its answer, and the number of tokens read."""
         try:
             request: Request = api.read(asked)
             call = run.conversation.begin(request)
@@ -264,17 +267,17 @@ class Endpoint:
             raise
 
     def _warn_of_ignored(self, run: Run, request: Request, asked: Mapping[str, Any]) -> None:
-        """Say once of each field that it has no effect."""
+        """Warn once per field that it has no effect."""
         found = {name: "the trainer's config decides" for name in IGNORED if asked.get(name) not in (None, [], {})}
         if request.schema is not None and _schema(run, request) is None:
-            found["response_format"] = "only vLLM constrains turns to a schema, and not where they may call tools"
+            found["response_format"] = "only vLLM constrains turns to a schema, and only turns that cannot call tools"
         if asked.get("tool_choice") not in (None, "auto", "none"):
-            found["tool_choice"] = "nothing makes the policy call a tool"
+            found["tool_choice"] = "the policy cannot be forced to call a tool"
         if asked.get("parallel_tool_calls") is False:
-            found["parallel_tool_calls"] = "nothing keeps the policy from several calls at once"
+            found["parallel_tool_calls"] = "the policy cannot be kept from making several calls at once"
         for name in found.keys() - run.warned:
             run.warned.add(name)
-            logger.warning("An agent asks for `%s`, which has no effect: %s.", name, found[name])
+            logger.warning("An agent sets `%s`, which has no effect: %s.", name, found[name])
 
 
 def check_installed() -> None:
@@ -284,7 +287,7 @@ def check_installed() -> None:
 
 
 class _SharedTurn:
-    """A turn that several requests may wait for. If nobody has waited for it for some seconds, it is dropped."""
+    """A turn that several requests may wait for. It is dropped some seconds after the last one stops waiting."""
 
     def __init__(self, turn: Coroutine[Any, Any, Sampled], conversation: Conversation) -> None:
         self.task = asyncio.ensure_future(turn)
@@ -317,7 +320,7 @@ class _SharedTurn:
                 self._timer = asyncio.get_running_loop().call_later(_GRACE_S, self.drop)
 
     def drop(self) -> None:
-        """Give the turn up unless somebody has received it. What was sampled already is taken back."""
+        """Drop the turn, and its tokens from the conversation, unless it was delivered."""
         if self.is_received or self.is_dropped:
             return
         if self.task.done() and not self.has_failed:
@@ -327,13 +330,13 @@ class _SharedTurn:
 
 
 def _schema(run: Run, request: Request) -> Mapping[str, Any] | None:
-    """The JSON schema that a turn is made to follow. One that may call a tool could not call it then."""
+    """The JSON schema that a turn must follow; None for a turn that may call tools, which a schema would prevent."""
     may_call = request.tools and request.may_call
     return request.schema if run.constrains and not may_call else None
 
 
 def _room(run: Run, call: Call) -> int:
-    """How many tokens the turn of a call may have. Raises BadRequest, as OpenAI words it, if there is no room."""
+    """The most tokens for a call's turn. Raises BadRequest, worded as OpenAI's, if there is no room."""
     limits, read = run.limits, len(call.context.token_ids)
     room = {StopReason.TURN_LIMIT: limits.turn}
     if limits.trajectory is not None:
@@ -344,7 +347,7 @@ def _room(run: Run, call: Call) -> int:
     if least < 1:
         run.limit_reached = reason
         raise BadRequest(
-            f"These messages have {read} tokens, and {least} are left for an answer, because {_LIMITED_BY[reason]}. "
+            f"These messages have {read} tokens, which leaves {least} for an answer, because {_LIMITED_BY[reason]}. "
             "Please reduce the length of the messages.",
             "messages",
             "context_length_exceeded",
@@ -354,7 +357,7 @@ def _room(run: Run, call: Call) -> int:
 
 
 async def _body(receive: Any) -> bytes | None:
-    """The body of a request; None if the client has gone before it was sent."""
+    """The body of a request; None if the client disconnected before sending it all."""
     body = bytearray()
     while (message := await receive())["type"] == "http.request":
         body += message.get("body", b"")
@@ -388,5 +391,5 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _error(message: str, kind: str, code: str | None = None, field: str | None = None) -> dict[str, Any]:
-    """The body of a response with an error."""
+    """The body of an error response."""
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}

@@ -1,4 +1,4 @@
-"""Turns for API calls: the trainer's thread polls the engine, and the endpoint's thread asks it for turns."""
+"""Turns for API calls: the endpoint's thread requests turns, and the trainer's thread polls the engine for them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sorl_trl.rollout.engine import check_generation
 logger = logging.getLogger(__name__)
 
 _CHECK_S = 0.5
-"""How often a waiting trainer looks whether its run has been ended."""
+"""How often a waiting trainer checks whether its run has ended, in seconds."""
 _PATIENCE_S = 30.0
-"""How long the others wait for an agent that is due: not forever, for agents may wait for each other. Our choice."""
+"""How long the others wait for a due agent; limited, because agents may wait for each other. Our choice."""
 
 
 class RunEnded(Exception):
@@ -41,7 +41,7 @@ class TurnRequest:
     generation: Future[Generation] = field(default_factory=Future)
 
     def settle(self, result: Generation | Exception) -> None:
-        """Answer it, unless nobody waits any more."""
+        """Answer the request, unless no client waits any more."""
         with suppress(InvalidStateError):
             if isinstance(result, Generation):
                 self.generation.set_result(result)
@@ -52,15 +52,15 @@ class TurnRequest:
 class TurnQueue:
     """The turns of one rollout of `runs` trajectories.
 
-    An agent that has got its turn is due `rejoin_after` polls later: then its next call is submitted, even if it came
-    sooner or has to be waited for, unless the agent ends. What is sampled therefore depends neither on tools nor on
-    the clock, as long as an agent makes one call at a time, gives none up, and takes less than 30 seconds between
-    calls. An engine that generates whole turns waits for all agents, and one that does not count steps (a server)
-    gets each call as it comes.
+    An agent is due `rejoin_after` polls after it got its turn. Its next call is then submitted, even if it came sooner
+    or must be waited for, unless the agent ends. Samples therefore depend neither on tools nor on the clock, as long
+    as each agent makes one call at a time, abandons none, and takes less than 30 seconds between calls. An engine that
+    generates whole turns waits for all agents, and one that does not count steps (a server) gets each call as it
+    comes.
 
     Attributes:
         seconds_generating: How long the engine was polled.
-        seconds_waiting: How long it was idle, or an agent was waited for.
+        seconds_waiting: How long the engine was idle or waited for an agent.
     """
 
     def __init__(self, runs: int, rejoin_after: int) -> None:
@@ -75,11 +75,11 @@ class TurnQueue:
         self._is_closed = False
         self._live = set(range(runs))
         self._due = dict.fromkeys(range(runs), 0)
-        """The poll from which on an agent without a turn under way is waited for, by run."""
+        """By run, the poll from which to wait for an agent without a turn in progress."""
         self._held: dict[int, list[TurnRequest]] = {}
-        """What agents have asked for before they are due, by run."""
+        """Requests that came before their agents were due, by run."""
         self._generating: dict[int, TurnRequest] = {}
-        """The turns under way, by row."""
+        """The turns in progress, by row."""
         self._rows: defaultdict[int, set[int]] = defaultdict(set)
         self._polls = 0
         self._is_patient = True
@@ -89,15 +89,15 @@ class TurnQueue:
     # ---------------------------------------------------------------------------------------------------------------
 
     def ask(self, request: TurnRequest) -> None:
-        """Have a turn generated. Its future raises RunEnded if its trajectory or the rollout ends before."""
+        """Request a turn. Its future raises RunEnded if its trajectory or the rollout ends first."""
         self._tell(self._asked, request)
 
     def withdraw(self, request: TurnRequest) -> None:
-        """Nobody waits for a turn any more."""
+        """Withdraw a request that no client waits for any more."""
         self._tell(self._withdrawn, request)
 
     def end(self, run: int) -> None:
-        """A trajectory has ended: its agent makes no more calls."""
+        """End a trajectory: its agent makes no more calls."""
         self._tell(self._ended, run)
 
     def _tell(self, queue: list[Any], item: Any) -> None:
@@ -117,7 +117,7 @@ class TurnQueue:
     # ---------------------------------------------------------------------------------------------------------------
 
     def serve(self, engine: Engine, any_active: Callable[[bool], bool] = bool) -> None:
-        """Generate turns until all trajectories have ended. Raises what the engine raises.
+        """Generate turns until all trajectories have ended. Raises the engine's errors.
 
         If ranks depend on each other, each call of `any_active` is followed by one poll, as on every rank.
         """
@@ -175,8 +175,8 @@ class TurnQueue:
     def _warn_impatient(self, late: int, waited: float) -> None:
         if self._is_patient:
             logger.warning(
-                "Agents made no call for %.0f s (%d of them), and the others go on: from now on, samples depend on "
-                "timing. An agent may have a slow tool, wait for another agent, or block the event loop of all: an "
+                "Agents made no call for %.0f s (%d of them), and the others continue: from now on, samples depend on "
+                "timing. An agent may have a slow tool, wait for another agent, or block the shared event loop: an "
                 "async agent needs an async client.",
                 *(waited, late),
             )
@@ -186,7 +186,7 @@ class TurnQueue:
         return self._due.get(run, 0) <= self._polls
 
     def _wait(self) -> None:
-        """Wait for news from other threads, but not for long."""
+        """Wait for changes from other threads, but not for long."""
         began = time.perf_counter()
         with self._news:
             if not (self._asked or self._withdrawn or self._ended):

@@ -1,4 +1,4 @@
-"""The arguments of an evaluation: the policy, how it is asked and where it searches, the datasets, the sampling."""
+"""The arguments of an evaluation: policy, prompts, search, datasets and sampling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALSO_IN_RECIPES = (
     *("max_completion_length", "chat_template_kwargs"),
     *("dtype", "attn_implementation", "trust_remote_code"),
 )
-"""Arguments of other groups that affect what the policy does and mean the same in training."""
+"""Arguments of other groups that affect the policy's behavior and mean the same in training."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class ModelArguments(Checked):
     model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit on the Hub."})
     dtype: Annotated[str, OneOf(DTYPES)] = field(
         default="auto",
-        metadata={"help": f"Data type of the weights: {', '.join(DTYPES)}. 'auto' takes the one they were saved in."},
+        metadata={"help": f"Data type of the weights: {', '.join(DTYPES)}. 'auto' is the one they were saved in."},
     )
     attn_implementation: str | None = field(default=None, metadata={"help": "Attention implementation to use."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
@@ -51,32 +51,33 @@ class EvaluationArguments:
     )
     data_source_folder: str | None = field(
         default=None,
-        metadata={"help": "Folder that has a folder named after each benchmark. Default: the Hub."},
+        metadata={"help": "Folder with a subfolder per benchmark, of the same name. Default: the Hub."},
     )
     questions: list[str] = field(
         default_factory=list,
-        metadata={"help": "Your own JSONL files; each is a dataset named after its file."},
+        metadata={"help": "Your own JSONL files; each is a dataset with the name of its file."},
     )
     limit: Annotated[int | None, POSITIVE_COUNT] = field(
-        default=None, metadata={"help": "How many questions of each dataset to ask, from the first on. Default: all."}
+        default=None,
+        metadata={"help": "How many questions of each dataset to ask, starting with the first. Default: all."},
     )
     num_samples: Annotated[int, POSITIVE_COUNT] = field(default=1, metadata={"help": "Trajectories per question."})
     temperature: Annotated[float, NOT_NEGATIVE] = field(default=0.0, metadata={"help": "0 is greedy."})
     top_p: Annotated[float, Number(above=0, most=1)] = field(
-        default=1.0, metadata={"help": "Sample from the likeliest tokens that reach this total probability."}
+        default=1.0, metadata={"help": "Sample from the most likely tokens that reach this total probability."}
     )
     max_completion_length: Annotated[int, POSITIVE_COUNT] = field(
-        default=2500, metadata={"help": "Tokens after the prompt, in all turns and observations."}
+        default=2500, metadata={"help": "The most tokens after the prompt, in all turns and observations."}
     )
     batch_size: Annotated[int, POSITIVE_COUNT] = field(
         default=64,
-        metadata={"help": "Trajectories that advance together. It affects the last digits of log-probabilities."},
+        metadata={"help": "Trajectories to generate at once. It affects the last digits of log-probabilities."},
     )
     seed: int = field(default=0, metadata={"help": "Seed of sampling."})
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,
         metadata={
-            "help": "Arguments of the chat template beside the messages, such as '{\"enable_thinking\": false}'."
+            "help": "Arguments of the chat template besides the messages, such as '{\"enable_thinking\": false}'."
         },
     )
 
@@ -87,7 +88,7 @@ class EvaluationArguments:
             check_choice("benchmarks", name, BENCHMARKS)
         names = [*self.benchmarks, *(Path(path).stem for path in self.questions)]
         if not names:
-            raise ValueError("`benchmarks` and `questions` are both empty: name at least one dataset.")
+            raise ValueError("`benchmarks` and `questions` are both empty: give at least one dataset.")
         name, count = Counter(names).most_common(1)[0]
         if count > 1:
             raise ValueError(f"`benchmarks` and `questions` name {name!r} twice: datasets need different names.")
@@ -116,7 +117,7 @@ GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, 
 """The dataclasses in the order of `Arguments`."""
 ABOUT = (
     "sorl evaluate RUN asks a policy questions, scores it, and writes results and trajectories into RUN/evaluation. "
-    "RUN is the output folder of `sorl train`, a checkpoint in it, or a PEFT adapter's folder. Its recipe says how "
+    "RUN is the output folder of `sorl train`, a checkpoint in it, or a PEFT adapter's folder. Its recipe sets how "
     "the policy is asked, and options override it."
 )
 
@@ -131,21 +132,20 @@ class Arguments:
     evaluation: EvaluationArguments
     search: SearchArguments
     given: dict[str, Any]
-    """The values that were set and must be read, by name: those of the command line, and of a recipe that names what
-    acts."""
+    """The values that were set and must be used, by name: the command line's, and those of a recipe with an actor."""
 
     def __post_init__(self) -> None:
         if rollout_func := self.rollout.rollout_func:
             raise UserMistake(
-                f"`rollout_func` is {rollout_func!r}, which makes trajectories for a trainer alone: only a policy "
-                "with a search engine, an `environment` or an agent can be evaluated"
+                f"`rollout_func` is {rollout_func!r}, which makes trajectories only for a trainer. Evaluation needs a "
+                "search engine, an `environment` or an agent"
             )
 
 
 def parse_arguments(words: Sequence[str], recipe: Mapping[str, Any]) -> Arguments:
-    """Parse a command line, with those values of a recipe as defaults that are not for training alone.
+    """Parse a command line, with a recipe's values as defaults, except those only for training.
 
-    If the command line names what acts, nothing acts that the recipe names, nor need all that it says be read.
+    If the command line sets the actor, the recipe's actor is ignored, and the recipe may have values without effect.
     """
     agent_fields = [
         field.name for group in (RolloutArguments, EngineOptions, SearchArguments) for field in fields(group)

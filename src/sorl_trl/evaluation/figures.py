@@ -1,7 +1,7 @@
-"""Computes means over questions, with intervals by the percentile bootstrap, compares two runs, and writes tables.
+"""Computes means over questions with percentile-bootstrap intervals, compares two runs, and writes tables.
 
-As many questions as there are are drawn with replacement, and averaged; the middle 95 % of many such means are the
-interval. The draws depend only on the number of questions and the name of the dataset.
+Each resample draws as many questions as there are, with replacement, and averages them. The interval is the central
+95 % of many such means. The draws depend only on the number of questions and the dataset's name.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sorl_trl.records.evaluated import (
     evaluated_shards,
     evaluation_in,
     is_masked,
-    outdated,
     read_outcomes,
     read_settings,
+    why_stale,
 )
 from sorl_trl.types import StopReason
 
@@ -35,9 +35,9 @@ Figure = dict[str, float]
 """A `mean` and its 95 % interval, from `low` to `high`."""
 
 RESAMPLES = 10_000
-"""Our choice, with which the ends of an interval vary by about a hundredth of its width."""
+"""Our choice: the ends of an interval vary by about a hundredth of its width."""
 COMPARED = ("exact_match", "f1", "sub_exact_match", "choice_accuracy", "searches", "generated_tokens")
-"""Measures of answers, which are compared beside all that environments measured."""
+"""Measures of answers that are compared, in addition to all measures of environments."""
 Run = Mapping[str, Sequence[Outcome]]
 """The outcomes of a run, by dataset."""
 
@@ -47,9 +47,9 @@ def summarize(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
     `means` average, over questions, the mean over each question's trajectories. `best_of_n` averages the best of these
     trajectories (for `correct`, this is pass@n), and is empty if each question was asked once. `stop_reasons` are
-    shares of all trajectories. `masked` trajectories, which an infrastructure failure ended, enter no mean.
-    `environment` are the means of what an environment measured, each over the questions for which it did; it is
-    missing if nothing was measured.
+    shares of all trajectories. `masked` trajectories, ended by an infrastructure failure, enter no mean. `environment`
+    has the means of the environment's measures, each over the questions with that measure; it is missing if nothing
+    was measured.
     """
     questions = by_question(outcomes)
     is_sampled = len(outcomes) > len(questions)
@@ -69,7 +69,7 @@ def summarize(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def measures_of(outcomes: Sequence[Outcome]) -> list[str]:
-    """The names of what environments measured in any of the trajectories."""
+    """The names of the environments' measures in any of the trajectories."""
     return list(dict.fromkeys(name for outcome in outcomes for name in outcome["environment"]))
 
 
@@ -98,7 +98,7 @@ def bootstrap(columns: Mapping[str, Floats], stream: str) -> dict[str, tuple[flo
     """The mean of each column, and the means of its resamples; all columns are resampled together.
 
     Args:
-        columns: Values by name, shape (questions,), NaN where a question has none. Columns of only NaN are left out.
+        columns: Values by name, shape (questions,), NaN where a question has none. All-NaN columns are left out.
         stream: Names the random numbers; those of different streams are independent.
 
     Returns:
@@ -127,7 +127,7 @@ def p_value(resampled: Floats) -> float:
     """The two-sided p-value of a mean of zero: twice the share of resamples on the rarer side of zero, at most 1."""
     known = resampled[~np.isnan(resampled)]
     rarer = min(int((known <= 0).sum()), int((known >= 0).sum()))
-    # Plus one, for the data itself: a finite number of resamples proves no probability of zero.
+    # Plus one for the data itself, because a finite number of resamples cannot show a probability of zero.
     return min(1.0, 2 * (rarer + 1) / (len(known) + 1))
 
 
@@ -136,18 +136,18 @@ def _figures(columns: Mapping[str, Floats], stream: str) -> dict[str, Figure]:
 
 
 def read_run(path: str) -> dict[str, list[Outcome]]:
-    """Read the outcomes of a finished evaluation: `path` itself, or the one that `sorl evaluate` has put into it.
+    """Read the outcomes of a finished evaluation: `path` itself, or the one that `sorl evaluate` put into it.
 
     Raises:
         FileNotFoundError: There is no finished evaluation.
-        ValueError: The policy has changed since.
+        ValueError: The evaluation is stale: the policy has changed since.
     """
     check_run_folder(path)
     run = evaluation_in(path)
     if not (run / RESULTS).exists():
-        remedy = f"`sorl evaluate {path}` makes one" if policy_in(path) else "name a run that was evaluated"
-        raise FileNotFoundError(f"{path} holds no finished evaluation: {remedy}")
-    if problem := outdated(run):
+        remedy = f"run `sorl evaluate {path}`" if policy_in(path) else "give a run that was evaluated"
+        raise FileNotFoundError(f"{path} has no finished evaluation: {remedy}")
+    if problem := why_stale(run):
         raise ValueError(problem)
     return {name: read_outcomes(evaluated_shards(run, name)) for name in read_settings(run)["datasets"]}
 
@@ -160,9 +160,9 @@ def compare_runs(before: Run, after: Run) -> list[dict[str, Any]]:
         after: The second run; differences are `after` minus `before`.
 
     Returns:
-        For each dataset, its `name`; the number of `questions` for which each run has a trajectory that is not masked,
-        and of others, which are `left_out`; and its `measures`: the means over these questions, `before` and `after`,
-        and their difference as a figure with its `p`.
+        For each dataset, its `name`; the number of `questions` with an unmasked trajectory in both runs, and of the
+        others (`left_out`); and its `measures`: the means over these questions, `before` and `after`, and their
+        difference as a figure with its `p`.
 
     Raises:
         ValueError: The runs have no scored question in common.
@@ -200,7 +200,7 @@ def _compare_dataset(name: str, before: Sequence[Outcome], after: Sequence[Outco
 
 
 def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """Write a column for each dataset, with a row for each measure, and for each reason why trajectories ended."""
+    """Write a column for each dataset, with a row for each measure and each stop reason."""
     names = [summary["name"] for summary in summaries]
     several = len(names) > 1
     header = ["", *names, *(["mean"] if several else [])]
@@ -220,8 +220,8 @@ def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
     rows.append(["masked", *(str(summary["masked"]) for summary in summaries)])
     return _table(header, rows) + (
         "\nIn brackets: 95 % bootstrap intervals over questions. Counts are per trajectory. Masked trajectories, "
-        "which an infrastructure failure ended, are in no mean; started again, the run makes them anew. Mean: over "
-        "the datasets, each with the same weight.\n"
+        "ended by an infrastructure failure, enter no mean; the same command repeats them. Mean: over datasets, with "
+        "equal weights.\n"
     )
 
 
@@ -235,8 +235,7 @@ def format_comparison(comparisons: Sequence[Mapping[str, Any]], before: str, aft
     left_out = sum(comparison["left_out"] for comparison in comparisons)
     return _table(["dataset", "questions", "measure", "A", "B", "B - A", "p"], rows) + (
         f"\nA: {before}. B: {after}. In brackets: 95 % intervals; p: two-sided; both from a paired bootstrap over "
-        "questions. Left out because only one run was asked them, or a run has no unmasked trajectory of them: "
-        f"{left_out} questions.\n"
+        f"questions. Left out, for lack of an unmasked trajectory in both runs: {left_out} questions.\n"
     )
 
 
@@ -246,7 +245,7 @@ def _with_interval(found: Figure, sign: str = "") -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with columns padded to one width, so that it reads well as plain text, too."""
+    """A Markdown table with padded columns, which is also readable as plain text."""
     cells = [[*row, *[""] * (len(header) - len(row))] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]

@@ -1,4 +1,4 @@
-"""Loads the policy that is evaluated or served, and makes the rollout in which it acts, as in training."""
+"""Loads the policy to evaluate or serve, and makes its rollout, as in training."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EvaluatedPolicy:
-    """A policy with everything that an evaluation needs to ask it."""
+    """A policy with everything needed to evaluate it."""
 
     rollout: PolicyRollout
     setup: RolloutSetup
@@ -59,9 +59,9 @@ class EvaluatedPolicy:
 def load_evaluated(
     arguments: Arguments, questions: Sequence[qa.Question], search: SearchBackend | None, device: torch.device
 ) -> EvaluatedPolicy:
-    """Load the policy, and make the rollout of training, with an engine that samples as trainers do.
+    """Load the policy and make its rollout as in training, with an engine that samples as trainers do.
 
-    Without `search`, the environment or the agent of the arguments answers.
+    Without `search`, the environment or agent in the arguments acts.
     """
     from sorl_trl.agents.agent_rollout import AgentRollout
 
@@ -87,9 +87,9 @@ def load_evaluated(
 def make_rollout(
     rollout: RolloutArguments, engine: EngineOptions, limits: RolloutLimits, search: SearchBackend | None
 ) -> PolicyRollout:
-    """The rollout of an evaluation, and of training unless it has a `rollout_func` of the user's own.
+    """The rollout of an evaluation, and of training unless the user gives a `rollout_func`.
 
-    `search` is what the policy searches, if it does. Raises ValueError if an environment or agent cannot be made.
+    `search` is the search engine, if any. Raises ValueError if an environment or agent cannot be made.
     """
     from sorl_trl.agents.agent_rollout import AgentRollout, SearchRollout
 
@@ -113,14 +113,14 @@ def make_rollout(
 def make_setup(
     model: PreTrainedModel, tokenizer: Any, limits: RolloutLimits, template_kwargs: Mapping[str, Any]
 ) -> RolloutSetup:
-    """What a rollout reads of its trainer, without one."""
+    """What a rollout reads from its trainer, made without a trainer."""
     from sorl_trl.agents.chat import RolloutSetup
 
     return RolloutSetup(tokenizer, None, template_kwargs, message_ends(model, tokenizer), limits)
 
 
 def warn_of_endless_messages(setup: RolloutSetup) -> None:
-    """Log a warning if generation goes on after the end of a message."""
+    """Log a warning if generation would continue after the end of a message."""
     if warning := endless_messages(setup.tokenizer, setup.eos_token_ids, setup.chat_template_kwargs):
         logger.warning(warning)
 
@@ -132,13 +132,13 @@ def make_engine(
     sampling: GenerationConfig,
     stop_strings: Sequence[str] = (),
 ) -> Engine:
-    """The engine that samples from the policy. Raises ValueError if it cannot serve it."""
+    """The engine that samples from the policy. Raises ValueError if it does not support the policy."""
     end = TurnEnd(setup.tokenizer, stop_strings, setup.eos_token_ids)
     return model_engine(model, end, sampling, options.rollout_engine, kv_cache_gib=options.kv_cache_gib)
 
 
 def tokenizer_of(arguments: Arguments) -> Any:
-    """Load the policy's tokenizer. Raises UserMistake if there is none, or it lacks a chat template that it needs."""
+    """Load the policy's tokenizer. Raises UserMistake if there is none, or it lacks a required chat template."""
     model = arguments.model
     tokenizer = load_tokenizer(model.model_name_or_path, model.model_revision, model.trust_remote_code)
     with mistakes():
@@ -147,7 +147,7 @@ def tokenizer_of(arguments: Arguments) -> Any:
 
 
 def load_tokenizer(name: str, revision: str, trust_remote_code: bool) -> Any:
-    """Load a policy's tokenizer, or the base model's for an adapter that has none. Raises UserMistake if it cannot."""
+    """Load a policy's tokenizer, or the base model's for an adapter without one. Raises UserMistake on failure."""
     with mistakes(cannot_be_loaded(name)):
         adapter = find_adapter_config_file(name, revision=revision)
         if adapter and not has_file(name, "tokenizer_config.json", revision=revision):

@@ -1,4 +1,4 @@
-"""Runs an evaluation, in batches that can be resumed: plans them, asks, scores, saves, and reports.
+"""Runs an evaluation in resumable batches: plans, generates, scores, saves, and reports.
 
 The batches are the same for any number of processes and after an interruption.
 """
@@ -40,9 +40,9 @@ from sorl_trl.records.evaluated import (
     evaluated_shards,
     files_hash,
     is_masked,
-    outdated,
     read_outcomes,
     read_settings,
+    why_stale,
     write_evaluated,
 )
 from sorl_trl.rollout import RolloutArguments, rollout_statistics
@@ -56,13 +56,13 @@ if TYPE_CHECKING:  # it takes seconds
 
 SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
 LONGEST_WAIT = timedelta(days=7)
-"""How long a finished process waits for the others. By default, process groups give up after minutes."""
+"""How long a finished process waits for the others; process groups' default is minutes."""
 LOST_BATCHES = 3
-"""A run stops after so many batches in a row with every trajectory masked, because something is down or too slow."""
+"""A run stops after this many batches in a row with every trajectory masked: something is down or too slow."""
 
 
 def run_evaluation(arguments: Arguments) -> None:
-    """Run what is left of an evaluation, together with other processes if there are any, and report."""
+    """Run the rest of an evaluation, shared with other processes if there are any, and report."""
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
     with mistakes(), state.main_process_first():  # so that downloads and indexes are made once
         datasets = load_datasets(arguments.evaluation, arguments.rollout)
@@ -95,14 +95,14 @@ def run_evaluation(arguments: Arguments) -> None:
     state.destroy_process_group()
     if masked:
         raise SystemExit(
-            f"{masked} trajectories were lost because the search engine, the environment or what the agent calls was "
-            "down, or an agent took longer than `agent_time_limit_s`. The others were not, so the means above are "
-            "biased: the same command makes what was lost anew."
+            f"{masked} trajectories were lost because the search engine, the environment or a service of the agent "
+            "was down, or an agent took longer than `agent_time_limit_s`. The means above leave them out and may be "
+            "biased: run the same command again to repeat them."
         )
 
 
 def load_datasets(arguments: EvaluationArguments, rollout: RolloutArguments) -> dict[str, list[Question]]:
-    """Load the questions that the arguments name, by dataset, or tasks where `rollout` does not search.
+    """Load the questions named in the arguments, by dataset, or tasks if `rollout` does not search.
 
     Raises:
         ValueError: A benchmark is unknown, or a file or folder is not in its schema.
@@ -122,7 +122,7 @@ def load_datasets(arguments: EvaluationArguments, rollout: RolloutArguments) -> 
 def run_settings(
     arguments: Arguments, datasets: Mapping[str, Sequence[Question]], search_identity: str | None
 ) -> dict[str, Any]:
-    """All that determines the outcome of a run, unlike its output folder or the number of processes."""
+    """All settings that determine the outcome of a run, so not its output folder or number of processes."""
     model, evaluation = arguments.model, arguments.evaluation
     path = Path(model.model_name_or_path)
     name = str(path.resolve()) if path.exists() else model.model_name_or_path
@@ -142,20 +142,20 @@ def run_settings(
 
 
 def questions_hash(questions: Sequence[Question]) -> str:
-    """A hash of the content: different questions, golden answers or order give another hash."""
+    """A hash of the content: it changes with questions, golden answers or order."""
     content = json.dumps([asdict(question) for question in questions], default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Trajectories that advance together, all of one dataset."""
+    """Trajectories that are generated at once, all from one dataset."""
 
     dataset: str
     index: int
     """Its number among the batches of its dataset, from 0."""
     samples: tuple[tuple[Question, int], ...]
-    """Pairs of a question and the number of the trajectory among the question's, from 0."""
+    """Pairs of a question and the trajectory's number for that question, from 0."""
 
     def seed(self, run_seed: int) -> int:
         """The seed of the batch, which depends only on the run's seed, the dataset and the index."""
@@ -163,7 +163,7 @@ class Batch:
 
 
 def plan_batches(datasets: Mapping[str, Sequence[Question]], num_samples: int, batch_size: int) -> list[Batch]:
-    """Plan the batches, dataset by dataset and question by question, with the samples of a question together."""
+    """Plan the batches, dataset by dataset and question by question, with a question's samples adjacent."""
     batches = []
     for name, questions in datasets.items():
         samples = [(question, index) for question in questions for index in range(num_samples)]
@@ -181,11 +181,11 @@ class RunFolder:
     def claim(self, settings: Mapping[str, Any]) -> None:
         """Start a run here, or continue the one that was started with the same settings.
 
-        Every process may call this, all with equal settings.
+        Every process may call this, with equal settings.
 
         Raises:
-            ValueError: The run was started with other settings, the first of which the message names, or the policy
-                has changed.
+            ValueError: The run was started with other settings (the message names the first), or the policy has
+                changed.
         """
         file = self.path / SETTINGS
         # A start that finished no batch, perhaps with a wrong model, does not fix the settings.
@@ -201,14 +201,14 @@ class RunFolder:
         policies = [each.get("model", {}) for each in (before, now)]
         if policies[0].get(POLICY_HASH) and policies[0][POLICY_HASH] == policies[1].get(POLICY_HASH):
             policies[1]["model_name_or_path"] = policies[0].get("model_name_or_path")  # it may have been moved
-        elif problem := outdated(self.path):
+        elif problem := why_stale(self.path):
             raise ValueError(problem)
         lines = (json.dumps(each, indent=0, sort_keys=True).splitlines() for each in (before, now))
         for old, new in zip_longest(*lines, fillvalue="missing"):
             if old != new:
                 raise ValueError(
-                    f"output {self.path} holds a run with other settings: {old.rstrip(',')} there, {new.rstrip(',')} "
-                    "here. Take the same ones to go on with it, or name another folder (`--output`)"
+                    f"output {self.path} has a run with other settings: {old.rstrip(',')} there, {new.rstrip(',')} "
+                    "here. Use the same settings to continue it, or choose another folder (`--output`)"
                 )
 
     def shard(self, batch: Batch) -> Path:
@@ -241,10 +241,10 @@ def complete(
     seed: int,
     show_progress: bool = True,
 ) -> None:
-    """Run the batches that `run` does not have yet, with a progress bar, and save each as soon as it is finished.
+    """Run the batches that `run` still lacks, with a progress bar, and save each as soon as it is finished.
 
-    Batches in which an infrastructure failure ended a trajectory are repeated, because the engine may work now. The
-    policy is loaded only if something is left to do. `batches` are all batches of this process.
+    Batches with a trajectory ended by an infrastructure failure are repeated, because the cause may be gone. The
+    policy is loaded only if work is left. `batches` are all batches of this process.
 
     Raises:
         SearchUnavailable: Every trajectory of `LOST_BATCHES` batches in a row was masked.
@@ -261,9 +261,9 @@ def complete(
             lost = lost + 1 if all(row.trajectory.stop_reason.is_infrastructure_failure for row in rows) else 0
             if lost == LOST_BATCHES:
                 raise SearchUnavailable(
-                    f"the search engine, the environment or what the agent calls was down in {lost} batches in a row, "
-                    "or every agent took longer than `agent_time_limit_s`: start what was down, and the same command "
-                    "continues. A longer limit needs another `--output`"
+                    f"the search engine, the environment or a service of the agent was down in {lost} batches in a "
+                    "row, or every agent took longer than `agent_time_limit_s`: restart what was down, and run the "
+                    "same command again to continue. A longer limit needs another `--output`"
                 )
 
 
@@ -272,7 +272,7 @@ def run_batches(
 ) -> Iterator[tuple[Batch, list[EvaluatedTrajectory]]]:
     """Yield each batch with its trajectories, as soon as they are finished.
 
-    Torch is seeded for each batch, so what a batch samples does not depend on the batches before it.
+    Torch is seeded for each batch, so samples do not depend on earlier batches.
     """
     for batch in batches:
         rows = policy.rows([question for question, _ in batch.samples])
@@ -298,7 +298,7 @@ def _evaluated(batch: Batch, policy: EvaluatedPolicy, row: int, trajectory: Traj
 
 
 def _measured(rollout: PolicyRollout, row: int, trajectory: Trajectory) -> dict[str, float]:
-    """What the environment or the agent measures, with the sum of the rewards for turns if there are any."""
+    """The measures of the environment or agent, with the sum of turn rewards, if any."""
     rewards = [turn.reward for turn in trajectory.turns if turn.reward is not None]
     measures = {**rollout.measures(row), **({"reward": sum(rewards)} if rewards else {})}
     return {name: float(value) for name, value in measures.items() if value is not None}
@@ -312,10 +312,10 @@ def measure(
 ) -> dict[str, float | None]:
     """Compute every measure of `MEASURES`, with `None` for those that do not apply.
 
-    These are choice accuracy for an open question, scores of answers without a golden answer, and everything after an
-    infrastructure failure, which says nothing about the policy. Scores and searches do not apply either if the
-    environment or the agent has `measured` whether its task is `solved`, which then is `correct`, or if the rollout
-    has no `answers` in tags.
+    Those are choice accuracy for an open question, scores of answers without a golden answer, and everything after an
+    infrastructure failure, which carries no information about the policy. Scores and searches do not apply either if
+    the environment or agent has `measured` whether its task is `solved` (reported as `correct`), or if the rollout has
+    no `answers` in tags.
     """
     if trajectory.stop_reason.is_infrastructure_failure:
         return dict.fromkeys(MEASURES)

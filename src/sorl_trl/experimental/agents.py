@@ -1,4 +1,4 @@
-"""Agents with weights of their own: one LoRA adapter each on one base model, as in Dr. MAS without shared weights."""
+"""Agents with separate weights: one LoRA adapter each on one base model, as in Dr. MAS without shared weights."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from sorl_trl.trainers.optimizer_step import clip_apart, move_to_own_groups
 
 _ONLY: Mapping[str, tuple[Any, str]] = {
     "use_vllm": (False, "its engine has one set of weights"),
-    "async_staleness": (0, "what samples ahead has one set of weights"),
-    "router_replay": ("none", "what an agent chose for a context is not what another one would"),
-    "log_agent_gradients": (False, "the norm of each agent's gradient is logged in any case"),
-    "ddp_find_unused_parameters": (False, "an agent's pass uses no other agent's parameters"),
+    "async_staleness": (0, "asynchronous rollouts have one set of weights"),
+    "router_replay": ("none", "agents choose different experts for the same context"),
+    "log_agent_gradients": (False, "the norm of each agent's gradient is always logged"),
+    "ddp_find_unused_parameters": (False, "an agent's pass does not use other agents' parameters"),
     "peft_config": (None, "each agent has its own"),
 }
-"""The only value that an argument or a field may have besides None, and why."""
+"""The only allowed value of an argument or field, besides None, and why."""
 
 
 class MultiAgentTrainer(TurnLevelTrainer):
     """`SOGRPOTrainer` for agents that do not share their weights: each has a LoRA adapter on one base model.
 
-    An agent's turns are sampled and trained with its adapter, which reads the whole context, whoever wrote it. Each
-    agent has a pass in every micro-batch, a learning rate, and a gradient that `max_grad_norm` clips on its own. The
-    reference policy (`beta`) is the base model. Every adapter is saved in a folder of its name, from which
+    An agent's turns are sampled and trained with its adapter, which reads the whole context, including other agents'
+    turns. Each agent has its own pass in every micro-batch, its own learning rate, and its own gradient clipping by
+    `max_grad_norm`. The reference policy (`beta`) is the base model. Every adapter is saved in a folder of its name;
     `PeftModel.from_pretrained(base, "out/planner", adapter_name="planner")` loads it.
 
-    The rollout says whose turn it is: the environment of an `AgentRollout`, the `model` of API calls to an
-    `EndpointRollout`, or `agents` in what a function returns, which samples within `trainer.acting(agent)`.
+    The rollout names each turn's agent: through the environment of an `AgentRollout`, the `model` of API calls to an
+    `EndpointRollout`, or the returned `agents` of a function that samples within `trainer.acting(agent)`.
 
     Args:
         agents: The adapter of each agent, by its name.
-        learning_rates: Of agents, by name, where they differ from `learning_rate`. With 0, an agent is not trained. A
-            resumed run goes on with the rates of its checkpoint.
+        learning_rates: By agent's name, rates that differ from `learning_rate`. With 0, an agent is not trained. A
+            resumed run keeps the rates of its checkpoint.
 
     Example:
 
@@ -72,8 +72,8 @@ class MultiAgentTrainer(TurnLevelTrainer):
     In an evaluation during training, every agent plays its own part; in `sorl evaluate out/planner`, the planner's
     adapter plays all of them. Each agent that reads a context costs a pass, a prefill, and memory for keys and values.
 
-    Raises ValueError for `agents` that cannot stand beside each other, DeepSpeed or FSDP, a turn of no such agent, and
-    the reasons of `SOGRPOTrainer`.
+    Raises ValueError for `agents` that cannot share a base model, DeepSpeed or FSDP, a turn of an unknown agent, and
+    any reason of `SOGRPOTrainer`.
     """
 
     config_class: ClassVar[type[TurnLevelConfig]] = SOGRPOConfig
@@ -89,17 +89,17 @@ class MultiAgentTrainer(TurnLevelTrainer):
                 raise ValueError(f"`{name}` is {value!r:.60}, but must be {only!r} with `agents`: {why}.")
         for argument, by_name in {"agents": agents, "learning_rates": learning_rates or agents}.items():
             if not by_name or not isinstance(by_name, dict):
-                raise ValueError(f"`{argument}` is {by_name!r}, but must be a dict with the names of agents.")
+                raise ValueError(f"`{argument}` is {by_name!r}, but must be a dict with agents' names as keys.")
         for name, config in agents.items():
             if reason := why_not_beside_others(config):
-                raise ValueError(f"`agents[{name!r}]` cannot stand beside other adapters: {reason}.")
+                raise ValueError(f"`agents[{name!r}]` cannot share a base model with other adapters: {reason}.")
         for name, rate in (learning_rates or {}).items():
             check_choice("learning_rates", name, agents)
             NOT_NEGATIVE.check(f"learning_rates[{name!r}]", rate)
         # TRL makes an adapter "default", and sees to what a PEFT model needs.
         super().__init__(*given, **named | {"peft_config": copy.deepcopy(next(iter(agents.values())))})
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise ValueError("`agents` are given, but DeepSpeed and FSDP clip all gradients together: use DDP.")
+            raise ValueError("`agents` are given, but DeepSpeed and FSDP cannot clip gradients per agent: use DDP.")
         self.accelerator.ddp_handler.find_unused_parameters = False
         self.agents = sorted(agents)  # so that a resumed run finds an agent's optimizer group, whatever their order
         self._rates = dict.fromkeys(agents, self.args.learning_rate) | (learning_rates or {})
@@ -110,7 +110,9 @@ class MultiAgentTrainer(TurnLevelTrainer):
     def _replace_adapter(self, agents: Mapping[str, LoraConfig]) -> None:
         parts = {part for name, _ in self.model.named_parameters() for part in name.split(".")}
         if unfit := [name for name in agents if "." in name or name in parts | {"ref", CRITIC_ATTRIBUTE}]:
-            raise ValueError(f"`agents` has {unfit[0]!r}, but a name has no '.' and is not that of a model's part.")
+            raise ValueError(
+                f"`agents` has {unfit[0]!r}, but a name must not contain '.' or be the name of a module of the model."
+            )
         for name in self.agents:
             self.model.add_adapter(name, copy.deepcopy(agents[name]))
         self.model.set_adapter(self.agents[0])
@@ -120,14 +122,14 @@ class MultiAgentTrainer(TurnLevelTrainer):
             disable_noise(self.model)
 
     def agent_engine(self, make: Callable[[], Engine]) -> Engine:
-        """The engine that samples: one that `make` makes for each agent."""
+        """The sampling engine, which combines one engine of `make` per agent."""
         return AgentEngine({agent: make() for agent in self.agents}, self.acting)
 
     def _parameters_of(self, agent: str) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if agent in name.split(".")}
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """TRL's optimizer, or a user's own, with a group for each agent, of its own learning rate."""
+        """TRL's optimizer, or the user's, with a parameter group and learning rate for each agent."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if not any("agent" in group for group in optimizer.param_groups):
             for agent in self.agents:
@@ -151,7 +153,7 @@ class MultiAgentTrainer(TurnLevelTrainer):
 
 
 class AgentForward(Forward):
-    """Makes a pass for each agent, with its adapter; on every process, because DDP waits for each gradient."""
+    """Makes a pass for each agent with its adapter, on every process, because DDP waits for each gradient."""
 
     def __call__(self, model: Any, batch: Mapping[str, Any], **options: Any) -> Pass:
         """See `Forward`. Raises ValueError if the agent of a turn has no adapter."""
@@ -161,7 +163,7 @@ class AgentForward(Forward):
             return super().__call__(model, batch, **options)
         unknown = [name for name in names or ("",) if name not in agents]
         if unknown and loss_mask_of(batch).any():
-            raise ValueError(f"The rollout has a turn of the agent {unknown[0]!r}, but `agents` has {agents}.")
+            raise ValueError(f"The rollout has a turn of the agent {unknown[0]!r}, but `agents` are {agents}.")
         trainer.model.set_requires_grad(agents)  # PEFT has frozen all but one after the reference's pass
         passes = []
         for agent in agents:
@@ -174,7 +176,7 @@ class AgentForward(Forward):
 
 
 def share_of(batch: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A batch that scores the tokens of the agent with this number alone, and reads no context after its last one."""
+    """A batch that scores only the tokens of the agent with this number, and ends contexts at its last one."""
     scored = loss_mask_of(batch) * (batch.get(AGENT_IDS, batch["turn_ids"]) == number)
     contexts = batch.get("context_ids", torch.zeros_like(batch["turn_ids"])).abs()
     places = torch.arange(1, scored.size(1) + 1, device=scored.device).expand_as(contexts)
@@ -184,7 +186,7 @@ def share_of(batch: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 class AgentEngine(Engine):
-    """Samples each agent's turns with an engine of its own, because keys and values differ between their weights."""
+    """Samples each agent's turns with a separate engine, because keys and values depend on the weights."""
 
     def __init__(self, engines: Mapping[str, Engine], acting: Callable[[str], AbstractContextManager[None]]) -> None:
         self._engines, self._acting = engines, acting
@@ -199,7 +201,7 @@ class AgentEngine(Engine):
     def of_agent(self, agent: str) -> Engine:
         """See `Engine.of_agent`. Raises ValueError for an agent without weights."""
         if agent not in self._engines:
-            raise ValueError(f"The next turn is one of the agent {agent!r}, but `agents` has {[*self._engines]}.")
+            raise ValueError(f"The next turn is of the agent {agent!r}, but `agents` are {[*self._engines]}.")
         return self._engines[agent]
 
     def submit(self, *turn: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""DAPO's refill (arXiv 2503.14476), bounded: other prompts replace groups whose rewards are all equal."""
+"""DAPO's refill (arXiv 2503.14476), bounded: other prompts replace groups with equal rewards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OF_TURNS = ("turn_rewards", "has_turn_reward", "states")
 _LEFT = ("prompt_ids", "prompt_mask")
 """Fields of a batch that are padded on the left. All others begin with the completion."""
 _PADDING: Mapping[str, float] = {"tool_mask": 1, "turn_ids": -1, "importance_sampling_ratio": 1.0}
-"""Field -> the value that TRL or we pad it with, if that is neither 0 nor the padding token."""
+"""Field -> its padding value, if that is neither 0 nor the padding token."""
 _TOKENS = ("prompt_ids", "completion_ids")
 
 
@@ -39,14 +39,14 @@ class GroupRefillConfig(TurnLevelConfig):
     For the rest of DAPO, use `GroupRefillConfig(**SETTINGS["dapo"])`, with `sorl_trl.methods.SETTINGS`.
 
     Parameters:
-        refill_rounds: How many batches of other prompts to ask at most for one batch of training.
+        refill_rounds: The most batches of other prompts to sample for one training batch.
     """
 
     refill_rounds: Annotated[int, COUNT] = field(
         default=2,
         metadata={
-            "help": "How many batches of other prompts to generate at most for one batch of training, as long as it "
-            "has groups whose rewards are all equal. DAPO itself continues until there are none."
+            "help": "The most batches of other prompts to sample for one training batch, while it has groups with "
+            "equal rewards. DAPO itself continues until there are none."
         },
     )
 
@@ -57,18 +57,18 @@ class GroupRefillConfig(TurnLevelConfig):
         if self.scale_rewards == "batch" or self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
                 f"`scale_rewards` is {self.scale_rewards!r} and `multi_objective_aggregation` is "
-                f"{self.multi_objective_aggregation!r}, but a batch that is put together from several has no spread "
-                "in common: use 'group' or 'none', and 'sum_then_normalize'."
+                f"{self.multi_objective_aggregation!r}, but a batch merged from several has no common spread: use "
+                "'group' or 'none', and 'sum_then_normalize'."
             )
 
 
 class GroupRefillTrainer(TurnLevelTrainer):
-    """`SOGRPOTrainer` that asks other prompts if all rewards of a group are equal: DAPO's refill, bounded.
+    """`SOGRPOTrainer` that samples other prompts if all rewards of a group are equal: DAPO's refill, bounded.
 
-    Each round asks a whole batch of prompts that this batch has not asked before. A group whose rewards are all equal
-    is replaced by the new group at the same position, if that one's rewards differ. Groups that span processes thus
-    stay whole, and no group appears twice. The method drops groups that no round could replace, so its `keep` must
-    have `ZeroVariance`, as the default, "dapo", does. All processes decide alike, from all rewards.
+    Each round samples a whole batch of prompts that are new to this training batch. A group with equal rewards is
+    replaced by the new group at the same position, if that one's rewards differ. Groups that span processes thus stay
+    whole, and no group appears twice. The method drops groups that no round could replace, so its `keep` must have
+    `ZeroVariance`, as in the default, "dapo". All processes decide alike, from all rewards.
 
     Example:
 
@@ -84,8 +84,8 @@ class GroupRefillTrainer(TurnLevelTrainer):
 
     Raises:
         TypeError: `args` is not a `GroupRefillConfig`.
-        ValueError: `train_dataset` has no other prompts to ask or has images, the method lacks `ZeroVariance`, or one
-            of the reasons of `SOGRPOTrainer`.
+        ValueError: `train_dataset` has no other prompts or has images, the method lacks `ZeroVariance`, or any reason
+            of `SOGRPOTrainer`.
     """
 
     config_class: ClassVar[type[TurnLevelConfig]] = GroupRefillConfig
@@ -93,7 +93,7 @@ class GroupRefillTrainer(TurnLevelTrainer):
     args: GroupRefillConfig
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "group-refill"]
     _refilled_at = -1, 0
-    """The optimizer step of the last batch that was filled, and how many were filled at this step before it."""
+    """The optimizer step of the last refilled batch, and how many batches were refilled before it at this step."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -105,7 +105,7 @@ class GroupRefillTrainer(TurnLevelTrainer):
         if not found:
             raise ValueError(
                 f"`keep` of the method is {self.method.keep}, but must have ZeroVariance ('zero_variance'), which "
-                "decides which groups are replaced and drops those that cannot be."
+                "selects the groups to replace and drops those that cannot be replaced."
             )
         self._differs = found[0]
 
@@ -113,16 +113,16 @@ class GroupRefillTrainer(TurnLevelTrainer):
         dataset, prompts = self.train_dataset, self._prompts_per_batch()
         if not isinstance(dataset, Dataset):
             raise ValueError(
-                f"`train_dataset` is of type {type(dataset).__name__}, but must be a `datasets.Dataset`, from which "
-                "prompts can be drawn in any order."
+                f"`train_dataset` is of type {type(dataset).__name__}, but must be a `datasets.Dataset`, to draw "
+                "prompts in any order."
             )
         if len(dataset) < 2 * prompts:
             raise ValueError(
-                f"`train_dataset` has {len(dataset)} prompts and a rollout takes {prompts}, but there must be as many "
-                f"others to ask: at least {2 * prompts} in all."
+                f"`train_dataset` has {len(dataset)} prompts, but a rollout takes {prompts} and refilling needs as "
+                f"many others: at least {2 * prompts} in total."
             )
         if images := {"image", "images"} & set(dataset.column_names):
-            raise ValueError(f"`train_dataset` has {images.pop()!r}, but batches of images cannot be put together.")
+            raise ValueError(f"`train_dataset` has {images.pop()!r}, but batches with images cannot be merged.")
 
     def _prompts_per_batch(self) -> int:
         return int(self.args.generation_batch_size or 0) // int(self.num_generations)
@@ -153,7 +153,7 @@ class GroupRefillTrainer(TurnLevelTrainer):
     def _fresh_rows(self, asked: set[str]) -> Iterator[list[dict[str, Any]] | None]:
         """For each round, rows that are not in `asked` nor in an earlier round; None when too few are left.
 
-        They depend on the seed, the optimizer step, and how many batches this step has filled before, so all
+        They depend on the seed, the optimizer step, and the number of batches already refilled at this step, so all
         processes and a resumed run draw the same rows.
         """
         step, (last_step, filled) = self.state.global_step, self._refilled_at
@@ -249,9 +249,9 @@ def _taken(a: Tensor, b: Tensor, takes: Tensor, padding: float = 0, on_the_left:
 
 
 def _draw(dataset: Dataset, asked: set[str], size: int, seed: str) -> Iterator[list[dict[str, Any]] | None]:
-    """For each round, `size` rows that are not in `asked`, which then holds them; None if too few remain.
+    """For each round, `size` rows that are not in `asked`, to which they are added; None if too few remain.
 
-    Rows are compared as text, with all columns: those of an environment or an agent may have the same prompt, or none.
+    Rows are compared as text, with all columns, because tasks may share a prompt or have none.
     """
     seen: set[int] = set()
     for round_number in count():

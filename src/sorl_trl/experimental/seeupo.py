@@ -1,8 +1,8 @@
-"""SeeUPO (arXiv 2602.06554): updates the turns of a rollout one after the other, the last one first.
+"""SeeUPO (arXiv 2602.06554): updates the turns of a rollout one by one, the last one first.
 
-TRL buffers the rollout as usual. What changes from turn to turn is stored in the buffered micro-batches, so it is
-shuffled, split and saved in checkpoints with their rows: the multiplier of each trajectory, the log-probabilities at
-the start of the trained turn, and which turn that is.
+TRL buffers the rollout as usual. State that changes from turn to turn is stored in the buffered micro-batches, so it
+is shuffled, split and saved in checkpoints with their rows: the multiplier of each trajectory, the log-probabilities
+at the start of the trained turn, and which turn that is.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MULTIPLIER = "turn_multiplier"
 TURN = "trained_turn"
 """Field of a batch: the turn that it was last prepared for; `num_iterations` before the first one."""
 _ONLY: Mapping[str, tuple[Any, str]] = {
-    "importance_sampling_level": ("turn", "the ratio is that of the turn which is trained"),
+    "importance_sampling_level": ("turn", "the ratio must be that of the trained turn"),
     "async_staleness": (0, "the old log-probabilities of a turn are taken right before it is trained"),
-    "scale_rewards": ("batch", "all trajectories that have a turn are compared, whatever their group"),
-    "multi_objective_aggregation": ("sum_then_normalize", "trajectories are compared by what they earned in all"),
-    "gamma": (1.0, "trajectories are compared by what they earned in all, whatever turn earned it"),
+    "scale_rewards": ("batch", "all trajectories with a turn are compared, regardless of group"),
+    "multi_objective_aggregation": ("sum_then_normalize", "trajectories are compared by their total reward"),
+    "gamma": (1.0, "trajectories are compared by their total reward, regardless of the turn"),
     "router_replay": ("none", "the old log-probabilities of a turn are taken right before it is trained"),
-    "save_trajectories_steps": (0, "what is written would show all turns but one as not trained"),
+    "save_trajectories_steps": (0, "the files would show all turns but one as untrained"),
 }
-"""The only value that a field may have, and why."""
+"""The only allowed value of a field, and why."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class SeeUPOConfig(TurnLevelConfig):
     Set `num_iterations` to the most turns that a trajectory can have: `max_turns` + 1 with `SearchRollout`,
     `max_tool_calling_iterations` + 1 in TRL's tool loop. Each iteration trains one turn, the last one first, and makes
     `steps_per_generation` / `gradient_accumulation_steps` updates, each on other trajectories. With one update, every
-    ratio is 1 when it is trained on, and nothing is clipped.
+    ratio is 1, and nothing is clipped.
 
     Parameters:
         epsilon: As in TRL.
@@ -65,7 +65,7 @@ class SeeUPOConfig(TurnLevelConfig):
         default=0.0,
         metadata={
             "help": "Our addition, not part of SeeUPO: as in `TurnLevelConfig`, with the KL to the policy from before "
-            "the trained turn's updates. 0 (default) leaves the schedule alone."
+            "the trained turn's updates. 0 (default) leaves the schedule unchanged."
         },
     )
     scale_rewards: str = field(
@@ -80,8 +80,8 @@ class SeeUPOConfig(TurnLevelConfig):
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}, but must be {only!r} with SeeUPO: {why}.")
         if self.loss_type not in ("turn", "grpo", "dr_grpo", "dapo"):
             raise ValueError(
-                f"`loss_type` is {self.loss_type!r}, but must be 'turn', 'grpo', 'dr_grpo' or 'dapo' with SeeUPO: a "
-                "turn is trained alone, and a micro-batch may lack it."
+                f"`loss_type` is {self.loss_type!r}, but must be 'turn', 'grpo', 'dr_grpo' or 'dapo' with SeeUPO: "
+                "turns are trained one at a time, and a micro-batch may lack a turn."
             )
         if int(self.steps_per_generation or 1) % int(self.gradient_accumulation_steps):
             raise ValueError(
@@ -92,18 +92,18 @@ class SeeUPOConfig(TurnLevelConfig):
 
 
 class SeeUPOTrainer(TurnLevelTrainer):
-    """SeeUPO, as reported to us second-hand, with the interface of `trl.GRPOTrainer`.
+    """SeeUPO, as known second-hand, with the interface of `trl.GRPOTrainer`.
 
-    The trainer goes from the last turn that a trajectory can have down to the first. For each turn, it computes the
-    old log-probabilities anew under the current policy, and one pass over the rollout's minibatches trains the tokens
-    of this turn alone, with PPO's clip on the turn's geometric ratio. The advantage compares the trajectory's reward
-    with those of all trajectories that have this turn (`backward_turn_advantages`), and is multiplied by M, the
-    product of the ratios of the turns that were updated before.
+    The trainer goes from the last turn that a trajectory can have down to the first. For each turn, it recomputes the
+    old log-probabilities under the current policy, and one pass over the rollout's minibatches trains only the tokens
+    of this turn, with PPO's clip on the turn's geometric ratio. The advantage compares the trajectory's reward with
+    those of all trajectories that have this turn (`backward_turn_advantages`), and is multiplied by M, the product of
+    the ratios of the turns that were updated before.
 
-    A step on a turn that no trajectory has trains nothing: its gradient is dropped, so that the optimizer does not
-    move by momentum. DeepSpeed and fp16's gradient scaler still step, with a gradient of 0.
+    A step on a turn that no trajectory has trains nothing: its gradient is dropped, so that momentum does not move the
+    weights. DeepSpeed and fp16's gradient scaler still step, with a gradient of 0.
 
-    Each rollout takes `num_iterations` passes with a gradient and as many without, one of which TRL makes as well.
+    Each rollout takes `num_iterations` passes with gradients and as many without; TRL also makes one of the latter.
     The pass after a turn's updates gives M's factor and the old log-probabilities of the turn before it.
 
     Example:
@@ -121,7 +121,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
 
     Raises:
         TypeError: `args` is not a `SeeUPOConfig`.
-        ValueError: A trajectory can have more turns than `num_iterations`, or one of the reasons of `SOGRPOTrainer`.
+        ValueError: A trajectory can have more turns than `num_iterations`, or any reason of `SOGRPOTrainer`.
     """
 
     config_class: ClassVar[type[TurnLevelConfig]] = SeeUPOConfig
@@ -153,7 +153,9 @@ class SeeUPOTrainer(TurnLevelTrainer):
 
     def _check_method(self) -> None:
         if self.method.credit != Method().credit:
-            raise ValueError(f"`credit` of the method is {self.method.credit!r}, but SeeUPO's advantages are its own.")
+            raise ValueError(
+                f"`credit` of the method is {self.method.credit!r}, but SeeUPO computes its own advantages."
+            )
         for piece in (*self.method.keep, *self.method.terms):
             if isinstance(piece, EngineTurnMask | LLDS):
                 raise ValueError(f"The method has {piece!r}, but SeeUPO trains one turn of a trajectory at a time.")
@@ -230,7 +232,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
 
 
 def turn_alone(inputs: Mapping[str, Any], turn: int) -> dict[str, Any]:
-    """A copy of a micro-batch that trains `turn` alone, with its advantages times the multipliers.
+    """A copy of a micro-batch that trains only `turn`, with its advantages times the multipliers.
 
     The policy reads the whole trajectories; only the mask of the loss changes.
     """

@@ -1,4 +1,4 @@
-"""Methods, a file each with its pieces, its config fields and its source; and the tables that are made of them."""
+"""Methods, one file each, with pieces, config fields and source; and the tables built from them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PIECES = [found for method in _FOUND for found in method.pieces()]
 METHODS: dict[str, Method] = {
     method.name: method for method in sorted(_FOUND, key=lambda each: each.name) if method.name
 }
-"""The named methods: every `Method` with a name that a file imported above lists in its `__all__`. Those with
+"""The named methods: every `Method` with a name in the `__all__` of a file imported above. Those with
 `advantage_level` need `SOPPOTrainer`."""
 SETTINGS: dict[str, dict[str, Any]] = {name: method.settings for name, method in METHODS.items()}
 """The config fields that the source of each named method sets: `SOGRPOConfig(**SETTINGS["loop"])`.
@@ -62,7 +62,7 @@ def method_from(value: Any) -> Method:
     if is_dotted(value):
         method = import_named("method", value)
         if not isinstance(method, Method):
-            raise ValueError(f"`method` is {value!r}, but that is a {type(method).__name__} and no `Method`.")
+            raise ValueError(f"`method` is {value!r}, but that is a {type(method).__name__}, not a `Method`.")
         return method
     if isinstance(value, str):
         if value not in METHODS:
@@ -111,7 +111,7 @@ def _piece(field: str, given: Any) -> Any:
 
 
 def _own_piece(field: str, path: str, arguments: Mapping[str, Any]) -> Any:
-    """A function as it is; a class, such as a dataclass with settings, called with its arguments."""
+    """A function unchanged; a class, such as a dataclass with settings, called with its arguments."""
     piece = import_named(f"method.{field}", path)
     if not isclass(piece):
         if arguments:

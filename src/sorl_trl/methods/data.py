@@ -17,7 +17,7 @@ Metrics: TypeAlias = Mapping[str, Tensor | tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class ScoredRollout:
-    """N trajectories of all processes, group after group, with at most K turns and T completion tokens each."""
+    """N trajectories of all processes, group by group, with at most K turns and T completion tokens each."""
 
     turns: TurnLayout
     """Where the turns lie, as they were generated."""
@@ -44,9 +44,9 @@ class ScoredRollout:
     scale: str
     """TRL's `scale_rewards`: "group", "batch" or "none"."""
     void: Tensor | None = None
-    """(N,) bool, whether some turn neither acts nor answers; None if the rollout does not say."""
+    """(N,) bool, whether some turn neither acts nor answers; None if the rollout does not record it."""
     mismatch: Tensor | None = None
-    """(N, T) log π_old − log μ with μ the sampling engine, 0 off the model tokens; None without such an engine."""
+    """(N, T) log π_old − log μ with μ the sampling engine, 0 outside model tokens; None without such an engine."""
     agents: Tensor | None = None
     """(N, K) int64, the number of each turn's agent in `agent_names`, -1 where there is none; None without names."""
     agent_names: tuple[str, ...] = ()
@@ -135,11 +135,11 @@ class MicroBatch:
     clip_range: ClipRange
     """The clip range of the ratios of `level`, which the surrogate clips."""
     row_scale: float = 1.0
-    """The factor for a mean over trajectories that takes dropped trajectories out of it."""
+    """The factor that removes dropped trajectories from a mean over trajectories."""
     share: float = 1.0
     """The micro-batch's share of the generation batch: one over the number of micro-batches on all processes."""
     good_tokens: Tensor | None = None
-    """() the model tokens of trajectories with an advantage of at least 0 in the whole generation batch."""
+    """(), the model tokens of trajectories with an advantage of at least 0 in the whole generation batch."""
     is_training: bool = True
     """Whether the policy is trained on the micro-batch, rather than evaluated."""
     step: int = 1
@@ -147,7 +147,7 @@ class MicroBatch:
     age: int | None = 0
     """The number of optimizer steps since the trajectories were sampled; None in evaluation."""
     has_moved: bool = True
-    """Whether the policy has been updated since it was the old policy; if not, they differ by rounding alone."""
+    """Whether the policy has been updated since it was the old policy; if not, they differ only by rounding."""
     ends_step: bool = True
     """Whether the optimizer steps after this micro-batch."""
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -162,8 +162,8 @@ class MicroBatch:
     def ratio(self) -> Tensor:
         """(B, T) the importance ratio of the unit that each token belongs to, with gradient.
 
-        The ratio of a sequence or turn whose tokens have different advantages would average these. Each token then
-        keeps its own gradient (GSPO-token, arXiv 2507.18071).
+        If a unit's tokens have different advantages, the unit's ratio would average these. Each token then keeps its
+        own gradient (GSPO-token, arXiv 2507.18071).
         """
         if self.level == "token" or self.advantages.size(1) == 1:
             return importance_ratio(self.log_ratio, self.turns, self.level, self.turn_ratio)

@@ -1,4 +1,4 @@
-"""Dr. MAS: several agents share a policy, and each is compared with itself alone."""
+"""Dr. MAS: several agents share a policy, and each is compared only with itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AgentWise(Checked):
     Args:
         mean: μ is that of all turns of the "agent" in the group, or of the whole "group".
         spread: The same for σ.
-        votes: What counts once in both: a "turn", or a "trajectory", whatever its number of turns.
+        votes: What counts once in both: a "turn", or a "trajectory", regardless of its number of turns.
     """
 
     mean: Annotated[str, _COMPARED] = "agent"

@@ -1,4 +1,4 @@
-"""The engine's mismatch: what samples has the trainer's weights, but not its log-probabilities. No method's own."""
+"""Corrections for engine mismatch: the engine has the trainer's weights, but computes other log-probabilities."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EngineTurnMask(Checked):
     high: Annotated[float, NOT_NEGATIVE] = 1.2
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
-        """(N, T) bool, True off the model tokens."""
+        """(N, T) bool, True outside model tokens."""
         assert rollout.mismatch is not None
         inside = within(turn_mismatch(rollout.mismatch, rollout.turns), self.low, self.high)
         return turn_broadcast(inside.long(), rollout.turns).bool() | ~rollout.turns.loss_mask
@@ -46,15 +46,15 @@ class EngineTurnMask(Checked):
 class TurnRatio(Checked):
     """Weight each turn by g_k = exp(mean_{t∈k} d_t), clamped to [`low`, `high`] if these are set.
 
-    d_t = log π_old − log μ with μ the engine. With `high=2`, this is slime's truncation per turn. Without bounds, it
-    goes with `EngineTurnMask`.
+    d_t = log π_old − log μ with μ the engine. With `high=2`, this is slime's truncation per turn. Without bounds,
+    combine it with `EngineTurnMask`.
     """
 
     low: Annotated[float | None, NOT_NEGATIVE] = None
     high: Annotated[float | None, NOT_NEGATIVE] = None
 
     def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
-        """(B, T) weights, 1 off the model tokens."""
+        """(B, T) weights, 1 outside model tokens."""
         ratio = turn_mismatch(mismatch, turns)
         ratio = ratio if self.low is None and self.high is None else ratio.clamp(self.low, self.high)
         return torch.where(turns.loss_mask, turn_broadcast(ratio, turns), 1.0)
@@ -62,7 +62,7 @@ class TurnRatio(Checked):
 
 @dataclass(frozen=True)
 class Unweighted:
-    """No weights, for surrogates whose ratio already compares with the policy that sampled."""
+    """No weights, for surrogates with ratios that already compare with the policy that sampled."""
 
     def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
         """(B, T) ones."""
@@ -70,4 +70,4 @@ class Unweighted:
 
 
 ENGINE_PIECES = Method(keep=(EngineVeto(), EngineTurnMask()), weight=TurnRatio())
-"""Of no named method: it tells recipes what the pieces of this file are for."""
+"""Not a named method: it only makes this file's pieces available to recipes."""

@@ -18,9 +18,9 @@ __all__ = ["DAPO", "RAGEN2", "STARPO_S", "TopK", "TopP", "ZeroVariance"]
 
 @dataclass(frozen=True)
 class ZeroVariance:
-    """Keep the groups whose rewards differ (DAPO, arXiv 2503.14476).
+    """Keep the groups with differing rewards (DAPO, arXiv 2503.14476).
 
-    If a reward is shaped, set `reward` to the name of the function that says whether the answer is right.
+    If a reward is shaped, set `reward` to the name of the function that scores whether the answer is right.
     """
 
     reward: str | None = None

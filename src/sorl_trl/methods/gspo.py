@@ -25,6 +25,6 @@ SEQUENCE = Method(
         "epsilon": 0.2,
         "loss_type": "grpo",
     },
-    source="ours, with the ratio of GSPO, arXiv 2507.18071",
+    source="our variant of GSPO, arXiv 2507.18071",
 )
 SEQUENCE_PPO = replace(SEQUENCE, name="sequence_ppo")

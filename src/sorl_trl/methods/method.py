@@ -1,4 +1,4 @@
-"""A method, which consists of five pieces: pure functions of a rollout or of a micro-batch; and the baselines."""
+"""A method and its five pieces, pure functions of a rollout or a micro-batch; and the baselines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Credit: TypeAlias = Callable[[ScoredRollout], Tensor | None]
 Keep: TypeAlias = Callable[[ScoredRollout], Tensor]
 """Returns a bool mask of the trajectories, (N,), or tokens, (N, T), that stay in the loss and its denominator.
 
-The rewards of what leaves stay in the group's baseline, in the reward metrics and in evaluations."""
+Rewards of dropped trajectories stay in the group's baseline, in the reward metrics and in evaluations."""
 Weight: TypeAlias = Callable[[Tensor, TurnLayout], Tensor]
 """Returns (B, T) weights that correct the engine's mismatch, from d = log π_old − log μ (B, T) and the turns."""
 Surrogate: TypeAlias = Callable[[MicroBatch], Objective]
@@ -64,19 +64,19 @@ class Method:
     """
 
     credit: Credit = field(default_factory=GroupMean)
-    """Decides which advantage each turn gets."""
+    """Computes the advantage of each turn."""
     keep: tuple[Keep, ...] = ()
-    """Choose what is trained on: whatever all of them keep."""
+    """Select what is trained on: what all of them keep."""
     weight: Weight | None = None
     """Corrects the mismatch between trainer and engine; None leaves that to TRL's options."""
     surrogate: Surrogate = field(default_factory=PPOMin)
-    """Decides what is maximised and what is clipped."""
+    """Computes what is maximised and what is clipped."""
     terms: tuple[Term, ...] = ()
     """Their values are added to the loss."""
     name: str = field(default="", compare=False)
     """The name that trackers show, from `METHODS` or yours."""
     settings: dict[str, Any] = field(default_factory=dict, compare=False)
-    """The config fields that the source sets. A trainer does not apply them: they go into its config."""
+    """The config fields that the source sets. A trainer does not apply them: put them into its config."""
     source: str = field(default="", compare=False)
     """The paper, and how we know it, for the model card."""
 
@@ -117,7 +117,7 @@ def recipe_name(piece: type) -> str:
 
 
 def group_mean_advantages(rollout: ScoredRollout) -> Tensor:
-    """`group_turn_advantages` of a rollout, scaled as its `scale` says: (N, K)."""
+    """`group_turn_advantages` of a rollout, scaled by its `scale`: (N, K)."""
     scale = rollout.scale == "group"
     advantages = group_turn_advantages(rollout.returns, rollout.turn_mask, rollout.num_generations, scale)
     return over_batch(advantages, rollout)

@@ -23,11 +23,11 @@ class NotVoid:
         """(N,) bool.
 
         Raises:
-            ValueError: The rollout does not say what its turns did.
+            ValueError: The rollout does not record its turns' actions.
         """
         if rollout.void is None:
             raise ValueError(
-                "`keep` has NotVoid, but the rollout does not say what its turns did: use `SearchRollout`, "
+                "`keep` has NotVoid, but the rollout does not record its turns' actions: use `SearchRollout`, "
                 "`AgentRollout` or one that returns a `sorl_trl.types.Trajectory` per row, as `trajectory`."
             )
         return ~rollout.void

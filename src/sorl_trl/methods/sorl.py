@@ -1,4 +1,4 @@
-"""SORL (arXiv 2511.20718): SO-GRPO and SO-PPO of its version 2, and ST-PPO and its kin of version 1."""
+"""SORL (arXiv 2511.20718): SO-GRPO and SO-PPO from version 2, and ST-PPO and its variants from version 1."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["SO_GRPO", "SO_GRPO_NOTE", "SO_PPO", "SO_PPO_NOTE", "ST_GRPO", "ST_PP
 class ClipPenalty(Checked):
     """A gated penalty on the KL to the old policy, λ mean_i f_i KL_i.
 
-    SORL's clipping-triggered penalty, as specified (docs/internals/equations.md), has the clip range as the gate's
-    range, `epsilon=None`, and leaves λ open. The defaults are our choice (docs/evidence/results.md): their gate counts
+    SORL's clipping-triggered penalty, as specified (docs/internals/equations.md), uses the clip range as the gate's
+    range (`epsilon=None`) and leaves λ open. The defaults are our choice (docs/evidence/results.md): their gate counts
     tokens that have moved far, whether or not the surrogate clips them.
 
     Args:
@@ -65,21 +65,21 @@ class ClipPenalty(Checked):
 SO_GRPO = Method(
     terms=(ClipPenalty(),),
     name="so_grpo",
-    source="SORL, arXiv 2511.20718 v2, from its abstract and a summary; clip range and gate are ours",
+    source="SORL, arXiv 2511.20718 v2, from its abstract and a summary; we chose clip range and gate",
 )
 SO_PPO = replace(SO_GRPO, name="so_ppo")
 SO_GRPO_NOTE = Method(
     terms=(ClipPenalty(coef=3.0, epsilon=None),),
     name="so_grpo_note",
     settings={"turn_ratio": "arithmetic", "epsilon": 0.2, "target_kl": 0.0},
-    source="SORL, arXiv 2511.20718 v2, as specified in a summary; λ and the KL's estimator are ours",
+    source="SORL, arXiv 2511.20718 v2, as specified in a summary; we chose λ and the KL's estimator",
 )
 SO_PPO_NOTE = replace(SO_GRPO_NOTE, name="so_ppo_note")
 
 ST_GRPO = Method(
     name="st_grpo",
     settings={"loss_type": "grpo", "epsilon": 0.2, "bias_norm": True, "target_kl": 0.0},
-    source="ours, after ST-PPO, arXiv 2511.20718 v1",
+    source="our variant of ST-PPO, arXiv 2511.20718 v1",
 )
 ST_PPO = Method(
     name="st_ppo",

@@ -54,7 +54,7 @@ def group_turn_advantages(returns: Tensor, turn_mask: Tensor, num_generations: i
 
     Args:
         returns: (B, K), from `turn_returns`.
-        turn_mask: (B, K), 1 where a trajectory has a turn, which are its first ones.
+        turn_mask: (B, K), 1 where a trajectory has a turn; its turns come first.
         num_generations: G, the trajectories of a group; it must divide B.
         scale: Whether to divide by σ + 1e-4.
 
@@ -73,8 +73,8 @@ def outcome_advantages(rewards: Tensor, num_generations: int, scale: str) -> tup
     Args:
         rewards: (N,), group after group.
         num_generations: G, the trajectories of a group; it must divide N.
-        scale: "group" divides by the σ of the group, "batch" by that of all, and "none" by nothing; σ is then the
-            group's, and shows which groups differ.
+        scale: "group" divides by the σ of the group, "batch" by that of all, and "none" does not divide; σ is then the
+            group's, and shows which groups have differing rewards.
     """
     grouped = rewards.view(-1, num_generations)
     advantages = (grouped - grouped.nanmean(1, keepdim=True)).view(-1)
@@ -100,7 +100,7 @@ def summed_advantages(rewards_per_func: Tensor, weights: Tensor, num_generations
 
 
 def _nan_std(x: Tensor) -> Tensor:
-    """The standard deviation over the last dimension of what is not NaN; NaN of one value among several, 0 of one."""
+    """The standard deviation over the last dimension, ignoring NaN; NaN for one value among several, 0 for one."""
     if x.size(-1) == 1:
         return torch.zeros_like(x[..., 0])
     count = (~x.isnan()).sum(-1)
@@ -111,11 +111,11 @@ def _nan_std(x: Tensor) -> Tensor:
 def leave_one_out_advantages(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
     """Compare turns with the other trajectories of their group: Â_{i,k} = R_{i,k} − b_{k,−i}, (B, K).
 
-    b_{k,−i} is the baseline of `group_turn_advantages` with both means over the other trajectories alone. If all
-    turns of each trajectory have the same return, this is LOOP's advantage (arXiv 2502.01600, as read in a public
-    implementation), G / (G − 1) times the unscaled `group_turn_advantages`; the comparison of turns is ours. A turn
-    that no other trajectory has is credited with what its whole trajectory has earned, R_{i,0} less the others' mean.
-    A trajectory without a turn enters no baseline and gets 0, and so does the only one of its group with a turn.
+    b_{k,−i} is the baseline of `group_turn_advantages` with both means over the other trajectories alone. If all turns
+    of each trajectory have the same return, this is LOOP's advantage (arXiv 2502.01600, as read in a public
+    implementation), G / (G − 1) times the unscaled `group_turn_advantages`; we added the comparison of turns. A turn
+    that no other trajectory has is credited with its whole trajectory's return, R_{i,0} less the others' mean. A
+    trajectory without a turn enters no baseline and gets 0; so does a trajectory that alone in its group has turns.
     Arguments and errors are those of `group_turn_advantages`.
     """
     return _compared_in_group(returns, turn_mask, num_generations, leave_one_out=True)
@@ -124,7 +124,7 @@ def leave_one_out_advantages(returns: Tensor, turn_mask: Tensor, num_generations
 def turn_std(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
     """Compute σ of each trajectory's group: σ² = Σ_i mean_k (R_{i,k} − b_k)² / (G − 1), (B, 1).
 
-    b_k is the baseline of `group_turn_advantages`, whose arguments and errors these are. G counts the group's
+    b_k is the baseline of `group_turn_advantages`, with the same arguments and errors. G counts the group's
     trajectories that have a turn; with fewer than two, σ is 0. With `num_generations` = B, the result is the σ of the
     batch.
     """
@@ -154,9 +154,9 @@ def turn_gae(
 def token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Estimate advantages by GAE (arXiv 1506.02438) over the model tokens: advantages and returns, each (B, T).
 
-    δ_t = r_t + γ V_{t'} − V_t and Â_t = δ_t + γλ Â_{t'}, where t' is the trajectory's next model token, with V and Â
-    0 after the last one; returns = Â + V. Observations are skipped: their rewards and values are ignored, and they
-    are not discounted for.
+    δ_t = r_t + γ V_{t'} − V_t and Â_t = δ_t + γλ Â_{t'}, where t' is the trajectory's next model token, with V and Â 0
+    after the last one; returns = Â + V. Observations are skipped: their rewards and values are ignored, and they cause
+    no discounting.
 
     Args:
         rewards: (B, T), the reward of each model token, with the outcome reward on the last one.
@@ -192,9 +192,9 @@ def turn_rewards_to_tokens(turn_rewards: Tensor, turn_ids: Tensor) -> Tensor:
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """Compute the share of the returns' variance that the values predict, 1 − Var(R − V) / Var(R): ().
 
-    It is 1 for values that equal the returns up to a constant, 0 for constant values, and negative for values whose
-    errors vary more than the returns. It is NaN if Var(R) is 0 up to rounding (our choice: at most (10 ε)² times the
-    mean of R², with ε the machine precision), so also with fewer than two kept positions.
+    It is 1 if the values equal the returns up to a constant, 0 if they are constant, and negative if the errors vary
+    more than the returns. It is NaN if Var(R) is 0 up to rounding (our choice: at most (10 ε)² times the mean of R²,
+    with ε the machine precision), so also with fewer than two kept positions.
 
     Args:
         values, returns: The critic's values V and the returns R that they predict, of the same shape.
@@ -236,8 +236,7 @@ def _compared_in_group(
 ) -> Tensor:
     """`returns` (B, K) less the baseline of their group, 0 where a trajectory has no such turn.
 
-    R_{i,k} − b_k, written as what trajectory i earns beyond the others, less what it has earned beyond them before
-    turn k.
+    Computed as what trajectory i earns beyond the others in total, less what it earned beyond them before turn k.
     """
     check_groups(num_generations, len(returns), "rows of returns")
     mask = turn_mask.bool().view(len(returns) // num_generations, num_generations, turn_mask.size(1))

@@ -1,4 +1,4 @@
-"""Clipping-triggered normalization: the share that is clipped, the KL to the old policy, and what they drive."""
+"""Clipping-triggered normalization: the clipped share, the KL to the old policy, and the quantities they control."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KL_ESTIMATORS = tuple(_ESTIMATORS)
 PENALTY_ESTIMATORS = tuple(name for name in KL_ESTIMATORS if name != "k1")
 """The estimators that lower the KL as penalties: under π_old, "k1" has the mean gradient of −KL(π_old ‖ π_θ)."""
 PENALTY_GATES = ("token", "turn", "none")
-"""What multiplies each trajectory's KL: its share of tokens or turns outside the gate's range, or 1."""
+"""The factor of each trajectory's KL: its share of tokens or turns outside the gate's range, or 1."""
 _LR_STEP, _LR_LEAST = 1.5, 0.01
 """By how much an update changes the factor of the learning rate, and the smallest factor."""
 
@@ -60,9 +60,9 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
     Args:
         log_ratio: (B, T), ℓ_t = log π_θ − log π_old of tokens that π_old sampled; `bounded_log_ratio` is applied.
         loss_mask: (B, T), 1 on model tokens.
-        estimator: k(ℓ). "k1": ℓ; "k2": ½ℓ²; "k3": exp(−ℓ) − 1 + ℓ; "unbiased": w ln w − w + 1 with w = exp ℓ, which
-            is never negative, has the mean KL(π_θ ‖ π_old) under π_old, and the gradient w ℓ ∇log π. "k1" measures,
-            but is no penalty (`PENALTY_ESTIMATORS`).
+        estimator: k(ℓ). "k1": ℓ; "k2": ½ℓ²; "k3": exp(−ℓ) − 1 + ℓ; "unbiased": w ln w − w + 1 with w = exp ℓ, which is
+            never negative, has the mean KL(π_θ ‖ π_old) under π_old, and the gradient w ℓ ∇log π. "k1" is a measure,
+            not a penalty (`PENALTY_ESTIMATORS`).
 
     Raises:
         ValueError: `estimator` is not one of the above.
@@ -110,10 +110,10 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
 def clip_penalty(
     log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor, estimator: str
 ) -> Tensor:
-    """Compute SORL's clipping-triggered penalty: f_i · KL_i, (B,), with f_i detached.
+    """Compute SORL's clipping-triggered penalty as specified: f_i · KL_i, (B,), f_i detached.
 
-    This is the penalty as specified (docs/internals/equations.md). Arguments and errors are those of `clip_fraction`
-    and `kl_to_old`. Value and gradient are exactly 0 for a trajectory in which nothing is clipped.
+    docs/internals/equations.md explains it. Arguments and errors are those of `clip_fraction` and `kl_to_old`. Value
+    and gradient are exactly 0 for a trajectory in which nothing is clipped.
     """
     fraction = clip_fraction(log_ratio, loss_mask, epsilon_low, epsilon_high)
     return gated_kl(fraction, log_ratio, loss_mask, estimator)
@@ -145,8 +145,8 @@ def kl_controlled_factor(factor: float, kl: float, target_kl: float) -> float:
 
     Args:
         factor: In [0.01, 1].
-        kl: KL(policy || old policy), nats per token. 0 and NaN change nothing: the policy has not moved, or no token
-            is trained on.
+        kl: KL(policy || old policy), nats per token. 0 and NaN change nothing, because the policy has not moved or no
+            token is trained on.
         target_kl: Above 0, nats per token.
     """
     if kl > 2 * target_kl:

@@ -40,11 +40,11 @@ _NO_SPREAD = 1e-6
 
 
 def information_gains(scores: Tensor, turn_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute how much each turn raises the score of the state, r_k = s_{k+1} − s_k, and where that is defined.
+    """Compute by how much each turn raises the score of the state, r_k = s_{k+1} − s_k, and where that is defined.
 
     s_k scores the state in which turn k starts. In IGPO (arXiv 2510.14967, as in the paper) it is the mean
     log-probability of the golden answer's tokens after that state. The last turn of a trajectory has no gain, because
-    its outcome rewards it, and neither has a turn with a score before or after it that is not finite.
+    the outcome rewards it; neither does a turn with a non-finite score before or after it.
 
     Args:
         scores: (B, K), NaN where a state has no score.
@@ -126,7 +126,7 @@ def matched_advantages(
     returns = at_least_float32(returns)
 
     def voters(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What each turn votes for, the weight of its vote, and the numbers of those that vote together."""
+        """Each turn's label index, the weight of its vote, and the index of the turns that share a vote."""
         index = _label_index(labels, turn_mask, num_generations)
         if votes == "turn":
             return returns, turn_mask, index
@@ -146,13 +146,13 @@ def backward_turn_advantages(rewards: Tensor, turn_mask: Tensor) -> Tensor:
     """Compare each turn with the same turn of all trajectories that have it: (B, K), 0 where there is none.
 
     Â_{i,k} = clamp((R_i − R̄_k) / (σ_k + 1e-6), ±3), with R̄_k and the unbiased σ_k over the trajectories that got to
-    turn k. Source: SeeUPO (arXiv 2602.06554), as read in its public code; we chose the unbiased σ and its floor.
-    If only one trajectory has a turn, that turn gets 0.
+    turn k. Source: SeeUPO (arXiv 2602.06554), from public code; the unbiased σ and its floor are our choices. If only
+    one trajectory has a turn, that turn gets 0.
 
-    This baseline is not biased, even if the policy decides when to stop: R̄_k is the reward of those that got to turn
-    k, and going there was decided, and is credited, in turn k − 1, whose baseline covers both outcomes. What each turn
-    counts does differ: R̄_k includes R_i itself, which scales its gradient by (n_k − 1) / n_k, with n_k the
-    trajectories that have it, and σ_k scales it, too.
+    This baseline is unbiased, even if the policy decides when to stop: R̄_k is the mean reward of the trajectories
+    that reached turn k. The decision to continue was made in turn k − 1 and is credited there, against a baseline that
+    covers both choices. The weight of each turn does differ: R̄_k includes R_i itself, which scales its gradient by
+    (n_k − 1) / n_k, where n_k trajectories have the turn, and σ_k scales it, too.
 
     Args:
         rewards: (B,), R_i of each whole trajectory.

@@ -1,6 +1,6 @@
 """Ratios between policies: the importance ratio of a token, a turn or a sequence, its clip range, and the engine's.
 
-The option to narrow the range of a ratio with the number of tokens that it averages over is ours, not part of SORL.
+We added the option to narrow a ratio's range with the number of tokens that it averages over; SORL has none.
 """
 
 from __future__ import annotations
@@ -55,16 +55,17 @@ ENGINE_RATIOS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_
 MULTIPLIER_RANGE = (0.8, 1.2)
 """The bounds to which SeeUPO clamps both a turn's ratio and the product of ratios."""
 LONGEST = 500
-"""The number of tokens beyond which "length" narrows a unit's range no further: 0.2/500 is 4e-4, at which GSPO's
-authors clip responses of thousands of tokens. The effect of 0.2/n beyond 350 tokens has not been measured."""
+"""The number of tokens beyond which "length" does not narrow a unit's range further: 0.2/500 is 4e-4, the range that
+GSPO's authors use for responses of thousands of tokens. The effect of 0.2/n beyond 350 tokens has not been
+measured."""
 
 
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
     """Clamp ℓ_t to [−20, 20], elementwise, in float32 or better, so that no ratio made from it overflows or vanishes.
 
-    The bound is that of verl and of TRL's `loss_type="vespo"`; the papers leave it open. Beyond it the gradient is 0:
-    such a ratio says that the token's probability has changed beyond measure, but not how to mend it. Infinite
-    log-ratios are clamped like any other; NaN stays NaN.
+    The bound is that of verl and of TRL's `loss_type="vespo"`; the papers do not specify one. Beyond it, the gradient
+    is 0, because such a ratio shows that the token's probability has changed extremely, but gives no useful direction.
+    Infinite log-ratios are clamped like any other; NaN stays NaN.
     """
     return at_least_float32(log_ratio).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
@@ -120,7 +121,7 @@ def with_own_gradients(
     whole unit. If they are equal, the gradient of the unit's mean is the same as with the unit's ratio. The ratio of
     an arithmetic mean has the gradient w_t ∇ℓ_t, for which ℓ_t − sg[ℓ_t] is multiplied by sg[w_t / w].
 
-    Source: GSPO-token (arXiv 2507.18071), where the unit is a sequence; turns are ours. sg stops the gradient.
+    Source: GSPO-token (arXiv 2507.18071), where the unit is a sequence; we apply it to turns. sg stops the gradient.
 
     Args:
         unit_log_ratio: (B, T), the log-ratio of the unit that each token belongs to, from `log_importance_ratio`.
@@ -143,7 +144,7 @@ def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, le
 
     With p = 1, units of more than `LONGEST` tokens have the range of a unit of `LONGEST`.
 
-    Source: ours. A mean over n tokens moves 1/n as far as its tokens if one token moves alone, and 1/√n as far if all
+    Our addition. A mean over n tokens moves 1/n as far as its tokens if one token moves alone, and 1/√n as far if all
     move at random. ε thus keeps the same meaning, that of a token's ratio, at every n.
 
     Args:
@@ -172,7 +173,7 @@ def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, le
 def scaled_bound(delta: float | Tensor, turn_ids: Tensor | TurnLayout, level: str, scaling: str) -> Tensor:
     """Scale the distance of δ from 1 like the range, 1 + (δ − 1) / |y^k|^p: (B, T), with δ where `turn_ids` is −1.
 
-    Source: ours. A bound of 4 on the mean of a hundred token ratios would never act. Arguments and errors are those of
+    Our addition. A bound of 4 on the mean of a hundred token ratios would never act. Arguments and errors are those of
     `scaled_clip_range`.
     """
     return 1 + scaled_clip_range(delta - 1, turn_ids, level, scaling)
@@ -217,7 +218,7 @@ def range_of_turns(epsilon: float | Tensor, turns: TurnLayout) -> float | Tensor
 def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
     """Compute g_{i,k} = exp(mean_{t∈k} d_t): (B, K), with 1 for turns that a trajectory does not have.
 
-    Source: the code of verl, ROLL, SkyRL and slime, which average over segments or sequences. We average over turns.
+    Source: the code of verl, ROLL, SkyRL and slime, which averages over segments or sequences; we average per turn.
 
     Args:
         log_ratio: (B, T), d_t = log π_old − log μ of each token, with μ the engine.
@@ -229,8 +230,8 @@ def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
 def is_vetoed(log_ratio: Tensor, turn_ids: Tensor | TurnLayout, least: float) -> Tensor:
     """Find the trajectories with a token whose ratio exp(d_t) is below `least`: (B,) bool.
 
-    The old policy would hardly have sampled such a token, so it would not have written what follows either. Source:
-    public implementations, with 1e-4. `log_ratio` and `turn_ids` are those of `turn_mismatch`.
+    The old policy would hardly have sampled such a token, nor what follows it. Source:
+    public code, with 1e-4. `log_ratio` and `turn_ids` are those of `turn_mismatch`.
     """
     turns = turn_layout(turn_ids)
     return ((keep(log_ratio, turns.loss_mask).exp() < least) & turns.loss_mask).any(dim=1)
@@ -270,8 +271,8 @@ def engine_ratio(
 def next_multiplier(multiplier: Tensor, log_ratio: Tensor, mask: Tensor) -> Tensor:
     """Multiply M by the ratio of the turn that was just updated: (B,), without gradient.
 
-    M_i ← clamp(M_i · clamp(exp(mean_{t∈k} ℓ_t), 0.8, 1.2), 0.8, 1.2). Source: SeeUPO (arXiv 2602.06554), as read in
-    its public code. A trajectory without the turn keeps its M_i: the mean over no token is 0.
+    M_i ← clamp(M_i · clamp(exp(mean_{t∈k} ℓ_t), 0.8, 1.2), 0.8, 1.2). Source: SeeUPO (arXiv 2602.06554), from public
+    code. A trajectory without the turn keeps its M_i: the mean over no token is 0.
 
     Args:
         multiplier: (B,), M so far, which starts at 1.

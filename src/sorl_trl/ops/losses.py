@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _ROUNDING = 1e-3
-"""How far rounding may take the advantage of a trajectory below 0 although it is as good as its group."""
+"""How far below 0 rounding may move the advantage of a trajectory that equals its group's mean."""
 
 
 def clipped_surrogate(
@@ -88,9 +88,9 @@ def double_sided_surrogate(
     """Compute the surrogate of the double-sided clip, to be maximised: clip(w, 1 − ε_low, 1 + ε_high) Â.
 
     The gradient is that of w Â where 1 − ε_low <= w <= 1 + ε_high and 0 elsewhere, whatever the sign of Â. PPO's min
-    keeps the gradients that pull w back into the range. Source: SAO (arXiv 2607.07508) for the gradient,
-    from its abstract and second-hand. We chose the value outside the range, and that a token outside it stays in the
-    mean, like a clipped token in PPO.
+    keeps the gradients that pull w back into the range. Source of the gradient: SAO (arXiv 2607.07508), from its
+    abstract and second-hand. We chose the value outside the range, and to keep a token outside it in the mean, like a
+    clipped token in PPO.
 
     Arguments are those of `clipped_surrogate` without `delta`; elementwise.
     """
@@ -101,9 +101,9 @@ def double_sided_surrogate(
 def minirl_surrogate(log_ratio: Tensor, weights: Tensor, advantages: Tensor, stopped: Tensor, cap: float) -> Tensor:
     """Compute MiniRL's objective of each token, to be maximised: M_t sg[min(w_t, C)] Â_t · π_θ / sg[π_θ].
 
-    The gradient is M_t min(w_t, C) Â_t ∇log π_θ; PPO's has w_t without a cap. Source: MiniRL (arXiv 2512.01374), which
-    writes log π_θ where we write π_θ / sg[π_θ]. The gradient is the same, but our value is on the scale of
-    PPO's surrogate and has the sign of the advantage.
+    The gradient is M_t min(w_t, C) Â_t ∇log π_θ; PPO's has w_t without a cap. Source: the paper of MiniRL (arXiv
+    2512.01374), which has log π_θ instead of π_θ / sg[π_θ]. The gradient is the same, but this value is on the scale
+    of PPO's surrogate and has the sign of the advantage.
 
     Args:
         log_ratio: (B, T), ℓ_t = log π_θ − log π_old, which carries the gradient; its value does not matter.
@@ -138,7 +138,7 @@ def cispo_surrogate(ratio: Tensor, advantages: Tensor, logps: Tensor, cap: float
 def sapo_surrogate(ratio: Tensor, advantages: Tensor, temperature_pos: float, temperature_neg: float) -> Tensor:
     """Compute SAPO's objective of each token, to be maximised: (4/τ) σ(τ (w_t − 1)) Â_t (arXiv 2511.20347).
 
-    A sigmoid takes the place of the clip; its slope at w = 1 is 1. τ is `temperature_pos` where Â > 0, else
+    A sigmoid replaces the clip; its slope at w = 1 is 1. τ is `temperature_pos` where Â > 0, else
     `temperature_neg`. Elementwise, (B, T): `advantages` broadcasts to `ratio`.
     """
     ratio, advantages = at_least_float32(ratio), at_least_float32(advantages)
@@ -223,8 +223,8 @@ def likelihood_falls(log_ratio: Tensor, turn_ids: Tensor | TurnLayout, good: Ten
     F_{i,k} = 1[Σ_{t∈k} Δ_t > 0] Σ_{t∈k} max(0, Δ_t), with Δ_t = log π_old − log π_θ = −ℓ_t. Returns F (B, K), in nats,
     and its gate (B, K) bool. LLDS's loss is Σ_i Σ_k F_{i,k} / N, with N the tokens of all good trajectories.
 
-    Source: LLDS (arXiv 2512.04220), the paper. Its public code divides by the tokens of all responses instead of N. In
-    both, trajectories with an advantage of 0 are good.
+    Source: LLDS (arXiv 2512.04220), paper and public code. The code divides by the tokens of all responses instead of
+    N. In both, trajectories with an advantage of 0 are good.
 
     Args:
         log_ratio: (B, T), ℓ_t = log π_θ − log π_old of each token, with gradient; a value of exactly 0 gets none.

@@ -1,4 +1,4 @@
-"""MA-RLHF's macro actions (arXiv 2410.02743), which are parts of turns; and the tokens at which a unit is valued."""
+"""MA-RLHF's macro actions (arXiv 2410.02743), which are parts of turns, and the tokens at which the critic is read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ VALUE_POOLS = ("first", "mean", "last")
 
 
 def macro_action_ids(turn_ids: Tensor, lengths: Tensor) -> Tensor:
-    """Cut turns into macro actions: (B, T) int64, the position where the token's one starts, −1 where `turn_ids` is.
+    """Cut turns into macro actions: (B, T) int64, where each token's macro action starts, −1 where `turn_ids` is.
 
-    Those of a turn have `lengths` (B, m) or (1, m) int64 tokens, again and again; the last one has what is left.
-    MA-RLHF, which averages rewards over a macro action, makes the last token one of its own. We add rewards up.
+    A turn's macro actions cycle through `lengths` (B, m) or (1, m) int64; the last one has the remaining tokens.
+    MA-RLHF averages rewards over a macro action and makes the last token its own macro action; we sum rewards instead.
     """
     turns = turn_layout(turn_ids)
     before = turn_broadcast(turns.lengths.cumsum(1) - turns.lengths, turns)
@@ -28,7 +28,7 @@ def macro_action_ids(turn_ids: Tensor, lengths: Tensor) -> Tensor:
 
 
 def valued_tokens(unit_ids: Tensor, pool: str) -> Tensor:
-    """(B, T) bool: the tokens of each unit before which it is valued, the "first", the "last", or all for "mean"."""
+    """(B, T) bool: the tokens of each unit before which the critic is read: "first", "last", or all for "mean"."""
     if pool == "mean":
         return unit_ids >= 0
     return turn_starts(unit_ids) if pool == "first" else turn_ends(unit_ids)

@@ -32,8 +32,8 @@ __all__ = [
 class TurnLayout:
     """Where the turns of B trajectories lie, as `turn_layout` finds it.
 
-    It stores K as a Python int. On a GPU, reading K from a tensor waits for the device, which operations that take a
-    layout avoid.
+    It stores K as a Python int, so operations that take a layout avoid reading K from a tensor, which waits for the
+    GPU.
     """
 
     turn_ids: Tensor
@@ -43,7 +43,7 @@ class TurnLayout:
     loss_mask: Tensor
     """(B, T) bool, True on model tokens."""
     slots: Tensor
-    """(B, T) int64, each token's column in a (B, K + 1) table of turns, whose last column is for tokens of no turn."""
+    """(B, T) int64, each token's column in a (B, K + 1) table of turns; the last column is for tokens of no turn."""
     turn_mask: Tensor
     """(B, K) bool, True for the turns that a trajectory has."""
     lengths: Tensor
@@ -220,7 +220,7 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def check_groups(num_generations: int, rows: int, what: str) -> None:
-    """Raise ValueError unless `num_generations` divides the number of `rows`, which the message calls `what`."""
+    """Raise ValueError unless `num_generations` divides the number of `rows`; the message calls these `what`."""
     if num_generations < 1 or rows % num_generations:
         raise ValueError(
             f"num_generations is {num_generations}, but must be positive and divide the number of {what}, which is "

@@ -1,8 +1,8 @@
 """Public question sets by name, from the Hub or from a local folder in the same schema.
 
-Each schema has a parser, which makes a `Question` of a row, a mapping from column to value. It raises a KeyError or a
-ValueError that names the field if the row is not in its schema, and `UnusableRow` if it is, but gives no question with
-an answer. The loader adds the columns `id` and `data_source` if a set lacks them.
+Each schema has a parser that turns a row, a mapping from column to value, into a `Question`. It raises a KeyError or a
+ValueError that names the field if the row is not in its schema, and `UnusableRow` if the row does not give a question
+with an answer. The loader adds the columns `id` and `data_source` if a set lacks them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 RowParser = Callable[[Row], Question]
 
 _DECISIONS = {"A": "yes", "B": "no", "C": "maybe"}
-# `datasets` gives files called `dev.jsonl` the split "validation"; the Hub's own configs say "dev".
+# `datasets` gives files called `dev.jsonl` the split "validation"; the Hub's own configs use "dev".
 _SYNONYMS = {"dev": "validation", "validation": "dev"}
 
 
@@ -34,9 +34,9 @@ class UnusableRow(ValueError):
 
 
 def parse_flashrag(row: Row) -> Question:
-    """FlashRAG: `id, question, golden_answers, metadata`, of which `metadata` may be missing or `None`.
+    """FlashRAG: `id, question, golden_answers, metadata`; `metadata` may be missing or `None`.
 
-    Blank golden answers, which no answer could match, are left out.
+    Blank golden answers are left out, because no answer could match them.
     """
     given = row["golden_answers"] or []
     if not isinstance(given, list) or not all(isinstance(answer, str) for answer in given):
@@ -54,9 +54,9 @@ def parse_flashrag(row: Row) -> Question:
 
 
 def parse_search_r1(row: Row) -> Question:
-    """Search-R1: FlashRAG's columns, and verl's with the same content, which are ignored.
+    """Search-R1: FlashRAG's columns; verl's columns have the same content and are ignored.
 
-    The set is a mixture whose ids repeat between sources, so each id is prefixed with the name of its source.
+    The set is a mixture of sources with overlapping ids, so each id is prefixed with its source's name.
     """
     question = parse_flashrag(row)
     return replace(question, id=f"{question.data_source}-{question.id}")
@@ -80,7 +80,7 @@ def parse_medmcqa(row: Row) -> Question:
     columns = ("opa", "opb", "opc", "opd")
     cop = row["cop"]
     if cop in (None, -1):
-        raise UnusableRow("`cop` is no label")
+        raise UnusableRow("`cop` is not a label")
     if isinstance(cop, bool) or not isinstance(cop, int) or cop not in range(len(columns)):
         raise ValueError(f"`cop` must be 0 to 3, counted from 0, or -1 for no label, got {cop!r}")
     options = {letter: _text(row, column) for letter, column in zip("ABCD", columns, strict=True)}
@@ -97,9 +97,9 @@ def parse_pubmedqa(row: Row) -> Question:
 
 
 def _choice(row: Row, options: Mapping[str, str], right: str, *used: str) -> Question:
-    """A multiple-choice question with the text of its right option; the columns not `used` become metadata."""
+    """A multiple-choice question with the text of its right option; columns not `used` become metadata."""
     if list(options.values()).count(right) > 1:
-        raise UnusableRow("the right option's text is another option's too")
+        raise UnusableRow("another option has the right option's text")
     known = {"id", "question", "options", "data_source", *used}
     return Question(
         id=identifier("id", row["id"]),
@@ -128,7 +128,7 @@ class Benchmark:
     evaluation_split: str
     """The test split, or the development split if the test split is missing or has no labels."""
     own_files: tuple[str, ...] = ()
-    """Splits of one Parquet file each whose columns differ, which `datasets` can only read one by one."""
+    """Splits in separate Parquet files with different columns, which `datasets` can only read one by one."""
 
 
 def _flashrag(config: str, evaluation_split: str) -> Benchmark:
@@ -152,7 +152,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     # The only split of the labelled questions.
     "pubmedqa": Benchmark("qiaojin/PubMedQA", "pqa_labeled", parse_pubmedqa, "train"),
 }
-"""The sets by name. The names are FlashRAG's if it has the set."""
+"""The sets by name; FlashRAG's names where it has the set."""
 
 
 def load_benchmark(
@@ -163,8 +163,8 @@ def load_benchmark(
 ) -> list[Question]:
     """Load the questions of a public set.
 
-    Rows without one clear answer are left out, and a warning says how many and why. If a set has no ids, rows get
-    "<split>_<row>".
+    Rows without one clear answer are left out, with a warning that gives number and reasons. If a set has no ids, rows
+    get "<split>_<row>".
 
     Args:
         name: A key of `BENCHMARKS`.
@@ -231,7 +231,7 @@ def _questions(rows: Iterable[Row], parse: RowParser, limit: int | None, where: 
             raise ValueError(f"{where}, row {number}: {error}") from error
     reasons = "; ".join(f"{count}: {reason}" for reason, count in left_out.most_common())
     if not questions:
-        raise ValueError(f"{where}: no row can be used ({reasons or 'there are none'})")
+        raise ValueError(f"{where}: no usable row ({reasons or 'there are none'})")
     if left_out:
         logger.warning("%s: rows left out: %d (%s)", where, left_out.total(), reasons)
     return questions

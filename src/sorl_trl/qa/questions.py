@@ -1,4 +1,4 @@
-"""Questions with their golden answers, in files of FlashRAG's schema, and the prompts that are made of them."""
+"""Questions with golden answers, in files of FlashRAG's schema, and the prompts made from them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Question:
     golden_answers: tuple[str, ...]
     """Right answers. A multiple-choice question has one, the text of the right option instead of its letter."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever the dataset adds, such as `hops`."""
+    """Additional columns of the dataset, such as `hops`."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Texts by letter, in the order in which they are shown; empty for an open question."""
     data_source: str = ""
@@ -63,7 +63,7 @@ def load_questions(path: str | os.PathLike[str]) -> list[Question]:
     The last three fields may be missing; blank lines are skipped.
 
     Raises:
-        ValueError: The file holds no question, or a line is not a question; the message names the file and the line.
+        ValueError: The file is empty, or a line is not a question; the message names the file and the line.
         FileNotFoundError: There is no such file.
     """
     questions = []
@@ -76,7 +76,7 @@ def load_questions(path: str | os.PathLike[str]) -> list[Question]:
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
     if not questions:
-        raise ValueError(f"{path}: the file is empty; it needs at least one line with a question")
+        raise ValueError(f"{path}: the file is empty, but needs at least one line with a question")
     return questions
 
 
@@ -89,15 +89,15 @@ def write_questions(questions: Iterable[Question], path: str | os.PathLike[str])
 
 
 def text(name: str, value: object) -> str:
-    """Check that a value is a string that is not blank and can be encoded; otherwise a ValueError names the field."""
+    """Check that a value is a non-blank string that can be encoded; otherwise, a ValueError names the field."""
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"`{name}` must be a string that is not blank, got {value!r}")
+        raise ValueError(f"`{name}` must be a non-blank string, got {value!r}")
     value.encode()  # Half a surrogate pair, which JSON can spell, cannot be encoded by any tokenizer.
     return value
 
 
 def mapping(name: str, value: object) -> dict[str, Any]:
-    """Check that a value is an object, or replace None by an empty one; otherwise a ValueError names the field."""
+    """Check that a value is an object, and replace None with an empty one; otherwise, a ValueError names the field."""
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"`{name}` must be an object or missing, got {value!r}")
     return value or {}
@@ -141,10 +141,10 @@ def build_prompt_rows(
 
     Args:
         questions: Open and multiple-choice questions, which may be mixed.
-        template: The instructions, with "{question}" in place of the `question_text`. Other braces stay as they are.
+        template: The instructions, with "{question}" where the `question_text` goes. Other braces are unchanged.
         conversational: Whether to make chat prompts of one user message instead of text prompts.
-        clean: A function applied to the text of each question first. `sorl_trl.rollout.Sanitizer(tokenizer).clean`
-            keeps control tokens that a question spells out, such as `<|im_end|>`, from becoming such tokens.
+        clean: A function applied first to the text of each question. `sorl_trl.rollout.Sanitizer(tokenizer).clean`
+            prevents text such as `<|im_end|>` in a question from becoming control tokens.
 
     Returns:
         Rows of `prompt`, `question_id`, `question`, `golden_answers`, `data_source`. If any question has options,
@@ -155,7 +155,7 @@ def build_prompt_rows(
         ValueError: `template` has no "{question}".
     """
     if "{question}" not in template:
-        raise ValueError(f'template must hold "{{question}}", got {template!r}')
+        raise ValueError(f'template must contain "{{question}}", got {template!r}')
     questions = list(questions)
     with_options = any(question.options for question in questions)
     rows: list[dict[str, Any]] = []
@@ -178,7 +178,7 @@ def build_prompt_rows(
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str, Any]], **template_kwargs: Any
 ) -> list[list[int]]:
-    """Encode the prompts of `build_prompt_rows`: text as it is, messages with the chat template and its arguments."""
+    """Encode the prompts of `build_prompt_rows`: text as is, messages with the chat template and its arguments."""
     settings = {"add_generation_prompt": True, "return_dict": False, **template_kwargs}
     by_template: Any = partial(tokenizer.apply_chat_template, **settings)
     prompts = [row["prompt"] for row in rows]

@@ -1,14 +1,14 @@
 """The one scorer of rewards and evaluation: answers, multiple choice, and trajectories; and the reward functions.
 
-Exact match, sub-exact match and token F1 are as SQuAD defines them and FlashRAG computes them. Options of multiple
-choice are a mapping from letter to text, in the order in which they are shown. Their golden answer is the text of the
-right option, so that a search can be credited for finding it; the right letter follows from it.
+Exact match, sub-exact match and token F1 are as SQuAD defines them and FlashRAG computes them. Multiple-choice options
+are a mapping from letter to text, in display order. The golden answer is the text of the right option, so that a
+search can be credited for finding it; it determines the right letter.
 
 Only text that the policy generated is graded (`Trajectory.answer`): a passage with `<answer>` tags earns nothing.
 
-TRL's trainers call a reward function by keyword with one entry per trajectory. It takes the columns that it names and
-ignores the rest: `trajectory` comes from the rollout, other columns from the training set that `build_prompt_rows`
-makes. A trajectory that an infrastructure failure ended gets `None`, and TRL leaves it out.
+TRL's trainers call a reward function by keyword with one entry per trajectory. It uses the columns that its parameters
+name and ignores the rest: `trajectory` comes from the rollout, other columns from the training set made by
+`build_prompt_rows`. A trajectory ended by an infrastructure failure gets `None`, and TRL leaves it out.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def normalize_answer(text: str) -> str:
 def exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
     """Return 1.0 if the prediction equals a golden answer after normalization, else 0.0. `None` is no answer: 0.0.
 
-    As in SQuAD's script, which published scores use, ’ is not ', and a letter with a combining accent is not the
-    letter with its accent in one character.
+    As in SQuAD's script, which published scores use, ’ differs from ', and a letter with a combining accent differs
+    from the precomposed character.
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
@@ -77,9 +77,9 @@ def sub_exact_match(prediction: str | None, golden_answers: Sequence[str]) -> fl
 def token_f1(prediction: str | None, golden_answers: Sequence[str]) -> float:
     """Return the F1, in [0, 1], of the words that prediction and golden answer share, the best over golden answers.
 
-    Words are counted with repetition after normalization, in any order. In scripts without spaces, every character is
-    a word, and punctuation is none, as in the scores of CMRC 2018 and MLQA for Chinese. If either side is "yes", "no"
-    or "noanswer", the other must be the same (FlashRAG's rule). `None` is no answer: 0.0.
+    Words are counted with repetition after normalization, in any order. In scripts without spaces, every character
+    counts as a word and punctuation does not, as in the scores of CMRC 2018 and MLQA for Chinese. If either side is
+    "yes", "no" or "noanswer", the other must be the same (FlashRAG's rule). `None` is no answer: 0.0.
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
@@ -90,9 +90,9 @@ def token_f1(prediction: str | None, golden_answers: Sequence[str]) -> float:
 def contains_answer(text: str, golden_answers: Sequence[str]) -> bool:
     """Tell whether the text contains a golden answer as whole words, both normalized: "know" does not contain "no".
 
-    Punctuation of any script separates words here, on both sides, instead of vanishing: "<b>Paris</b>" contains
-    "Paris", and "O’Brien" contains "O'Brien". In Chinese, Japanese, Thai, Lao, Khmer and Burmese, which put no spaces
-    between words, every character with its marks is a word.
+    Punctuation of any script separates words here, on both sides, instead of being removed: "<b>Paris</b>" contains
+    "Paris", and "O’Brien" contains "O'Brien". In Chinese, Japanese, Thai, Lao, Khmer and Burmese, which are written
+    without spaces, every character with its marks is a word.
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
@@ -134,7 +134,7 @@ def _f1(prediction: str, gold: str) -> float:
 
 
 def right_letter(golden_answers: Sequence[str], options: Mapping[str, str]) -> str:
-    """Return the letter of the option whose text is the golden answer.
+    """Return the letter of the option that has the golden answer as its text.
 
     Raises ValueError unless there is exactly one golden answer, and exactly one option has it as its text.
     """
@@ -151,7 +151,7 @@ def named_letter(answer: str, options: Mapping[str, str]) -> str | None:
     """Return the letter of the one option that an answer names, or `None` if it names none or more than one.
 
     An option is named by its letter in either case, bare or marked ("B", "b.", "(B)", "Answer: B"), also before its
-    own text ("B) text"); or by its text, as it is written or else after normalization. A sentence names nothing.
+    own text ("B) text"); or by its text, verbatim or else after normalization. A sentence names no option.
     """
     marked = _MARKED.fullmatch(answer)
     letter, rest = (marked[1].upper(), marked[2] or "") if marked else ("", "")
@@ -165,7 +165,7 @@ def named_letter(answer: str, options: Mapping[str, str]) -> str | None:
 
 
 def _with_text(text: str, options: Mapping[str, str], read: Callable[[str], str]) -> list[str]:
-    """The letters of the options whose text is this one, as `read` makes both comparable."""
+    """The letters of the options with this text, where `read` makes both comparable."""
     wanted = read(text)
     return [letter for letter, option in options.items() if wanted and read(option) == wanted]
 
@@ -196,9 +196,10 @@ def score_answer(trajectory: Trajectory, golden_answers: Sequence[str], options:
 def score_search_hits(trajectory: Trajectory, golden_answers: Sequence[str]) -> list[float]:
     """Score each turn: 1.0 for the first search that found a golden answer, else 0.0.
 
-    Only the first counts, or repeating one good search would pay more than answering. The golden answer must occur, as
-    whole words (`contains_answer`), both in a passage and in the text of the observation after the turn, because the
-    passage may have been cut, and the text has its own words ("Doc 1"). "yes", "no" and "maybe" never count.
+    Only the first counts; otherwise, repeating one good search would pay more than answering. The golden answer must
+    occur, as whole words (`contains_answer`), both in a passage and in the text of the observation after the turn,
+    because the passage may have been cut, and the text adds its own words ("Doc 1"). "yes", "no" and "maybe" never
+    count.
     """
     replies = zip(trajectory.turns, trajectory.replies, strict=True)
     hits = [_is_search_hit(turn, reply, golden_answers) for turn, reply in replies]
@@ -267,7 +268,7 @@ def format_reward(*, trajectory: Trajectories, **_: object) -> list[float | None
 def turn_format_reward(*, trajectory: Trajectories, **_: object) -> list[list[float] | None]:
     """Give each turn 1.0 for a well-formed action, 0.0 for an invalid one.
 
-    The sum grows with the number of turns, so give it a low weight, or the policy is paid for searching on.
+    The sum grows with the number of turns, so give it a low weight, or the policy is paid for more searches.
     """
     return _score_each(lambda each: [float(_is_valid(turn)) for turn in each.turns], trajectory)
 
@@ -301,7 +302,7 @@ REWARDS: dict[str, Callable[..., list[Any]]] = {
     "environment": environment_reward,
     "solved": solved_reward,
 }
-"""The reward functions by the names that recipes use."""
+"""The reward functions, by their names in recipes."""
 TASK_REWARDS = frozenset({"environment", "solved"})
 """The names of the rewards that an environment computes."""
 
@@ -320,5 +321,5 @@ def _is_valid(turn: Turn) -> bool:
 
 
 def _mappings(options: Sequence[OptionPairs | None]) -> list[dict[str, str]]:
-    """Make mappings of pairs. `None` comes from joining datasets with and without the column."""
+    """Turn pairs into mappings. `None` comes from joining datasets with and without the column."""
     return [dict(pairs or ()) for pairs in options]

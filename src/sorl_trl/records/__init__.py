@@ -1,4 +1,4 @@
-"""Trajectories in Parquet files: as an evaluation saw them, and as an update of the policy did."""
+"""Trajectories in Parquet files: as an evaluation recorded them, and as training updates did."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Trajectories as an evaluation saw them, with text and scores: rows of Parquet files.
+"""Trajectories as an evaluation recorded them, with text and scores, as rows of Parquet files.
 
-settings.json                          all that determines the outcome of the run
+settings.json                          everything that determines the outcome of the run
 trajectories/<dataset>/000000.parquet  one batch; `datasets.load_dataset("parquet", …)` reads them
 results.json, results.md               written once all batches are complete
 
-Files get their names only once they are complete, so that a killed run leaves complete batches only.
+Files get their names only once they are complete, so a killed run leaves only complete batches.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ SETTINGS, FOLDER, RESULTS, TABLE = "settings.json", "trajectories", "results.jso
 POLICY_HASH = "policy_files"
 """The model setting that holds the `files_hash` of its folder."""
 POLICY_PATTERNS = ("*.safetensors", "*.bin", "*config.json", "tokenizer.json", "*.jinja")
-"""The files that make up a policy, without notes or pages beside it."""
+"""The files that make up a policy, without notes or pages in its folder."""
 PIECE = 2**16
 """How many bytes to read at once."""
 SCORES = ("correct", "exact_match", "f1", "sub_exact_match", "choice_accuracy")
 """In [0, 1]. `correct` is choice accuracy if the question has options, else exact match; for a task, whether its
-environment or agent says that it is solved."""
+environment or agent reported it solved."""
 COUNTS = ("searches", "turns", "invalid_actions", "neutralized", "generated_tokens", "observation_tokens")
-"""Counts per trajectory. Searches are those that were answered; `neutralized` counts what observations tried to
-inject."""
+"""Counts per trajectory. Only answered searches count; `neutralized` counts injection attempts of observations."""
 MEASURES = SCORES + COUNTS
 Outcome = Mapping[str, Any]
-"""From the row of a trajectory: its `question_id`, `question`, `stop_reason` and measures, and what its `environment`
-or agent measured, by name."""
+"""From the row of a trajectory: its `question_id`, `question`, `stop_reason` and measures, and the measures of its
+`environment` or agent, by name."""
 
 _TOKEN_IDS = pa.list_(pa.int32())
 _PASSAGE = pa.struct({"id": pa.string(), "title": pa.string(), "text": pa.string(), "score": pa.float64()})
@@ -83,11 +82,11 @@ SCHEMA = pa.schema(
         "environment": pa.string(),
     }
 )
-"""One row per trajectory. A segment's `kind` is "turn", with `action`, `content`, `tool` and perhaps `reward` and
+"""One row per trajectory. A segment's `kind` is "turn", with `action`, `content`, `tool` and optionally `reward` and
 `logprobs`, or "observation", with `passages`, `truncated`, `neutralized` and `repeats`; the fields of the other kind
-are null. Its `role` is the agent whose turn it is, or who speaks in the observation. `metadata` is JSON, and so is
-`environment`, which is null if neither an environment nor an agent measures anything. A measure is null where it does
-not apply (see `sorl_trl.evaluation.run.measure`)."""
+are null. Its `role` is the turn's agent or the observation's speaker. `metadata` is JSON, and so is `environment`,
+which is null if neither an environment nor an agent measures anything. A measure is null where it does not apply (see
+`sorl_trl.evaluation.run.measure`)."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class EvaluatedTrajectory:
     measures: Mapping[str, float | None]
     """See `sorl_trl.evaluation.run.measure`."""
     environment: Mapping[str, float] | None = None
-    """What its environment or agent measured: see `PolicyRollout.measures`."""
+    """The measures of its environment or agent: see `PolicyRollout.measures`."""
 
 
 def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
@@ -134,7 +133,7 @@ def to_table(rows: Sequence[EvaluatedTrajectory]) -> pa.Table:
 
 
 def write_evaluated(shard: Path, rows: Sequence[EvaluatedTrajectory]) -> None:
-    """Write a batch into the file `shard`, replacing what it held."""
+    """Write a batch into the file `shard`, replacing its content."""
     table = to_table(rows)
     shard.parent.mkdir(parents=True, exist_ok=True)
     write_whole(shard, lambda file: pq.write_table(table, file, compression="zstd"))
@@ -159,9 +158,10 @@ def read_evaluated(run: str | os.PathLike[str], dataset: str) -> Iterator[dict[s
 
 
 def read_outcomes(shards: Iterable[Path]) -> list[Outcome]:
-    """Read the outcomes of batches, in their order, without what was said.
+    """Read the outcomes of batches, in order, without the text.
 
-    If any says whether its task is `solved`, one that has a mere `reward` does not count as solved: its agent raised.
+    If any outcome reports whether its task is `solved`, one with only a `reward` counts as unsolved: its agent raised
+    an error.
     """
     columns = ["question_id", "question", "stop_reason", *MEASURES, "environment"]
     rows = (row for shard in shards for row in pq.ParquetFile(shard).read(columns=columns).to_pylist())
@@ -174,25 +174,26 @@ def read_outcomes(shards: Iterable[Path]) -> list[Outcome]:
 
 
 def is_masked(outcome: Outcome) -> bool:
-    """Whether an infrastructure failure ended the trajectory, so that it says nothing about the policy."""
+    """Whether an infrastructure failure ended the trajectory, so that it carries no information about the policy."""
     return StopReason(outcome["stop_reason"]).is_infrastructure_failure
 
 
 def count_evaluated(run: str | os.PathLike[str], dataset: str) -> int:
-    """How many trajectories `read_evaluated` yields. It reads none of them."""
+    """The number of trajectories that `read_evaluated` would yield, without reading them."""
     return sum(pq.read_metadata(shard).num_rows for shard in evaluated_shards(run, dataset))
 
 
 def read_settings(run: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the settings of a run. Raises FileNotFoundError if there are none, and ValueError if they are of no run."""
+    """Read the settings of a run. Raises FileNotFoundError if there are none, and ValueError if they are not a
+    run's."""
     settings = json.loads((Path(run) / SETTINGS).read_bytes())
     if not isinstance(settings, dict) or "datasets" not in settings:
-        raise ValueError(f"{run} has a {SETTINGS} of something else: name another folder")
+        raise ValueError(f"{run} has a {SETTINGS} that does not belong to an evaluation: choose another folder")
     return settings
 
 
 def files_hash(policy: str | os.PathLike[str]) -> str | None:
-    """A hash that changes when a folder is trained on, without reading gigabytes; None if there is no such folder.
+    """A hash that changes when the policy in a folder does, without reading gigabytes; None without such a folder.
 
     It covers the name, the size and a hundred pieces of each file, so that a copy has the hash of the original.
     """
@@ -208,8 +209,8 @@ def files_hash(policy: str | os.PathLike[str]) -> str | None:
     return found.hexdigest()[:16] if files else None
 
 
-def outdated(evaluation: str | os.PathLike[str]) -> str | None:
-    """The message that the policy has changed since it was evaluated, and what to do; None if nothing shows that."""
+def why_stale(evaluation: str | os.PathLike[str]) -> str | None:
+    """The message that the policy has changed since its evaluation, with the remedy; None if it has not."""
     model = read_settings(evaluation).get("model", {})
     name, before = model.get("model_name_or_path"), model.get(POLICY_HASH)
     if before is None or files_hash(name) in (None, before):
@@ -218,8 +219,8 @@ def outdated(evaluation: str | os.PathLike[str]) -> str | None:
     if before in (files_hash(run), files_hash(run / Path(name).name)):
         return None
     return (
-        f"{evaluation} is outdated, for the policy in {name} has changed since: remove it, or name another folder as "
-        f"`--output`, and `sorl evaluate {name}` evaluates anew"
+        f"{evaluation} is stale: the policy in {name} has changed since. Remove it, or choose another `--output`, and "
+        f"run `sorl evaluate {name}` again"
     )
 
 

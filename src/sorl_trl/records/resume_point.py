@@ -1,4 +1,4 @@
-"""Finds the checkpoint to resume from, and checks that it is complete and the same on all ranks, before loading it."""
+"""Finds the checkpoint to resume from, and checks before loading that it is complete and the same on all ranks."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) 
 
     Args:
         args: The trainer's arguments.
-        checkpoint: A folder; or True, "true" or "latest" for the newest checkpoint in the output folder that was
-            written to its end. Anything false starts a new run.
+        checkpoint: A folder; or True, "true" or "latest" for the newest fully written checkpoint in the output folder.
+            Anything false starts a new run.
 
     Raises:
         ValueError: On all ranks, if ranks see different checkpoints or some see none, or if a file is missing or
-            damaged. The message names it, and the newest complete checkpoint.
+            damaged. The message names the file and the newest complete checkpoint.
     """
     if not checkpoint or checkpoint in ("false", "False"):
         return None
@@ -50,43 +50,45 @@ def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) 
     if len(set(seen)) > 1:
         found = ", ".join(f"{name or 'none'} on process {rank}" for rank, name in enumerate(seen))
         raise ValueError(
-            f"`resume_from_checkpoint` is {checkpoint!r}, but not all processes see the same whole checkpoint: "
-            f"{found}. Use storage that all machines share, or copy the pieces of each together on every machine."
+            f"`resume_from_checkpoint` is {checkpoint!r}, but not all processes see the same complete checkpoint: "
+            f"{found}. Use storage that all machines share, or copy the parts from all machines to each of them."
         )
     if problem:
         whole = newest_whole(folder.parent if _NAME.fullmatch(folder.name) else output)
-        instead = f"the newest whole checkpoint is {whole}" if whole else "there is no whole checkpoint to go on from"
+        instead = (
+            f"the newest complete checkpoint is {whole}" if whole else "there is no complete checkpoint to resume from"
+        )
         raise ValueError(f"`resume_from_checkpoint` is {checkpoint!r}, but {problem}; {instead}.")
     return str(folder)
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint of a run that was written to its end."""
+    """The newest fully written checkpoint of a run."""
     return next((path for path in checkpoints(folder) if (path / TRAINER_STATE_NAME).is_file()), None)
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newest checkpoint of a run that can be resumed from."""
+    """The newest checkpoint of a run that can be resumed."""
     return next((path for path in checkpoints(folder) if checkpoint_problem(path) is None), None)
 
 
 def checkpoint_problem(folder: Path) -> str | None:
-    """The first problem of a checkpoint, such as a missing or damaged file; None if it seems whole."""
+    """The first problem of a checkpoint, such as a missing or damaged file; None if it seems complete."""
     return next(_problems(folder), None)
 
 
 def _problems(folder: Path) -> Iterator[str]:
     state = folder / TRAINER_STATE_NAME
     if not state.is_file():  # transformers writes it last
-        yield f"{folder} is no whole checkpoint, for its {TRAINER_STATE_NAME} is missing"
+        yield f"{folder} is incomplete: {TRAINER_STATE_NAME} is missing"
     sharded = [*folder.glob("global_step*"), *folder.glob("pytorch_model_fsdp*")]  # by DeepSpeed, or by FSDP
     if not sharded:
         yield from (f"{folder / name} is missing" for name in _PARTS if not (folder / name).is_file())
         named = [folder / name for name in (*WEIGHTS, *ADAPTERS)]
         if not any(file.is_file() for file in [*named, *folder.glob(f"*/{ADAPTERS[0]}")]):
-            yield f"{folder} holds no weights, such as {SAFE_WEIGHTS_NAME}"
+            yield f"{folder} has no weights, such as {SAFE_WEIGHTS_NAME}"
     elif sharded[0].name.startswith("global_step") and not (folder / "latest").is_file():
-        yield f"{folder / 'latest'}, by which DeepSpeed finds its shards, is missing"
+        yield f"{folder / 'latest'} is missing, which points DeepSpeed to its shards"
     yield from (f"{folder / name}.pth is missing" for name in _missing_rng_states(folder))
     yield from (f"{file} is empty or damaged" for file in sorted(folder.rglob("*")) if _is_damaged(file))
     for index in folder.rglob("*.safetensors.index.json"):
@@ -95,9 +97,9 @@ def _problems(folder: Path) -> Iterator[str]:
 
 
 def _missing_rng_states(folder: Path) -> list[str]:
-    """The random states that a checkpoint lacks: those of the processes whose cycles it holds, but at least one.
+    """The random states that a checkpoint lacks: one for each process with a cycle file, and at least one.
 
-    Without its random state, a process would draw other samples, and transformers would not say so.
+    Without its random state, a process would draw different samples, and transformers would not report it.
     """
     states = {file.stem for file in folder.glob("rng_state*.pth")}
     if "rng_state" in states:  # of a single process
@@ -108,7 +110,7 @@ def _missing_rng_states(folder: Path) -> list[str]:
 
 
 def _is_damaged(file: Path) -> bool:
-    """Whether the file cannot be opened. Of weights, only the beginning and the end are read."""
+    """Whether the file cannot be opened. Only the beginning and end of weights are read."""
     try:
         if file.suffix == ".json":
             json.loads(file.read_bytes())

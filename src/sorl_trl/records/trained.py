@@ -1,4 +1,4 @@
-"""Trajectories as an update of the policy saw them, token by token: rows of Parquet files, and back.
+"""Trajectories as training updates used them, token by token: writes and reads rows of Parquet files.
 
 trajectories/step_00000010_rank_0000.parquet  what one process trained on in the 10th optimizer step
 """
@@ -21,9 +21,9 @@ from sorl_trl.text import storable
 FOLDER = "trajectories"
 SHARDS = f"{FOLDER}/step_*_rank_*.parquet"
 INSIDE, OUTSIDE, CLIPPED, UNTRAINED = "inside", "outside", "clipped", "none"
-"""Where a ratio is: in the clip range; outside it, with a gradient; outside it, without one; on an untrained token."""
+"""Where a ratio is: in the clip range; outside, with a gradient; outside, without one; on an untrained token."""
 _ROWS_AT_ONCE = 32
-"""Read so few rows at a time, because a file may have thousands, and a token takes hundreds of bytes in memory."""
+"""Rows to read at a time; few, because a file may have thousands, and a token takes hundreds of bytes in memory."""
 
 
 @dataclass(frozen=True)
@@ -46,25 +46,25 @@ class TrainedTrajectory:
     stop_reason: str | None
     """Why the trajectory ended, if an `AgentRollout` collected it."""
     tokens: tuple[str, ...]
-    """The tokens' texts; joined, they are the completion. The last token of a character gets all of it."""
+    """The tokens' texts, which join to the completion. A character belongs to its last token."""
     turn_ids: tuple[int, ...]
     """The turn of each token, -1 where it is not trained on."""
     token_ratios: tuple[float, ...]
     """The ratio of the policy to the old policy before the update."""
     ratios: tuple[float, ...]
-    """The ratio of the unit that shares one: the token, its turn, or the sequence."""
+    """The ratio of the token's unit: the token, its turn, or the sequence."""
     advantages: tuple[float, ...]
     clipped: tuple[str, ...]
     """INSIDE, OUTSIDE, CLIPPED or UNTRAINED."""
     actions: tuple[str, ...] = ()
-    """What each turn did: the tool that it called, or "search", "answer" or "invalid". Empty unless an `AgentRollout`,
-    such as `SearchRollout`, collected the trajectory."""
+    """The action of each turn: the tool that it called, or "search", "answer" or "invalid". Empty unless an
+    `AgentRollout`, such as `SearchRollout`, collected the trajectory."""
     turn_rewards: tuple[float | None, ...] = ()
     """The environment's reward for each turn; likewise."""
     roles: tuple[str, ...] = ()
-    """Who spoke in the observation after each turn, a "tool" or the "user", or "" if there is none; likewise."""
+    """The speaker in the observation after each turn, "tool" or "user", or "" if there is none; likewise."""
     agents: tuple[str, ...] = ()
-    """The agent whose turn each is, or "" if the rollout names none."""
+    """The agent of each turn, or "" if the rollout names none."""
     context_ids: tuple[int, ...] = ()
     """The context of each token, negative where a context repeats another; empty if the rollout has one context."""
 
@@ -93,14 +93,14 @@ def write_trained(run: str | os.PathLike[str], step: int, rank: int, rows: Seque
 
 
 def discard_later(run: str | os.PathLike[str], step: int) -> None:
-    """Delete the records of steps after `step`, from which a run starts again."""
+    """Delete the records of steps after `step`, because a run restarts there."""
     for kept, file in _shards(run):
         if kept > step:
             file.unlink(missing_ok=True)  # several nodes may do this in the same folder
 
 
 def count_trained(run: str | os.PathLike[str]) -> dict[int, int]:
-    """How many trajectories `read_trained` yields for each step, in its order. It reads none of them."""
+    """The number of trajectories that `read_trained` would yield per step, in order, without reading them."""
     counts: Counter[int] = Counter()
     for step, file in _shards(run):
         counts[step] += pq.read_metadata(file).num_rows

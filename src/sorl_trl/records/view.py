@@ -1,6 +1,6 @@
-"""The page of `sorl view RUN`: one HTML file with its style, its scripts and its data. It loads nothing.
+"""The page of `sorl view RUN`: one HTML file with style, scripts and data. It loads nothing else.
 
-Its data is an entry per trajectory, of an evaluation or of training, and notes.
+Its data are notes and one entry per trajectory of an evaluation or of training.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from sorl_trl.records.evaluated import (
     SETTINGS,
     count_evaluated,
     evaluation_in,
-    outdated,
     read_evaluated,
     read_settings,
+    why_stale,
 )
 from sorl_trl.records.trained import SHARDS, TrainedTrajectory, count_trained, read_trained
 
 ABOUT = """\
-Writes the trajectories of a training run or of an evaluation as one HTML page, to filter and to read. The page needs
-no server and no network. If a run has both, RUN shows training and RUN/evaluation the evaluation. Of a training run,
-it also says what the rules of the collapse guard find in its log.
+Writes the trajectories of a training run or an evaluation into one HTML page, for filtering and reading. The page
+needs no server and no network. If a run has both, RUN shows training and RUN/evaluation the evaluation. For training
+runs, the page also lists the collapse guard's findings in the log.
 
 example: sorl view runs/quickstart/policy -o page.html
 """
@@ -50,11 +50,14 @@ SCRIPTS = ("view_text.js", "view_trajectory.js", "view_list.js")
 def main(words: Sequence[str]) -> None:
     usage = "sorl view RUN [-o FILE] [--limit N]"
     parser = Parser(prog="sorl view", usage=usage, description=ABOUT)
-    kinds = "`output_dir` of training with `save_trajectories_steps`; or what `sorl evaluate` evaluated, or its output"
+    kinds = (
+        "`output_dir` of training with `save_trajectories_steps`; or a folder that `sorl evaluate` evaluated, or its "
+        "output"
+    )
     parser.add_argument("run", type=Path, metavar="RUN", help=kinds)
-    where, page = "the page (default: %(default)s)", Path("trajectories.html")
+    where, page = "where to write the page (default: %(default)s)", Path("trajectories.html")
     parser.add_argument("-o", "--output", type=Path, default=page, metavar="FILE", help=where)
-    limit = "at most so many trajectories, of each dataset or step as many (default: %(default)s)"
+    limit = "the most trajectories to show, in equal shares from each dataset or step (default: %(default)s)"
     parser.add_argument("--limit", type=at_least(1), default=LIMIT, metavar="N", help=limit)
     arguments = parser.parse_args(words)
     with mistakes():
@@ -66,7 +69,7 @@ def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int, l
     """Write the page of a run: at most `limit` trajectories, the first ones of each dataset or step in equal shares.
 
     Returns:
-        How many trajectories the page shows, how many there are, and notes for the reader, a sentence each.
+        The number of trajectories on the page, the total number, and notes for the reader, one sentence each.
 
     Raises:
         FileNotFoundError: `run` is not a folder of trajectories.
@@ -79,7 +82,7 @@ def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int, l
     share = max(1, limit // max(1, len(source.sizes))) if total > limit else total
     entries = [entry for name in source.sizes for entry in islice(source.read(name), share)][:limit]
     if not entries:
-        raise ValueError(f"{run} holds no trajectory yet: try again when a batch is finished")
+        raise ValueError(f"{run} has no trajectory yet: try again when a batch is finished")
     notes = list(source.notes)
     if len(entries) < total:
         notes.append(f"{total - len(entries):,} of {total:,} trajectories are left out: --limit is {limit:,}.")
@@ -89,7 +92,7 @@ def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int, l
 
 
 def render_page(title: str, kind: str, entries: Sequence[Entry], notes: Sequence[str] = ()) -> str:
-    """The whole HTML document, of the kind `EVALUATION` or `TRAINING`; the browser is told to fetch nothing."""
+    """The whole HTML document, of the kind `EVALUATION` or `TRAINING`. The browser must not fetch anything."""
     style, *scripts = (_asset(name) for name in (STYLE, *SCRIPTS))
     # Each trajectory by itself, because `json` holds a separate text for every number that it is given.
     head = embed({"kind": kind, "notes": notes})
@@ -103,7 +106,7 @@ def render_page(title: str, kind: str, entries: Sequence[Entry], notes: Sequence
 
 
 def embed(content: Any) -> str:
-    """JSON that no HTML parser can misread: without `<`, and in ASCII, so that any text fits, even half characters."""
+    """JSON that no HTML parser can misread: without `<`, and in ASCII, so that any text fits, even lone surrogates."""
     return json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
 
 
@@ -113,19 +116,19 @@ def _asset(name: str) -> str:
 
 EVALUATION, TRAINING = "evaluation", "training"
 STATE_FILE = "trainer_state.json"
-"""The file of transformers that has the log of a run, in its folder or in its checkpoints."""
+"""The transformers file with the log of a run, in its folder or its checkpoints."""
 ENVIRONMENT = -1
 """The turn id of tokens that belong to no turn."""
 DIGITS = 6
-"""Significant digits of ratios and advantages. Nobody would see more, and there are many tokens."""
+"""Significant digits of ratios and advantages. More would not be visible, and there are many tokens."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One trajectory, in JSON's types. The page's scripts read it by these names."""
+    """One trajectory, in JSON types. The page's scripts use these names."""
 
     key: str
-    """Its name in the address of the page."""
+    """Its name in the page's address."""
     group: str
     """Its dataset, or its optimizer step."""
     question: str | None
@@ -139,7 +142,7 @@ class Entry:
     """`correct` in an evaluation, the reward in training."""
     stop_reason: str | None
     token_count: int
-    """The number of tokens in turns. In training, it is 0 if the trajectory was masked, because no turn is left."""
+    """The number of tokens in turns. In training, it is 0 if the trajectory was masked, because no turn remains."""
     facts: Mapping[str, str]
     """Other facts to show, by name."""
     measures: Mapping[str, Any]
@@ -158,7 +161,7 @@ class Source:
     sizes: Mapping[str, int]
     """The number of trajectories by dataset or optimizer step."""
     read: Callable[[str], Iterator[Entry]]
-    """Yields the trajectories of a dataset or step. It holds a file open until it is exhausted or released."""
+    """Yields the trajectories of a dataset or step. It keeps a file open until it is exhausted or released."""
     notes: Sequence[str] = ()
     """Notes for readers of the page, a sentence each."""
 
@@ -176,25 +179,25 @@ def open_run(run: str | os.PathLike[str]) -> Source:
         steps = {f"step {step}": (step, size) for step, size in count_trained(run).items()}
         sizes = {name: size for name, (_, size) in steps.items()}
         is_beside = is_evaluated and evaluation != Path(run)  # otherwise the settings belong to something else
-        notes = [f"Of training; the evaluation beside it: sorl view {evaluation}"] if is_beside else []
+        notes = [f"This page shows training. To see the evaluation: sorl view {evaluation}"] if is_beside else []
         return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]), notes + _alarms(run))
     if is_evaluated:
         settings = read_settings(evaluation)
         is_finished = (evaluation / RESULTS).exists()
-        notes = [] if is_finished else ["The evaluation is not finished: its finished batches are here."]
-        notes += [problem] if (problem := outdated(evaluation)) else []
+        notes = [] if is_finished else ["The evaluation is unfinished: this page shows its finished batches."]
+        notes += [problem] if (problem := why_stale(evaluation)) else []
         sizes = {name: count_evaluated(evaluation, name) for name in settings["datasets"]}
         return Source(EVALUATION, sizes, lambda name: _evaluated(evaluation, name), notes + _alarms(run))
-    remedy = f"`sorl evaluate {run}` makes some" if policy_in(run) else "name the folder of a run"
+    remedy = f"run `sorl evaluate {run}`" if policy_in(run) else "give the folder of a run"
     raise FileNotFoundError(
-        f"{run} holds no trajectories: {remedy}; training writes its own with `save_trajectories_steps`"
+        f"{run} has no trajectories: {remedy}; training writes its own with `save_trajectories_steps`"
     )
 
 
 def _alarms(run: str | os.PathLike[str]) -> list[str]:
-    """What the collapse guard's rules find in the log of a training run, whether or not a guard has watched it.
+    """The findings of the collapse guard's rules in a training run's log, whether or not a guard was active.
 
-    Gradients that are not finite are left out: with fp16 they are common, and the scaler skips such steps.
+    Non-finite gradients are left out: with fp16, they are common, and the scaler skips such steps.
     """
     logs = [path for path in (Path(run), *checkpoints(run)) if (path / STATE_FILE).is_file()]
     if not logs:
@@ -274,7 +277,7 @@ def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trained_segments(trained: TrainedTrajectory) -> Iterator[dict[str, Any]]:
-    """Cut the completion where turn or context changes. What a turn did is known only if the rollout recorded it."""
+    """Cut the completion where turn or context changes. A turn's action is known only if the rollout recorded it."""
     count = len(set(trained.turn_ids) - {ENVIRONMENT})
     is_recorded, is_named = len(trained.actions) == count, len(trained.agents) == count
     contexts = trained.context_ids or (0,) * len(trained.turn_ids)
@@ -316,12 +319,12 @@ def _verdict(score: float | None) -> str:
 
 
 def _fact(value: Any) -> str:
-    """A value as text. A string stays as it is, because a number in it may be a year."""
+    """A value as text. Strings are unchanged, because a number in one may be a year."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _number(value: float | None) -> float | str | None:
-    """Round a number. If it is not finite, return the word that JavaScript's `Number` reads, because JSON has none."""
+    """Round a number. If it is not finite, return a word that JavaScript's `Number` accepts; JSON has none."""
     if value is None or math.isfinite(value):
         return value if value is None else float(f"{value:.{DIGITS}g}")
     return json.dumps(value)

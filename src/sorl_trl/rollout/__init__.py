@@ -1,4 +1,4 @@
-"""Collects trajectories, in which a policy and its environment take turns. Token ids in, token ids out."""
+"""Collects trajectories in which a policy and its environment take turns. Token ids in, token ids out."""
 
 from sorl_trl.rollout.candidates import BestOfTrajectories, BestOfTurns
 from sorl_trl.rollout.collector import Collector

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BestOfTurns:
-    """Sample several candidates for each turn, let a copy of the environment answer each, and go on from the best.
+    """Sample several candidates for each turn, let a copy of the environment answer each, and continue from the best.
 
     The score of a path is the sum over its turns. Of equal paths, the first is taken; one whose environment is down
     comes last. Slots, and vLLM with its prefix cache, read a context once for all its candidates. A search engine
@@ -34,9 +34,10 @@ class BestOfTurns:
 
     Args:
         candidates: How many turns to sample after each path.
-        score: Gives a finite number to a row of the dataset, a turn and the environment's reply, None if it has none.
+        score: A function of a dataset row, a turn and the environment's reply (None without one) that returns a finite
+            number.
         width: How many paths to keep: one is a greedy choice, more are a beam. The best one becomes the trajectory.
-        depth: How many turns to sample after each candidate, only to add their scores to its own as it is compared.
+        depth: How many look-ahead turns to sample after each candidate. They only add their scores to the candidate's.
     """
 
     candidates: Annotated[int, POSITIVE_COUNT]
@@ -52,14 +53,14 @@ class BestOfTurns:
 
 @dataclass(frozen=True)
 class BestOfTrajectories(BestOfTurns):
-    """Sample several trajectories from copies of one environment, and keep the one whose turns have the best sum."""
+    """Sample several trajectories from copies of one environment, and keep the one with the best total score."""
 
     width: int = field(default=1, init=False)
     depth: int = field(default=0, init=False)
 
 
 class Search:
-    """The search for one trajectory, which begins with `row`. Rows have its number plus a multiple of `rows`."""
+    """The search for one trajectory, which begins with `row`. Its rows are numbered `row` plus multiples of `rows`."""
 
     def __init__(self, how: BestOfTurns, row: _Row, rows: int, example: Any, responder: Responder) -> None:
         self._how, self._example, self._responder = how, example, responder
@@ -70,7 +71,7 @@ class Search:
         self.first = self._next()[0]  # the rows whose first turn begins
 
     def after(self, row: _Row) -> tuple[list[_Row], list[_Row]]:
-        """After a turn of `row`, the rows whose next turn begins, and those that are given up."""
+        """After a turn of `row`: the rows that begin their next turn, and those that are given up."""
         row.score += self._score(row)
         if isinstance(self._how, BestOfTrajectories) and row.stop_reason is None:
             return [row], []
@@ -83,7 +84,7 @@ class Search:
         return growing, given_up
 
     def _searched(self, row: _Row) -> Iterator[tuple[list[_Row], list[_Row]]]:
-        """Yield the rows that take a turn, and those that are given up, and go on when all have taken theirs."""
+        """Yield the rows that take a turn and those that are given up, and continue when all have taken theirs."""
         how, kept = self._how, [row]
         given_up: list[_Row] = []
         while any(path.stop_reason is None for path in kept):

@@ -1,4 +1,4 @@
-"""The rollout loop: rows generate, are answered, and generate again, without waiting for each other."""
+"""The rollout loop: rows generate, get replies, and generate again, without waiting for each other."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ logger = logging.getLogger(__name__)
 
 
 class Collector:
-    """Lets a policy and its environment take turns, on many trajectories at a time.
+    """Runs many trajectories at a time, in which a policy and its environment take turns.
 
-    A turn is answered as soon as it ends, while other rows continue generating. Its reply rejoins exactly
-    `rejoin_after` polls of the engine later, even if it came sooner or has to be waited for; if no row is generating,
-    the next reply rejoins at once. What is sampled therefore does not depend on how long replies take, not even by
-    rounding. Two kinds of engine differ: an engine that generates whole turns (any `Generator`) waits for all replies
-    before it continues, and one that does not count steps (a server) gets each reply as soon as it is available.
+    A turn is answered as soon as it ends, while other rows continue generating. Its row continues exactly
+    `rejoin_after` engine polls later, even if the reply came sooner or must be waited for; if no row is generating,
+    the next row continues at once. Samples therefore do not depend on how long replies take, not even through
+    rounding. Two kinds of engine differ: one that generates whole turns (any `Generator`) waits for all replies before
+    it continues, and one that does not count steps (a server) gets each reply as soon as it is available.
 
-    A row may take `max_turns` turns that call a tool or are invalid, and then one last turn in which it can only
+    A row may take `max_turns` turns that call a tool or are invalid, followed by one last turn in which it can only
     answer. A turn that reaches a token limit, or the end of the engine's window, ends the row for that reason.
 
     It needs no trainer. This asks a policy that was trained to search:
@@ -55,15 +55,15 @@ class Collector:
     Args:
         environment: Answers the turns that call a tool. A search engine is wrapped in a `SearchResponder`.
         protocol: How text becomes an action, and a reply becomes an observation.
-        rejoin_after: See above. With 0, each poll waits for the replies to all turns that it has ended.
-        candidates: What to sample in place of each turn or trajectory, and which to keep.
+        rejoin_after: See above. With 0, each poll waits for the replies to all turns that it ended.
+        candidates: Sample several candidates for each turn or trajectory, and keep the best.
 
     Raises ValueError if the tokenizer cannot write the protocol, the limits leave no room for an observation, or
     `rejoin_after` is below 0.
     """
 
     time: dict[str, float]
-    """How the last rollout spent its time, and what candidates took, as logged under `rollout/`. Unset before it."""
+    """How the last rollout spent its time, and the cost of candidates, as logged under `rollout/`. Unset before it."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Collector:
             environment = SearchResponder(environment, self.protocol, self.limits.top_k)
         if self.limits.top_k not in (RolloutLimits.top_k, getattr(environment, "top_k", None)):
             raise ValueError(
-                f"`limits.top_k` is {self.limits.top_k}, but it is for a search engine, and a "
+                f"`limits.top_k` is {self.limits.top_k}, but applies to search engines, and a "
                 f"{type(environment).__name__} sets the number of passages itself."
             )
         self.responder = environment
@@ -101,21 +101,21 @@ class Collector:
         """Collect one trajectory per prompt, in order; each has at least one turn and ends with a turn.
 
         If a prompt alone fills the engine's window, its trajectory has no turn and ends with
-        `StopReason.CONTEXT_LIMIT`, and a warning gives the length of the prompt. If memory for keys and values ends
-        before the model's positions do, memory determines the window.
+        `StopReason.CONTEXT_LIMIT`, and a warning gives the length of the prompt. If memory for keys and values is the
+        tighter limit, it determines the window.
 
         Args:
             prompts: Token ids; no prompt may be empty.
-            generator: Samples from the policy: an engine, or a `Generator`, with which all rows advance in lock-step.
+            generator: Samples from the policy: an engine, or a `Generator`, which advances all rows in lock-step.
             any_active: Tells whether any rank still has live rows, given whether this one has. If parameters are
-                sharded over ranks, all must poll equally often. Pass an all-reduce then: a rank whose rows have all
-                ended keeps polling, and a generator generates one token for a dummy row. By default each rank stops
-                by itself.
-            examples: The dataset columns of each row, for environments that need them; by default none.
+                sharded over ranks, all must poll equally often. In that case, pass an all-reduce: a rank without live
+                rows keeps polling, and a generator generates one token for a dummy row. By default, each rank stops by
+                itself.
+            examples: The dataset columns of each row, for environments that need them. Default: none.
 
         Raises:
             ValueError: A prompt is empty.
-            RuntimeError: The engine loses a turn, or generates no tokens, too many, or unaligned log-probabilities.
+            RuntimeError: The engine loses a turn, or returns no tokens, too many, or misaligned log-probabilities.
         """
         if not all(map(len, prompts)):
             empty = [i for i, prompt in enumerate(prompts) if not len(prompt)]
@@ -160,7 +160,7 @@ class _Rollout:
         self._searches = searches  # of each trajectory; none without candidates
         self._budget = {"tokens_sampled": 0, "environment_steps": 0}
         self._generating: dict[int, int] = {}
-        """The budgets of the turns under way, by row."""
+        """The token budgets of the turns in progress, by row."""
         self._polls = 0
         self._waiting: list[_Waiting] = []
         """In the order of their turns."""
@@ -184,7 +184,7 @@ class _Rollout:
                 raise RuntimeError(f"the engine is idle, but has not returned the turns of rows {[*self._generating]}")
 
     def time_spent(self, seconds: float) -> dict[str, float]:
-        """Seconds of polling the engine and of waiting for replies, tokens per second, and what candidates took."""
+        """Seconds spent polling the engine and waiting for replies, tokens per second, and the cost of candidates."""
         budget = {name: spent / self._count for name, spent in self._budget.items()} if self._searches else {}
         return budget | {
             "seconds_generating": self._seconds_generating,
@@ -239,7 +239,7 @@ class _Rollout:
         self._waiting += [_Waiting(due, row, reply) for row, reply in zip(rows, replies, strict=True)]
 
     def _rejoin(self) -> None:
-        """Take in the replies that are due, and wait for those that are late."""
+        """Process the replies that are due, and wait for those that are late."""
         while self._waiting:
             if self._engine.idle:  # no row is decoding, so nothing can continue until then
                 self._polls = max(self._polls, self._waiting[0].due)
@@ -252,7 +252,7 @@ class _Rollout:
                 self._take_reply(each.row, each.reply.result())
 
     def _rejoin_early(self) -> None:
-        """Take in the replies that have come. If no row is generating, wait for one."""
+        """Process the replies that have arrived. If no row is generating, wait for one."""
         while self._waiting:
             if self._engine.idle:
                 self._wait(self._waiting, FIRST_COMPLETED)
@@ -274,7 +274,7 @@ class _Rollout:
         self._go_on(row)
 
     def _go_on(self, row: _Row) -> None:
-        """Go on after a turn of a row: with its next turn, or with those after the best of the candidates."""
+        """Continue after a turn of a row: with its next turn, or after the best of the candidates."""
         if row.stop_reason is not None:
             self._engine.release(row.index)
         searches, trajectory = self._searches, row.index % self._count
@@ -295,7 +295,7 @@ class _Row:
     window: int | None
     """How many tokens the policy can read; None for no limit."""
     context: list[int] = field(init=False)
-    """The prompt and all segments so far, from which the next turn is generated."""
+    """The prompt and all segments so far: the context of the next turn."""
     segments: list[Turn | Observation] = field(default_factory=list)
     turns: int = 0
     stop_reason: StopReason | None = None
@@ -307,7 +307,7 @@ class _Row:
 
     @property
     def last_turn(self) -> Turn:
-        """The turn just taken, which its reply may follow."""
+        """The latest turn, which a reply may follow."""
         return next(each for each in reversed(self.segments) if isinstance(each, Turn))
 
     @property
@@ -355,14 +355,14 @@ class _Row:
 
 
 def _end_overlong(rows: Sequence[_Row]) -> None:
-    """End the rows whose prompt leaves no room for a token."""
+    """End the rows with a prompt that leaves no room for a token."""
     overlong = [row for row in rows if row.budget < 1]
     for row in overlong:
         row.stop_reason = StopReason.CONTEXT_LIMIT
     if overlong:
         longest = max(len(row.prompt_ids) for row in overlong)
         logger.warning(
-            "%d of %d prompts are too long: the longest has %d tokens, and %d are read with what follows (the model's "
-            "positions, `kv_cache_gib`, or `vllm_max_model_length`). Their trajectories have no turn.",
+            "%d of %d prompts are too long: the longest has %d tokens, but prompt and trajectory are limited to %d "
+            "(by the model's positions, `kv_cache_gib`, or `vllm_max_model_length`). Their trajectories have no turn.",
             *(len(overlong), len(rows), longest, overlong[0].window),
         )

@@ -1,6 +1,6 @@
-"""Engines, which generate row by row: turns are submitted as contexts arrive, and polled until they end.
+"""Engines, which generate row by row: turns are submitted as contexts arrive and polled until they end.
 
-A `Generator` generates whole turns for all rows at once, and `LockStepEngine` makes an engine of it. Other engines are
+A `Generator` generates whole turns for all rows at once, and `LockStepEngine` wraps it in an engine. Other engines are
 in `slots/` and in `agents/vllm.py`.
 """
 
@@ -34,10 +34,10 @@ class Generation:
 
     `token_ids` has every sampled id, including the end-of-sequence token; its last token may extend beyond the stop
     string. `logprobs` are those of the sampling engine, one per token, if it reports them. `stopped` tells whether a
-    stop string or an end-of-sequence token ended the row, even with its last allowed token; otherwise `max_new_tokens`
+    stop string or an end-of-sequence token ended the row, even at its last allowed token; otherwise `max_new_tokens`
     did. `versions` are those of the weights when the turn was requested and when it was complete, if they can change.
     `routes` (n, L, k) int16 are the experts that the engine chose, if it reports them (`Engine.report_routes`), in the
-    order of `Routers`, for the n tokens that it has read: all of the row but the last one that the turn samples.
+    order of `Routers`, for the n tokens that it has read: the whole row except the last token that the turn samples.
     """
 
     token_ids: tuple[int, ...]
@@ -50,11 +50,11 @@ class Generation:
 class Generator(Protocol):
     """Samples from the policy: token ids in, token ids out.
 
-    If it can read only a limited number of tokens, context and generation together, it sets an attribute `window`, and
-    the collector never asks for more. Without the attribute, or with None, there is no limit.
+    If context and generation together are limited in tokens, it sets an attribute `window`, and the collector never
+    exceeds it. Without the attribute, or with None, there is no limit.
 
-    If rows are to have stop strings of their own, `generate` takes them as a third argument, `stops`: a sequence of
-    strings per row. It is given only where at least one row has any.
+    If rows have their own stop strings, `generate` gets them as a third argument, `stops`: a sequence of strings per
+    row. It is passed only if at least one row has any.
     """
 
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
@@ -74,17 +74,17 @@ class TurnEnd:
         self.eos_token_ids = tuple(eos_token_ids)
         self.tokenizer = tokenizer
         self.tail = max(map(len, self.stop_strings), default=0) + _TAIL_MARGIN
-        """How many of the last tokens to look at: a stop string before them would have ended the turn earlier."""
+        """How many of the last tokens to check: a stop string before them would have ended the turn earlier."""
 
     def tail_with(self, stops: Sequence[str]) -> int:
-        """The `tail` of a row with further stop strings."""
+        """The `tail` of a row with additional stop strings."""
         return max(self.tail, max(map(len, stops)) + _TAIL_MARGIN) if stops else self.tail
 
     def reached(self, sampled: Sequence[Sequence[int]], stops: Sequence[Sequence[str]] | None = None) -> list[bool]:
         """Whether each row's last token ended its turn.
 
-        `sampled` has all tokens that each row has sampled, or the last `tail_with` its stops. `stops` has further stop
-        strings for each row.
+        `sampled` has all tokens that each row has sampled, or at least the last `tail_with(stops)`. `stops` has
+        additional stop strings for each row.
         """
         stops = [()] * len(sampled) if stops is None else stops
         texts: list[str] = self.tokenizer.batch_decode(
@@ -104,16 +104,16 @@ def draw_seed() -> int:
 
 
 class Engine(ABC):
-    """Generates one turn per row, for many rows at a time, whose turns may begin and end at any time.
+    """Generates one turn per row, for many rows at a time. Turns may begin and end at any time.
 
     A rollout opens the engine for its rows, submits the context of a row whenever a turn is due, and polls. It always
-    closes the engine, even after an error, so that no request is left behind and memory for generation is freed.
+    closes the engine, even after an error, to abort open requests and free memory for generation.
     """
 
     window: int | None = None
-    """How many tokens the engine can read, context and generation together; None for no limit. `open` may set it."""
+    """The most tokens that context and generation may have together; None for no limit. `open` may set it."""
     in_steps: bool = True
-    """Whether `poll` is one step of all rows, so that polls measure time. If not, `poll` waits for the next turns."""
+    """Whether `poll` is one step of all rows, so that polls measure time. If not, `poll` waits for turns to end."""
     in_turns: bool = False
     """Whether each step is a whole turn, so that every step should wait for all replies."""
     polls_together: bool = False
@@ -123,27 +123,28 @@ class Engine(ABC):
     seed: int | None = None
     """The seed of the rollout. If it is None, `open` draws one."""
     routes: tuple[int, int] | None = None
-    """(L, k) of the `routes` of generations; None for none, which is so before `report_routes`."""
+    """(L, k) of the `routes` of generations; None if they have none, as before `report_routes`."""
 
     def report_routes(self) -> None:
         """From the next rollout on, have generations include `routes`. Raises ValueError if the engine cannot."""
         raise ValueError(
-            f"`router_replay` is 'r3', but {type(self).__name__} does not report which experts it chose: set "
-            "`rollout_engine` of `EngineOptions` to 'slots', or `use_vllm` to True."
+            f"`router_replay` is 'r3', but {type(self).__name__} does not report which experts it chose: use "
+            "`rollout_engine='slots'` (in `EngineOptions`) or `use_vllm=True`."
         )
 
     memory_share: float = 1.0
-    """Which part of the memory for keys and values it may take, where several engines have it together."""
+    """The share of the memory for keys and values that it may take, where several engines divide it."""
 
     @abstractmethod
     def open(self, rows: int) -> None:
-        """Begin a rollout of `rows` trajectories. Nothing of the previous rollout is kept.
+        """Begin a rollout of `rows` trajectories. Nothing is kept from the previous rollout.
 
-        Rows 0 to `rows` - 1 are their first contexts. A trajectory may have further contexts, each in a row of its
-        own: row = trajectory + `rows` × context. Rows need no announcement: `submit` takes any number from 0 on.
+        Rows 0 to `rows` - 1 are their first contexts. A trajectory may have further contexts, each in its own row: row
+        = trajectory + `rows` × context. Rows need not be declared: `submit` takes any number from 0 on.
 
         Engines with a random generator per row draw one seed for all from torch's global generator here. That
-        generator is in checkpoints, and what a row samples depends on no other row, nor on when it is first submitted.
+        generator is saved in checkpoints. A row's samples depend neither on other rows nor on when it is first
+        submitted.
         """
 
     def rollout_seed(self) -> int:
@@ -151,7 +152,7 @@ class Engine(ABC):
         return draw_seed() if self.seed is None else self.seed
 
     def of_agent(self, agent: str) -> Engine:
-        """The engine to which an agent's turns are submitted: this one, unless agents have weights of their own."""
+        """The engine for an agent's turns: this one, unless agents have separate weights."""
         return self
 
     @abstractmethod
@@ -163,28 +164,28 @@ class Engine(ABC):
         stops: Sequence[str] = (),
         schema: Mapping[str, Any] | None = None,
     ) -> None:
-        """Have `row` generate 1 to `limit` tokens after `context_ids`, everything that it has read and written so far.
+        """Have `row` generate 1 to `limit` tokens after `context_ids`, which is everything read and written so far.
 
         A row has one turn at a time, a context has at least one token, and `limit` is at least 1. The turn also ends
-        at `stops`, which are further stop strings for it alone, none of them empty. With a JSON `schema`, which only
-        engines that have `constrains` take, the text of the turn follows it.
+        at `stops`, additional non-empty stop strings for this turn only. Engines with `constrains` also take a JSON
+        `schema`, which the text of the turn then follows.
         """
 
     @abstractmethod
     def poll(self) -> list[tuple[int, Generation]]:
-        """Take a step, and return the turns that it ended, by row. All ranks that share parameters poll together.
+        """Take a step and return the turns that it ended, by row. All ranks that share parameters poll together.
 
         With nothing submitted, it only takes part in what other ranks compute, and returns an empty list.
         """
 
     def release(self, row: int) -> None:
-        """Forget a row, and the turn that it generates or waits to generate; `poll` does not return it any more.
+        """Drop a row with the turn that it generates or waits to generate; `poll` no longer returns it.
 
-        The row may be submitted again, and does not repeat the random numbers that it has had.
+        The row may be submitted again and does not repeat its random numbers.
         """
 
     def wake(self) -> None:
-        """Make a waiting `poll`, or the next one, return soon. Other threads call it, unless `in_steps`."""
+        """Make a waiting `poll`, or the next one, return soon. Called from other threads, unless `in_steps`."""
 
     @property
     @abstractmethod
@@ -199,8 +200,8 @@ class LockStepEngine(Engine):
     """Any `Generator` as an engine: each poll generates a whole turn for all submitted rows.
 
     A poll makes exactly one call. With `polls_together` and nothing submitted, that call generates one token, which is
-    discarded: if parameters are sharded over ranks (FSDP, ZeRO-3 without gathering), or one engine serves all ranks at
-    once, every rank must make the same number of calls.
+    discarded, because every rank must make the same number of calls if parameters are sharded over ranks (FSDP, ZeRO-3
+    without gathering) or one engine serves all ranks.
     """
 
     in_turns = True
@@ -275,8 +276,8 @@ class HFGenerator:
     """Samples with `model.generate`: one left-padded batch per call.
 
     The caller sets eval mode and gathers sharded parameters; no gradient is recorded. With `synced_gpus`, every rank
-    must make the same number of calls. `generation_config` says how to sample (temperature, top-p, …); options at None
-    come from `model.generation_config`, as always in transformers. Ends and lengths are set here.
+    must make the same number of calls. `generation_config` sets how to sample (temperature, top-p, …); options at None
+    come from `model.generation_config`, as in transformers. Ends and lengths are set here.
 
     Raises ValueError if `generation_config` returns more than one row per context, or `eos_token_ids` is empty.
     """
@@ -343,7 +344,7 @@ class HFGenerator:
 
 
 class _RowEnds(StoppingCriteria):
-    """Ends each row where it stops, and remembers where, because `generate` fills ended rows with padding."""
+    """Ends each row where it stops, and records where, because `generate` fills ended rows with padding."""
 
     def __init__(
         self, end: TurnEnd, context_length: int, limits: Sequence[int], stops: Sequence[Sequence[str]]
@@ -370,6 +371,6 @@ class _RowEnds(StoppingCriteria):
 
 
 def positions_of(model: PreTrainedModel) -> int | None:
-    """The number of positions of a model; None if it has no limit, so that its config gives no positive number."""
+    """The number of positions of a model; None if its config gives no positive number, that is, no limit."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return positions if positions and positions > 0 else None

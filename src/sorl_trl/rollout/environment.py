@@ -40,7 +40,7 @@ class Reply:
     """The reward of this turn (`Turn.reward`)."""
     stop: StopReason | None = None
     role: str = "tool"
-    """Who speaks. A "user" who speaks again in the middle of a trajectory needs a `ChatProtocol`."""
+    """The speaker. A "user" in the middle of a trajectory requires a `ChatProtocol`."""
     results: tuple[ToolResult, ...] = ()
     """The results of several tools, instead of `text`; with a `ChatProtocol`, each is a message of the template."""
 
@@ -60,20 +60,20 @@ class Environment(Protocol):
 
     `step` may be a coroutine and may take long, because other trajectories continue meanwhile. It gets a turn with the
     action that the protocol parsed (`turn.action`). If the world is down, raise `SearchUnavailable`, `ConnectionError`
-    or `TimeoutError`, or let the errors through that one of them caused in a client: the trajectory is masked out of
+    or `TimeoutError`, or do not catch a client's error that one of them caused: the trajectory is then masked out of
     the loss. Any other exception is a programming error and ends the run.
 
-    Three methods are optional. `reset` gets the dataset columns that it has parameters for, and may return text for
-    the end of the prompt. `measures` is called after the rollout, in the rollout's thread, and returns numbers by
-    name, which are averaged over trajectories and logged. `fork` returns a copy for `BestOfTurns`, in place of a deep
-    copy. `EnvironmentResponder` makes one environment per trajectory.
+    Three methods are optional. `reset` gets the dataset columns named by its parameters, and may return text for the
+    end of the prompt. `measures` is called after the rollout, in the rollout's thread, and returns numbers by name,
+    which are averaged over trajectories and logged. `fork` returns a copy for `BestOfTurns`, instead of a deep copy.
+    `EnvironmentResponder` makes one environment per trajectory.
 
-    If several agents share the policy, the optional attribute `agent` is the name of the one whose turn is next:
-    `reset` sets the first, and `step` those after it.
+    If several agents share the policy, the optional attribute `agent` names the agent that acts next: `reset` sets the
+    first, and `step` the following ones.
     """
 
     def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
-        """Answer a turn that calls a tool, or any message. It never gets answers and invalid turns."""
+        """Answer a turn that calls a tool, or any message. Answers and invalid turns are never passed."""
         ...
 
 
@@ -91,8 +91,8 @@ class Responder(ABC):
     Attributes:
         environments: An object per row of the last rollout, for reward functions; may be empty.
         kinds: The name of each row's environment, if there are several.
-        protocol: The protocol with which a policy calls it, if it has its own.
-        shown: Functions that the chat template shows as tools, for rows of each of the `kinds`.
+        protocol: The protocol for the policy's actions, if it has its own.
+        shown: Functions that the chat template shows as tools, for rows of each kind.
     """
 
     environments: Sequence[Any] = ()
@@ -110,7 +110,7 @@ class Responder(ABC):
     def greet(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
         """The text to add to each row's prompt before it is encoded; `open` follows with the same examples.
 
-        Like everything that an environment says, it is untrusted, and the caller sanitizes it.
+        Like all environment text, it is untrusted, and the caller sanitizes it.
         """
         return [None] * len(examples)
 
@@ -118,11 +118,11 @@ class Responder(ABC):
         """Begin a rollout, with one example per row: its `prompt` and the columns of the dataset."""
 
     def protocol_of(self, row: int, protocol: TagProtocol) -> TagProtocol:
-        """The rollout's protocol for reading a row's turns, where rows have different tools."""
+        """The protocol for reading a row's turns, based on the rollout's, if rows have different tools."""
         return protocol
 
     def agent_of(self, row: int) -> str:
-        """The agent whose turn is next in a row, "" if there is only one."""
+        """The agent that acts next in a row, "" if there is only one."""
         return ""
 
     def measures(self, row: int) -> Mapping[str, float]:
@@ -131,21 +131,21 @@ class Responder(ABC):
 
     def branch(self, row: int, into: int) -> bool:
         """Give the row `into` a copy of the environment of `row`, unless it is down. Raises TypeError if it cannot."""
-        raise TypeError(f"{type(self).__name__} has no method `branch`, which copies an environment for candidates")
+        raise TypeError(f"{type(self).__name__} has no method `branch`, which candidates need to copy an environment")
 
     def keep(self, rows: Sequence[int]) -> None:
-        """After a rollout with candidates, forget all environments but those of these rows, in this order."""
+        """After a rollout with candidates, keep only the environments of these rows, in this order."""
 
     @abstractmethod
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
         """Start answering turns, without waiting. The rollout never has two turns of a row open at the same time."""
 
     def close(self) -> None:
-        """End the rollout, without waiting for answers under way."""
+        """End the rollout, without waiting for pending answers."""
 
 
 class BatchResponder(Responder):
-    """Answers turns in batches, in threads: all turns that end while the threads are busy form one batch.
+    """Answers turns in batches, in threads. All turns that end while the threads are busy form one batch.
 
     Subclasses implement `respond`, which is called by up to `concurrency` threads at the same time.
     """
@@ -168,7 +168,7 @@ class BatchResponder(Responder):
         return [reply for _, reply in asked]
 
     def close(self) -> None:
-        """Drop turns that no thread has begun. Answers under way continue, but are ignored.
+        """Drop turns that no thread has begun. Answers in progress continue, but are ignored.
 
         The threads live as long as the responder, because the objects that they call may be bound to them.
         """
@@ -180,7 +180,7 @@ class BatchResponder(Responder):
         return asked
 
     def _answer(self) -> None:
-        """Answer everything asked since a thread was last free. Another thread may have taken it already."""
+        """Answer all turns asked since a thread was last free. Another thread may have taken them already."""
         asked = self._take()
         if not asked:
             return

@@ -1,4 +1,4 @@
-"""Sanitizes what the environment says, in observations, in prompts and in the messages of tools."""
+"""Sanitizes the environment's text in observations, prompts and tool messages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ROUND_BRACKETS = str.maketrans("<>[]", "()()")
 _MAX_PASSES = 3
 _CHARACTERS_PER_TOKEN = 8
 _MARGIN = 256
-"""How many tokens the cut at the end of a text may change at most: a WordPiece word has up to 100."""
+"""The most tokens that a cut at the end of a text may change: a WordPiece word has up to 100."""
 
 
 @dataclass(frozen=True)
-class HarmlessText:
+class SanitizedText:
     """A sanitized text."""
 
     text: str
@@ -42,7 +42,7 @@ class Sanitizer:
     Tags and control tokens that the text spells out get other brackets: `<answer>` becomes `[answer]`, and `[SEP]`
     becomes `(SEP)`, so they stay harmless wherever the text is encoded again. The text is then encoded and decoded,
     because a tokenizer that normalizes its input can turn something else into a control token or a tag. Such an id is
-    dropped, such a tag gets other brackets, and the result is tried again. A text that is not harmless after three
+    dropped, such a tag gets other brackets, and the result is checked again. A text that is not harmless after three
     passes becomes empty.
     """
 
@@ -57,11 +57,11 @@ class Sanitizer:
         strings = sorted(map(re.escape, rewritable), key=len, reverse=True)
         self._control_strings = re.compile("|".join(strings) or "(?!)")
 
-    def sanitize(self, untrusted: str, max_tokens: int) -> HarmlessText:
+    def sanitize(self, untrusted: str, max_tokens: int) -> SanitizedText:
         """The first `max_tokens` tokens of a text, sanitized.
 
-        Only as much of the text is encoded as that takes, and `text` ends where encoding did. Tags and control tokens
-        further on are still counted.
+        Only as much of the text is encoded as necessary, and `text` ends where encoding did. Tags and control tokens
+        beyond that are still counted.
         """
         text, neutralized = self.rewrite(untrusted)
         is_cut = False
@@ -73,16 +73,16 @@ class Sanitizer:
             made = len(ids) - len(kept) + remade
             if not made:
                 truncated = is_cut or len(ids) > max_tokens
-                return HarmlessText(beginning, tuple(ids[:max_tokens]), truncated, neutralized)
+                return SanitizedText(beginning, tuple(ids[:max_tokens]), truncated, neutralized)
             text, neutralized = read, neutralized + made
-        return HarmlessText("", (), True, neutralized)
+        return SanitizedText("", (), True, neutralized)
 
     def clean(self, untrusted: str) -> str:
         """The whole text, sanitized."""
         return self.sanitize(untrusted, len(untrusted)).text
 
     def rewrite(self, untrusted: str) -> tuple[str, int]:
-        """The text with other brackets around tags and control tokens, and how many there were, without encoding it.
+        """The text with other brackets around tags and control tokens, and how many there were. Nothing is encoded.
 
         Retrieved JSON may contain lone surrogates, which no tokenizer accepts; each becomes a question mark.
         """
@@ -91,7 +91,7 @@ class Sanitizer:
         return text, tags + controls
 
     def _encode_beginning(self, text: str, max_tokens: int) -> tuple[str, list[int]]:
-        """A beginning of the text that is long enough for its first `max_tokens` tokens, and its ids."""
+        """A prefix of the text that is long enough for its first `max_tokens` tokens, and its ids."""
         size = _CHARACTERS_PER_TOKEN * (max_tokens + _MARGIN)
         while True:
             ids = self._tokenizer.encode(text[:size], add_special_tokens=False, verbose=False)
@@ -123,9 +123,9 @@ class ObservationEncoder:
         role: str = "tool",
         results: Sequence[ToolResult] = (),
     ) -> Observation:
-        """Encode the environment's reply to a turn; `passages` are those that `text` shows, if any.
+        """Encode the environment's reply to a turn; `passages` are those shown in `text`, if any.
 
-        `results` of tools may take the place of `text`.
+        Tool `results` may replace `text`.
 
         Raises ValueError for the role "user" if the policy's turns are not messages.
         """
@@ -151,9 +151,9 @@ class ObservationEncoder:
     def _encode(
         self, frame: Frame, bodies: Sequence[str], passages: tuple[Passage, ...] = ()
     ) -> tuple[Observation, list[str]]:
-        """Encode one body after another while there is room; also return what was kept of each."""
+        """Encode one body after another while there is room; also return the part of each that was kept."""
         prefix_ids, suffix_ids, between_ids = self._frame_ids[frame]
-        token_ids, harmless = [*prefix_ids], list[HarmlessText]()
+        token_ids, harmless = [*prefix_ids], list[SanitizedText]()
         for body in bodies:
             before = between_ids if harmless else []
             room = self._max_tokens - len(token_ids) - len(before) - len(suffix_ids)
@@ -182,7 +182,7 @@ class ObservationEncoder:
 
 
 class MessageSanitizer:
-    """Sanitizes what an environment adds to messages, and leaves the user's own text alone.
+    """Sanitizes what an environment adds to messages, and leaves the user's own text unchanged.
 
     Args:
         tokenizer: The policy's tokenizer.
@@ -205,40 +205,40 @@ class MessageSanitizer:
         ]
 
     def clean(self, own: Any, content: Any, max_tokens: int | None = None) -> Any:
-        """The content of a message, with everything that an environment has added to the user's `own` sanitized.
+        """The content of a message, with everything that an environment added to the user's `own` text sanitized.
 
         If the content does not begin with `own`, the environment has rewritten it, and all of it is sanitized. Each
-        text that is added is cut to `max_tokens`.
+        added text is cut to `max_tokens`.
         """
         if not isinstance(content, list):
             kept = own if isinstance(own, str) and content.startswith(own) else ""
-            return kept + self._harmless(kept, content[len(kept) :], max_tokens)
+            return kept + self._sanitized(kept, content[len(kept) :], max_tokens)
         blocks = list(own) if isinstance(own, list) else [{"type": "text", "text": own}]
         if content[: len(blocks)] != blocks:
             blocks = []
         for block in content[len(blocks) :]:
             # Some templates write blocks without anything between them.
             before = "".join(each["text"] for each in blocks if is_text(each))
-            blocks.append(self._harmless_block(before, block, max_tokens))
+            blocks.append(self._sanitized_block(before, block, max_tokens))
         return blocks
 
     def _greeted(self, prompt: Any, greeting: str, max_tokens: int) -> Any:
         if isinstance(prompt, str):
-            return prompt + self._harmless(prompt, greeting, max_tokens)
+            return prompt + self._sanitized(prompt, greeting, max_tokens)
         own = prompt[-1].get("content") or ""
         added: Any = [{"type": "text", "text": greeting}] if isinstance(own, list) else greeting
         return [*prompt[:-1], {**prompt[-1], "content": self.clean(own, own + added, max_tokens)}]
 
-    def _harmless_block(self, before: str, block: Any, max_tokens: int | None) -> dict[str, Any]:
+    def _sanitized_block(self, before: str, block: Any, max_tokens: int | None) -> dict[str, Any]:
         """Keep an image, with its path sanitized if it has one; turn anything else into text."""
         if is_image(block):
             image = block["image"]
             is_path = isinstance(image, str)
-            return {"type": "image", "image": self._harmless(before, image, max_tokens) if is_path else image}
+            return {"type": "image", "image": self._sanitized(before, image, max_tokens) if is_path else image}
         text = str.__str__(block["text"] if is_text(block) else str(block))
-        return {"type": "text", "text": self._harmless(before, text, max_tokens)}
+        return {"type": "text", "text": self._sanitized(before, text, max_tokens)}
 
-    def _harmless(self, before: str, text: str, max_tokens: int | None) -> str:
+    def _sanitized(self, before: str, text: str, max_tokens: int | None) -> str:
         harmless = self._sanitizer.sanitize(text, len(text) if max_tokens is None else max_tokens)
         self.neutralized += harmless.neutralized
         is_cut = max_tokens is not None and harmless.truncated  # a text may have more tokens than characters

@@ -26,7 +26,7 @@ from sorl_trl.rollout.protocol import Frame, TagProtocol
 POSITIVE = Number(above=0)
 ENGINES = ("auto", "slots", "lockstep")
 ACTORS = ("environment", "agent", "agent_command", "rollout_func")
-"""Arguments that name what acts in place of a search engine."""
+"""Arguments that replace the search engine."""
 
 PROTOCOLS: Mapping[str, TagProtocol] = {
     "search_r1": TagProtocol(),
@@ -40,24 +40,24 @@ PROTOCOLS: Mapping[str, TagProtocol] = {
         message_frame=Frame(),
     ),
 }
-"""Protocols by name, as recipes use them. "terse" suits tiny policies, which copy best from short observations."""
+"""Protocols by name, for recipes. "terse" suits tiny policies, which copy best from short observations."""
 
 
 @dataclass(frozen=True)
 class RolloutLimits(Checked):
-    """Limits one trajectory, in turns and in tokens. The defaults are those of Search-R1's `train_ppo.sh`.
+    """Limits of one trajectory, in turns and tokens. The defaults are those of Search-R1's `train_ppo.sh`.
 
     Raises ValueError if a limit is out of range.
     """
 
     max_turns: Annotated[int, COUNT] = 2
-    """Turns that may search or be invalid. One last generation, which cannot search, follows them."""
+    """Turns that may search or be invalid, before one last generation, which cannot search."""
     max_turn_tokens: Annotated[int, POSITIVE_COUNT] = 500
     max_observation_tokens: Annotated[int, POSITIVE_COUNT] = 500
     """Tokens of an observation, including its frame."""
     max_trajectory_tokens: Annotated[int | None, POSITIVE_COUNT] = None
-    """Tokens after the prompt, including observations. None takes the trainer's `max_completion_length`, or sets no
-    limit if there is no trainer."""
+    """Tokens after the prompt, including observations. None: the trainer's `max_completion_length`, or no limit
+    without a trainer."""
     top_k: Annotated[int, POSITIVE_COUNT] = 3
     """Passages per query."""
 
@@ -67,15 +67,15 @@ class RolloutLimits(Checked):
             return replace(self, max_trajectory_tokens=max_completion_length)
         if self.max_trajectory_tokens > max_completion_length:
             raise ValueError(
-                f"`limits.max_trajectory_tokens` is {self.max_trajectory_tokens}, more than the trainer's "
-                f"`max_completion_length` of {max_completion_length}. Lower the first or raise the second."
+                f"`limits.max_trajectory_tokens` is {self.max_trajectory_tokens}, but must not exceed the trainer's "
+                f"`max_completion_length` of {max_completion_length}. Lower the former or raise the latter."
             )
         return self
 
 
 @dataclass(frozen=True)
 class EngineOptions(Checked):
-    """How turns are generated, and when replies rejoin them. No option changes the sampled distribution.
+    """How turns are generated, and when rows continue with replies. No option changes the sampled distribution.
 
     `rollout_engine` and `kv_cache_gib` apply to transformers models; vLLM has its own engine. In lock-step, every
     turn waits for all replies, as with `rejoin_after=0`.
@@ -86,42 +86,43 @@ class EngineOptions(Checked):
     rollout_engine: Annotated[str, OneOf(ENGINES)] = field(
         default="auto",
         metadata={
-            "help": "Engine without vLLM. 'slots' computes each token once and lets each row advance by itself; "
-            "'lockstep' calls `model.generate` for whole turns. 'auto' takes slots on a CPU if they serve the model "
-            "exactly, and otherwise logs why not; on a GPU they are slower."
+            "help": "The engine without vLLM. 'slots' keeps the KV cache between turns, and each row advances "
+            "independently; 'lockstep' calls `model.generate` for whole turns. 'auto' is 'slots' on a CPU if it "
+            "reproduces the model exactly, and else 'lockstep', with the reason logged; on a GPU, slots are slower."
         },
     )
     rejoin_after: Annotated[int, COUNT] = field(
         default=32,
         metadata={
             "help": "After how many engine steps a row continues with the reply to its turn, even if the reply came "
-            "sooner or has to be waited for. Set it to about what a slow search takes (`benchmarks.rollout`)."
+            "sooner or must be waited for. Set it to about the duration of a slow search (`benchmarks.rollout`)."
         },
     )
     kv_cache_gib: Annotated[float | None, POSITIVE] = field(
         default=None,
         metadata={
-            "help": "GiB for the keys and values of 'slots'; with less, fewer trajectories generate at once. By "
-            "default, three fifths of the free memory on a GPU, or half of the available memory on a CPU."
+            "help": "GiB for the KV cache of 'slots'; with less, fewer trajectories generate at once. Default: three "
+            "fifths of the free memory on a GPU, or half of the available memory on a CPU."
         },
     )
 
 
 @dataclass
 class RolloutArguments:
-    """What acts, the prompt, the protocol, and all limits of a trajectory except its total number of tokens.
+    """The actor, the prompt, the protocol, and all limits of a trajectory except its total number of tokens.
 
-    By default the policy acts in a search engine. Otherwise it acts in the `environment`, or answers the API calls of
-    the `agent` or the `agent_command`, or does what the `rollout_func` has it do.
+    By default, the policy uses a search engine. Otherwise, it acts in the `environment`, answers the API calls of the
+    `agent` or the `agent_command`, or is driven by the `rollout_func`.
 
-    Raises ValueError if a value is not allowed, or several of these are given.
+    Raises ValueError if a value is not allowed, or more than one of these is given.
     """
 
     environment: str | None = field(
         default=None,
         metadata={
-            "help": "Dotted path of your own environment in place of a search engine, such as my_module.MyGame: a "
-            "class with a method `step`, or a function that makes one. Its `protocol` reads the policy's turns."
+            "help": "Dotted path of your own environment, used instead of a search engine, such as my_module.MyGame: "
+            "a class with a method `step`, or a function that makes one. Its `protocol`, if any, parses the policy's "
+            "turns."
         },
     )
     agent: str | None = field(
@@ -134,44 +135,49 @@ class RolloutArguments:
     agent_command: str | None = field(
         default=None,
         metadata={
-            "help": "A command that makes the API calls of one trajectory, such as 'python my_agent.py'. It finds the "
-            "policy in OPENAI_BASE_URL and OPENAI_API_KEY, reads the example as JSON from standard input, and writes "
-            "its reward as the last line of standard output."
+            "help": "A command that makes the API calls of one trajectory, such as 'python my_agent.py'. It reaches "
+            "the policy through OPENAI_BASE_URL and OPENAI_API_KEY, reads the example as JSON from standard input, "
+            "and writes its reward as the last line of standard output."
         },
     )
     rollout_func: str | None = field(
         default=None,
         metadata={
-            "help": "Dotted path of your own `rollout_func`, as TRL's trainers take it, which makes whole "
-            "trajectories. It is for training alone."
+            "help": "Dotted path of your own `rollout_func`, as for TRL's trainers, which makes whole trajectories. "
+            "For training only."
         },
     )
     agent_time_limit_s: Annotated[float, POSITIVE] = field(
         default=600.0,
-        metadata={"help": "Seconds that the agent may take for one trajectory, which is masked if it takes longer."},
+        metadata={
+            "help": "Time limit in seconds for the agent per trajectory. A trajectory that takes longer is masked."
+        },
     )
     reward_on_error: Annotated[float, Number()] = field(
-        default=0.0, metadata={"help": "Reward of a trajectory in which the agent raised an error."}
+        default=0.0, metadata={"help": "Reward of a trajectory if the agent raises an error."}
     )
 
     prompt_template: str = field(
-        default=SEARCH_R1_TEMPLATE, metadata={"help": "Prompt, with `{question}` in place of the question."}
+        default=SEARCH_R1_TEMPLATE, metadata={"help": "Prompt, with `{question}` where the question goes."}
     )
     chat: Annotated[bool, SWITCH] = field(
-        default=False, metadata={"help": "Ask through the tokenizer's chat template instead of in plain text."}
+        default=False, metadata={"help": "Format prompts with the tokenizer's chat template instead of as plain text."}
     )
     protocol: Annotated[str, OneOf(tuple(PROTOCOLS))] = field(
         default="search_r1",
-        metadata={"help": "Wording of observations: 'search_r1', or 'terse', with shorter ones for small policies."},
+        metadata={
+            "help": "Wording of observations: 'search_r1', or 'terse' for shorter ones that suit small policies."
+        },
     )
     max_turns: Annotated[int, COUNT] = field(
-        default=2, metadata={"help": "Turns that search, call a tool or are invalid, before the last generation."}
+        default=2,
+        metadata={"help": "The most turns that search, call a tool or are invalid, before one last generation."},
     )
     max_turn_tokens: Annotated[int, POSITIVE_COUNT] = field(
-        default=500, metadata={"help": "Tokens of one turn; with an agent, of the reply to one API call."}
+        default=500, metadata={"help": "The most tokens of one turn; with an agent, of the reply to one API call."}
     )
     max_observation_tokens: Annotated[int, POSITIVE_COUNT] = field(
-        default=500, metadata={"help": "Tokens of one observation, including tags."}
+        default=500, metadata={"help": "The most tokens of one observation, including tags."}
     )
     search_top_k: Annotated[int, POSITIVE_COUNT] = field(default=3, metadata={"help": "Passages per search."})
 
@@ -179,35 +185,35 @@ class RolloutArguments:
         check_fields(self)
         given = [f"`{name}` is {value!r}" for name in ACTORS if (value := getattr(self, name))]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)}: name one.")
+            raise ValueError(f"{' and '.join(given)}: set only one.")
         if self.environment:
             factory_named("environment", self.environment, "step")
         if self.agent:
             _check_agent(self.agent)
         if self.rollout_func and not callable(import_named("rollout_func", self.rollout_func)):
             raise ValueError(
-                f"`rollout_func` is {self.rollout_func!r}, but must name a function that TRL's trainers take."
+                f"`rollout_func` is {self.rollout_func!r}, but must name a function for TRL's `rollout_func`."
             )
         if "{question}" not in self.prompt_template:
-            raise ValueError(f"`prompt_template` is {self.prompt_template!r}, but must hold '{{question}}'.")
+            raise ValueError(f"`prompt_template` is {self.prompt_template!r}, but must contain '{{question}}'.")
 
     @property
     def searches(self) -> bool:
-        """Whether a search engine answers the policy, because nothing of the user's own does."""
+        """Whether a search engine answers the policy, because nothing else was given."""
         return self.actor is None
 
     @property
     def has_agent(self) -> bool:
-        """Whether an agent of the user's own makes API calls to the policy."""
+        """Whether the user's own agent makes API calls to the policy."""
         return bool(self.agent or self.agent_command)
 
     @property
     def actor(self) -> str | None:
-        """What of the user's own acts in place of a search engine."""
+        """The name of the argument that replaces the search engine, if any."""
         return next((value for name in ACTORS if (value := getattr(self, name))), None)
 
     def limits(self, max_trajectory_tokens: int) -> RolloutLimits:
-        """The limits, with `max_trajectory_tokens` after the prompt. Raises ValueError if that is below 1."""
+        """The limits, with at most `max_trajectory_tokens` after the prompt. Raises ValueError if that is below 1."""
         return RolloutLimits(
             max_turns=self.max_turns,
             max_turn_tokens=self.max_turn_tokens,
@@ -229,19 +235,19 @@ class RolloutArguments:
         return protocol.in_chat(tokenizer, template_kwargs) if self.chat else protocol
 
     def check_template(self, tokenizer: PreTrainedTokenizerBase, conversational: bool = False) -> None:
-        """Raise ValueError if prompts are messages, by `chat` or as they stand, and there is no chat template.
+        """Raise ValueError if prompts are messages, through `chat` or in the data, and there is no chat template.
 
-        API calls of an agent are messages, too.
+        An agent's API calls are messages, too.
         """
         if tokenizer.chat_template is None and (self.chat or conversational or self.has_agent):
             reason = "`chat` is True" if self.chat else "prompts are messages"
             if self.has_agent:
                 reason = "the agent's API calls are messages"
-            raise ValueError(f"{reason}, but the policy's tokenizer has no chat template: name a chat model.")
+            raise ValueError(f"{reason}, but the policy's tokenizer has no chat template: use a chat model.")
 
 
 def _check_agent(path: str) -> None:
-    """Raise ValueError unless a path names what can be called with an example and an endpoint."""
+    """Raise ValueError unless a path names a function of an example and an endpoint."""
     agent = import_named("agent", path)
     try:
         parameters = signature(agent).bind({}, None).signature.parameters
@@ -250,4 +256,4 @@ def _check_agent(path: str) -> None:
             f"`agent` is {path!r}, but must name a function that takes an example and an endpoint."
         ) from None
     if "trainer" in parameters or next(iter(parameters)) == "prompts":
-        raise ValueError(f"`agent` is {path!r}, which takes prompts and a trainer: name it as `rollout_func`.")
+        raise ValueError(f"`agent` is {path!r}, which takes prompts and a trainer: set it as `rollout_func`.")

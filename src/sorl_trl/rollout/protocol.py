@@ -1,4 +1,4 @@
-"""How the policy's text asks for actions, and how the environment's text is written: in tags, or as chat messages.
+"""How the policy's text expresses actions and how the environment's text is written: in tags, or as chat messages.
 
 With a `TagProtocol`, the policy writes `<think>…</think>`, then either `<search>query</search>` or
 `<answer>…</answer>`; the environment answers a search with `<information>…</information>`. The tags are those of
@@ -20,7 +20,7 @@ from sorl_trl.rollout.trajectories import control_tokens, decode
 from sorl_trl.types import Action, ActionKind, Passage, ToolCall
 
 PROTOCOL_TAGS = ("think", "search", "information", "answer", "tool_call", "tool_response")
-"""Names that must not appear as tags in the environment's text: ours, and those of chat models' tool calls.
+"""Names that must not appear as tags in the environment's text: this package's, and those of chat models' tool calls.
 
 `TagProtocol.tag_names` adds the names of a protocol's tools."""
 
@@ -51,12 +51,12 @@ class Frame:
 
 @dataclass(frozen=True)
 class TagProtocol:
-    """How policy and environment talk. The defaults are Search-R1's, except that no message spells out a tag.
+    """How policy and environment communicate. The defaults are Search-R1's, except that no message spells out a tag.
 
-    Search-R1's corrective message contains `<answer> and </answer>`, which every scorer that reads the completion as
-    text would take for an answer.
+    Search-R1's corrective message contains `<answer> and </answer>`, which a scorer that reads the completion as text
+    would take for an answer.
 
-    Raises ValueError for tools whose names cannot be tags.
+    Raises ValueError for tool names that cannot be tags.
     """
 
     passage_template: str = "Doc {i}(Title: {title}) {text}\n"
@@ -64,7 +64,7 @@ class TagProtocol:
     no_results: str = "No results found."
     search_failed: str = "The search failed for this query. Another query may work."
     invalid_feedback: str = _SEARCH_FEEDBACK
-    """The reply to a turn that does not parse. With tools other than a search, the default names them."""
+    """The reply to a turn that cannot be parsed. With tools other than a search, the default names them."""
     information_frame: Frame = field(default=Frame("\n\n<information>", "</information>\n\n"))
     """The text around passages, or around `no_results` or `search_failed`."""
     feedback_frame: Frame = field(default=Frame("\n", "\n"))
@@ -80,7 +80,7 @@ class TagProtocol:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The closing tags, each of which ends a turn."""
+        """The closing tags; each ends a turn."""
         return tuple(f"</{name}>" for name in (*self.tools, _ANSWER))
 
     @property
@@ -107,14 +107,14 @@ class TagProtocol:
     ) -> TagProtocol:
         """The protocol for prompts that are messages: replies to the policy are messages of the chat template.
 
-        A custom `message_frame` stays, unless it is empty. Raises what `chat_message_frame` raises.
+        A custom `message_frame` is kept, unless it is empty. Raises the errors of `chat_message_frame`.
         """
         if self.message_frame not in (TagProtocol().message_frame, Frame("", "")):
             return self
         return replace(self, message_frame=chat_message_frame(tokenizer, template_kwargs))
 
     def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raise ValueError if `tokenizer` cannot write an action tag, because such a policy could never act."""
+        """Raise ValueError if `tokenizer` cannot encode an action tag, because the policy could never act."""
         for name in (*self.tools, _ANSWER):
             for tag in (f"<{name}>", f"</{name}>"):
                 ids = tokenizer.encode(tag, add_special_tokens=False)
@@ -125,12 +125,11 @@ class TagProtocol:
     def parse(self, text: str) -> Action:
         """Read the action of a turn from its first closing tag; text after that tag is ignored.
 
-        The content stands between the last matching opening tag and the closing tag. The action is invalid without a
-        closing tag, without an opening tag, or with nothing between them.
+        The content is the text between the last matching opening tag and the closing tag. The action is invalid
+        without a closing tag, without an opening tag, or with nothing between them.
 
-        This rule alone defines what an answer is. The first tag decides because the collector ends a turn there: it
-        never sees `<answer>A</answer> no: <answer>B</answer>` as a whole, and if answers could be taken back, naming
-        several would pay.
+        This rule alone defines an answer. The first tag decides, because the collector ends a turn there and never
+        sees all of `<answer>A</answer> no: <answer>B</answer>`. If answers could be revised, naming several would pay.
         """
         closing = re.search("|".join(map(re.escape, self.stop_strings)), text)
         if closing is None:
@@ -171,20 +170,20 @@ def _any_tag(names: tuple[str, ...]) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class ChatProtocol(TagProtocol):
-    """A turn is a message, which the policy ends and the environment interprets.
+    """Each turn is a message that the policy ends and the environment interprets.
 
     A reply is a message of the chat template, from a tool or from the user (`Reply.role`). Templates without tools
     show a tool's message as the user's. Prompts must be messages.
 
     With `functions`, calls are parsed as TRL parses those of its own tools, with the tokenizer's `response_template`.
-    Text that cannot be parsed is no call.
+    Text that cannot be parsed is not a call.
     """
 
     tools: tuple[str, ...] = ()
     functions: tuple[dict[str, Any], ...] = field(default=(), hash=False)
     """JSON schemas of the tools that the chat template shows. A `ToolBox` adds its own."""
     message_ends: tuple[str, ...] = ()
-    """The tokenizer's special tokens. One of them ends a message, not always the end-of-sequence token."""
+    """The tokenizer's special tokens. One of them, not always the end-of-sequence token, ends a message."""
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)
     """The policy's tokenizer."""
 
@@ -196,15 +195,15 @@ class ChatProtocol(TagProtocol):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """Empty, because a turn ends at an end-of-sequence token."""
+        """Empty, because an end-of-sequence token ends a turn."""
         return ()
 
     def in_chat(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ) -> ChatProtocol:
-        """The protocol with the messages of a chat template. Custom frames stay.
+        """The protocol with the messages of a chat template. Custom frames are kept.
 
-        Raises what `chat_message_frame` raises.
+        Raises the errors of `chat_message_frame`.
         """
         plain, user = TagProtocol(), chat_message_frame(tokenizer, template_kwargs)
         tool = _tool_frame(tokenizer, template_kwargs) or user
@@ -222,12 +221,12 @@ class ChatProtocol(TagProtocol):
             raise ValueError("`ChatProtocol` needs prompts that are messages, such as [{'role': 'user', …}]")
         if self.functions and getattr(tokenizer, "response_template", None) is None:
             raise ValueError(
-                "the tokenizer has no `response_template`, with which tool calls are parsed: set one, such as with "
+                "the tokenizer has no `response_template` to parse tool calls with: set one, for example with "
                 "`trl.chat_template_utils.add_response_schema(tokenizer)`"
             )
 
     def parse(self, text: str) -> Action:
-        """The whole message without the tokens that end it, and its calls."""
+        """The whole message, without the tokens that end it, and its calls."""
         calls = self._calls(text) if self.functions else ()
         while end := next(filter(text.endswith, self.message_ends), ""):
             text = text.removesuffix(end)
@@ -248,7 +247,7 @@ class ChatProtocol(TagProtocol):
 
 
 def message_end(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> str | None:
-    """The control token with which the chat template ends the assistant's last message; None if it writes none."""
+    """The control token that ends the assistant's last message in the chat template; None if there is none."""
     options: Any = dict(template_kwargs or {})
     text = str(tokenizer.apply_chat_template([*_EXCHANGE], tokenize=False, **options))
     return _first_control(tokenizer, text.partition(_REPLY)[2])
@@ -259,7 +258,7 @@ def endless_messages(
     eos_token_ids: Sequence[int],
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """A warning if a message of the chat template ends with none of `eos_token_ids`, so that generation continues."""
+    """A warning if none of `eos_token_ids` ends the chat template's messages, so that generation would continue."""
     try:
         end = message_end(tokenizer, template_kwargs)
     except Exception:  # a template may raise anything
@@ -268,9 +267,9 @@ def endless_messages(
         return None
     ends = ", ".join(repr(tokenizer.convert_ids_to_tokens(each)) for each in eos_token_ids)
     return (
-        f"The chat template ends messages with {end!r}, but generation stops at {ends} alone: a message that ends "
-        f"like the template's goes on up to the limit of its turn. Set `tokenizer.eos_token = {end!r}`, or add "
-        f"{end_id} to `model.generation_config.eos_token_id`."
+        f"The chat template ends messages with {end!r}, but generation stops only at {ends}: it would continue past "
+        f"the end of a message up to the turn's limit. Set `tokenizer.eos_token = {end!r}`, or add {end_id} to "
+        "`model.generation_config.eos_token_id`."
     )
 
 
@@ -286,7 +285,7 @@ def chat_message_frame(
     be the tokenizer's end-of-sequence token: Gemma's messages end differently. The text between two messages is read
     only for a "tool", because several tools may answer one message.
 
-    Raises ValueError if the template does not show both messages.
+    Raises ValueError if the template does not render both messages.
     """
     answer, another = 'second "message"\nof another', "third-message"  # a template that writes JSON changes the quotes
     options: Any = dict(template_kwargs or {})
@@ -296,7 +295,7 @@ def chat_message_frame(
     between, shown, suffix = text.partition(_REPLY)[2].partition(answer)
     if not shown:
         raise ValueError(
-            f"the chat template renders {text!r}: it must show the assistant's and then the {role}'s message"
+            f"the chat template renders {text!r}, but must render the assistant's and then the {role}'s message"
         )
     if end is not None and end not in between:  # GPT-OSS ends the last message otherwise than those before it
         end = _first_control(tokenizer, between)
@@ -324,7 +323,7 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
 
 
 def _tool_frame(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None) -> Frame | None:
-    """The text around a tool's message; None if the template shows no such message, or only after a call."""
+    """The text around a tool's message; None if the template renders no such message, or only after a call."""
     try:
         return chat_message_frame(tokenizer, template_kwargs, "tool")
     except Exception:  # a template may raise anything

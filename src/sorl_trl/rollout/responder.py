@@ -1,4 +1,4 @@
-"""A responder with one environment per trajectory, whose calls may take long or never return."""
+"""A responder with one environment per trajectory. Its calls may take long or never return."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from sorl_trl.types import StopReason, Turn
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
-"""Our choice, which is also how long a search is retried."""
+"""Our choice; a search is also retried for this long."""
 CONCURRENCY = 64
 """Our choice of how many steps run at the same time."""
 ENVIRONMENT = "environment"
-"""The column that names a row's factory if there are several, as in TRL."""
+"""The column that names a row's factory, if there are several, as in TRL."""
 Factory: TypeAlias = "Callable[[], Environment]"
 Wait: TypeAlias = "Callable[[Any], Any]"
-"""Returns a value as it is, or what comes of it if it is awaitable."""
+"""Returns a value, awaited if it is awaitable."""
 UNAVAILABLE = Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
 _MUST_RETURN: Mapping[str, tuple[Any, str]] = {
     "reset": (str | None, "text or None"),
@@ -40,7 +40,7 @@ _MUST_RETURN: Mapping[str, tuple[Any, str]] = {
 
 
 class Abandoned(BaseException):
-    """Raised in the thread of a call that no longer counts, so that it does nothing more."""
+    """Raised in the thread of an abandoned call to stop it."""
 
 
 class Calls:
@@ -48,9 +48,8 @@ class Calls:
 
     Each row's calls run in their own thread, because objects may be bound to a thread, as SQLite connections are.
     Awaitables run in an event loop that all rows share. Calls of at most `concurrency` rows run at the same time. A
-    call that takes longer than `timeout_s` is abandoned and no longer counts: a coroutine is cancelled, and a thread
-    runs until it returns, but its result is ignored. All threads are daemons, so that a hanging call does not keep the
-    process from ending.
+    call that takes longer than `timeout_s` is abandoned: a coroutine is cancelled, and a thread runs until it returns,
+    but its result is ignored. All threads are daemons, so a hanging call does not keep the process from ending.
     """
 
     def __init__(self, timeout_s: float, concurrency: int) -> None:
@@ -63,7 +62,7 @@ class Calls:
         self._loop, self._ended = started.result()
 
     def make(self, row: int, function: Callable[[Wait], Any], late: Any, anew: bool = False) -> Future[Any]:
-        """Call `function` in the row's thread, or `anew` in another. It gets a function that awaits coroutines.
+        """Call `function` in the row's thread, or in a new one with `anew`. It gets a function that awaits coroutines.
 
         The future gets the function's result or error (even KeyboardInterrupt), or `late` if it takes too long.
         """
@@ -76,7 +75,7 @@ class Calls:
         return answer
 
     def close(self) -> None:
-        """Abandon all calls under way or still to come, without waiting."""
+        """Abandon all current and future calls, without waiting."""
         for answer in list(self._open):
             if answer.cancel():
                 answer.set_running_or_notify_cancel()  # tells those who wait for it
@@ -100,7 +99,7 @@ class Calls:
             _settle(answer, error=error)
 
     def _awaited(self, answer: Future[Any], value: Any) -> Any:
-        """The value, or what comes of it if it is awaitable. Raises Abandoned if the call no longer counts."""
+        """The value, awaited if it is awaitable. Raises Abandoned if the call was abandoned."""
         if answer.done():
             if inspect.iscoroutine(value):
                 value.close()
@@ -116,12 +115,12 @@ class Calls:
 
 
 def start_awaiting(awaitable: Any, loop: asyncio.AbstractEventLoop) -> Future[Any]:
-    """Await something in a loop of another thread."""
+    """Await something in another thread's loop."""
     return asyncio.run_coroutine_threadsafe(contained(awaitable), loop)
 
 
 async def contained(awaitable: Any) -> Any:
-    """Await something. What would end the loop, which all rows share, becomes a RuntimeError."""
+    """Await something. Errors that would end the shared loop become a RuntimeError."""
     try:
         return await awaitable
     except (SystemExit, KeyboardInterrupt) as error:
@@ -135,7 +134,7 @@ def _settle(answer: Future[Any], value: Any = None, error: BaseException | None 
 
 
 async def _serve(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
-    """Name the loop, and the event that ends it. `asyncio.run` then cancels what has not ended."""
+    """Publish the loop and the event that ends it. `asyncio.run` then cancels what has not ended."""
     ended = asyncio.Event()
     started.set_result((asyncio.get_running_loop(), ended))
     await ended.wait()
@@ -149,16 +148,16 @@ class EnvironmentResponder(Responder):
 
     Each object is made, reset and called in its own thread; coroutines run in an event loop that all rows share. If a
     `reset` or `step` takes longer than `timeout_s`, or its world is down, the trajectory ends as
-    `ENVIRONMENT_UNAVAILABLE`, masked out of the loss.
+    `ENVIRONMENT_UNAVAILABLE` and is masked out of the loss.
 
     Args:
         factory: Makes an environment: a class, or a function without arguments; or several of them by name. If it has
-            an attribute `protocol`, that is how the policy's text becomes its actions.
-        timeout_s: Seconds for one `step` or one `reset`; infinity sets no limit.
+            an attribute `protocol`, that parses the policy's text into actions.
+        timeout_s: Time limit in seconds for one `step` or `reset`; infinity for none.
         concurrency: How many steps may run at the same time.
 
-    Raises TypeError if that `protocol` is no `TagProtocol`, and ValueError if a number is out of range, or a row's
-    column `environment` names no factory.
+    Raises TypeError if that `protocol` is not a `TagProtocol`, and ValueError if a number is out of range or a row's
+    column `environment` does not name a factory.
     """
 
     def __init__(
@@ -183,10 +182,10 @@ class EnvironmentResponder(Responder):
         return [*self._environments.values()]
 
     def greet(self, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Begin a rollout by resetting its environments, and return what each says. `open` continues with them.
+        """Begin a rollout by resetting its environments, and return the text of each. `open` continues with them.
 
         Raises TypeError if an object has no method `step`, or if its `reset` needs a column that is missing or returns
-        neither text nor None; TimeoutError if a `factory` does not return; and whatever either raises.
+        neither text nor None; TimeoutError if a `factory` does not return; and any error that either raises.
         """
         self.close()
         if None not in self._factories:
@@ -204,13 +203,13 @@ class EnvironmentResponder(Responder):
         return self._greetings
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
-        """See `Responder.open`. Raises what `greet` raises, and ValueError for greetings if it was not called."""
+        """See `Responder.open`. Raises the errors of `greet`, and ValueError if `greet` should have been called."""
         lost = [] if self._greetings is not None else list(filter(None, self.greet(examples)))
         if lost:
             self.close()
             raise ValueError(
-                f"`reset` returned {lost[0][:80]!r}, which belongs into the prompt: call `greet` before the prompts "
-                "are encoded, or have `reset` return None"
+                f"`reset` returned {lost[0][:80]!r}, which belongs in the prompt: call `greet` before encoding "
+                "prompts, or have `reset` return None"
             )
         self._greetings = None
 
@@ -218,12 +217,12 @@ class EnvironmentResponder(Responder):
         return getattr(self._environments[row], "agent", "")
 
     def measures(self, row: int) -> Mapping[str, float]:
-        """See `Responder.measures`: the row's environment answers, if it has such a method."""
+        """See `Responder.measures`. The numbers come from the row's environment, if it has such a method."""
         measures: Callable[[], Mapping[str, float]] | None = getattr(self._environments[row], "measures", None)
         return (measures() or {}) if callable(measures) else {}
 
     def branch(self, row: int, into: int) -> bool:
-        """See `Responder`: the copy is made and called in a thread of its own, in which no older call can hang."""
+        """See `Responder`. The copy is made and called in its own thread, so that no older call can block it."""
         assert self._calls is not None, "`open` must come before `branch`"
         original = self._environments[row]
         fork = partial(_reply, original, "fork", getattr(original, "fork", partial(_deep_copy, original)))
@@ -270,11 +269,13 @@ class EnvironmentResponder(Responder):
         if environment is late:
             raise TimeoutError(f"the factory of environments did not return within timeout_s={self._timeout_s}")
         if not callable(getattr(environment, "step", None)):
-            raise TypeError(f"the factory made a {type(environment).__name__}: an environment has a method `step`")
+            raise TypeError(
+                f"the factory made a {type(environment).__name__}, but an environment must have a method `step`"
+            )
         return environment
 
     def _reset(self, calls: Calls, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Reset all environments at the same time, and return what each says."""
+        """Reset all environments at the same time, and return the text of each."""
         resets = {
             row: calls.make(row, partial(_reset, environment, examples[row]), UNAVAILABLE)
             for row, environment in self._environments.items()
@@ -297,13 +298,13 @@ def _reset(environment: Any, example: Mapping[str, Any], wait: Wait) -> Any:
 
 
 def _reply(environment: Any, method: str, call: Callable[[], Any], wait: Wait) -> Any:
-    """What a call of a method returns, or `UNAVAILABLE` if the environment is down."""
+    """The result of a method call, or `UNAVAILABLE` if the environment is down."""
     name = f"{type(environment).__name__}.{method}"
     try:
         reply = wait(call())
     except BaseException as error:
         if is_down(error):
-            logger.warning("%s is unavailable, a trajectory is masked: %r", name, error)
+            logger.warning("%s is unavailable, so a trajectory is masked: %r", name, error)
             return UNAVAILABLE
         raise
     kind, words = _MUST_RETURN.get(method, (type(environment), "a copy of it"))
@@ -313,7 +314,7 @@ def _reply(environment: Any, method: str, call: Callable[[], Any], wait: Wait) -
 
 
 def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:
-    """Call `method` with the columns of an example that it has parameters for, or all if it takes `**kwargs`.
+    """Call `method` with the columns of an example named by its parameters, or all if it takes `**kwargs`.
 
     Raises TypeError if a parameter without a default has no column.
     """
@@ -326,5 +327,5 @@ def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:
     needed = [each.name for each in named if each.default is each.empty]
     if missing := [name for name in needed if name not in taken]:
         name = getattr(method, "__qualname__", repr(method))
-        raise TypeError(f"{name} needs {missing}, but an example has {sorted(example)}")
+        raise TypeError(f"{name} needs {missing}, but an example has only {sorted(example)}")
     return method(**taken)

@@ -1,7 +1,7 @@
 """The experts that a mixture's routers choose: recorded, and imposed on a later pass (routing replay).
 
-The imposed choice is a constant, and gradients reach the router through the weights of the chosen experts, such as
-e^{s_i} / Σ_j e^{s_j} over the chosen j, where s are its own logits. A router loss reads these logits as they are.
+The imposed choice is a constant. Gradients reach the router through the weights of the chosen experts, such as e^{s_i}
+/ Σ_j e^{s_j} over the chosen j, where s are its own logits. A router loss reads these logits unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 LIVE = -1
-"""In the place of an expert: the router chooses for this token itself."""
+"""Placeholder for an expert: the router chooses freely for this token."""
 _SOFTMAX = ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "MixtralTopKRouter", "GptOssTopKRouter")
 _SIGMOID = ("DeepseekV3TopkRouter", "Glm4MoeTopkRouter")
 
@@ -24,7 +24,7 @@ _SIGMOID = ("DeepseekV3TopkRouter", "Glm4MoeTopkRouter")
 class Routers:
     """The L routers of a model's decoder, in the order of its layers; each chooses k experts for each token.
 
-    Raises ValueError if the model has no router, or one of a family that is not known here.
+    Raises ValueError if the model has no router, or one of an unsupported family.
     """
 
     def __init__(self, model: Any) -> None:
@@ -33,23 +33,23 @@ class Routers:
         named = (each for each in model.base_model.named_modules() if "original_module" not in each[0])
         found = {path: each for path, each in named if type(each).__name__.lower().endswith("router")}
         if not found:
-            raise ValueError(f"{name} has no router, but routing replay is for mixtures of experts.")
+            raise ValueError(f"{name} has no router, but routing replay needs a mixture of experts.")
         if unknown := sorted({type(each).__name__ for each in found.values()} - {*_SOFTMAX, *_SIGMOID}):
             known = ", ".join(_SOFTMAX + _SIGMOID)
-            raise ValueError(f"{name} has routers of another kind, {unknown[0]}, but they must be {known}.")
+            raise ValueError(f"{name} has routers of an unsupported kind, {unknown[0]}: they must be {known}.")
         self.modules = [*found.values()]
         self._is_hooked = False
         self.shape = len(found), int(self.modules[0].top_k)
         """(L, k)."""
         self.layers = [int(path.split("layers.")[1].split(".")[0]) for path in found]
-        """The index of each router's layer among all layers, of which some may be dense."""
+        """The index of each router's layer among all layers, including dense ones."""
 
     @contextmanager
     def replayed(self, routes: Tensor | None = None) -> Iterator[Any]:
-        """Within it, passes over n tokens take the experts (n, L, k) of `routes`, except where these are `LIVE`.
+        """Context in which passes over n tokens use the experts (n, L, k) of `routes`, except where these are `LIVE`.
 
-        The function returns what the routers would have taken in the last pass of this thread, (n, L, k). Within
-        another such context, it does nothing.
+        The yielded function returns the routers' own choices in this thread's last pass, (n, L, k). A nested context
+        has no effect.
         """
         chosen: dict[int, Tensor] = {}
         own = get_ident()  # others may sample from the same model
@@ -76,7 +76,7 @@ class Routers:
 
 
 def weights_of(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
-    """How the routers of transformers weigh the experts that they have chosen, to the bit."""
+    """The weights of chosen experts, bit-identical to those of transformers' routers."""
     family = type(router).__name__
     if family == "GptOssTopKRouter":
         return torch.softmax(logits.gather(1, experts), dim=-1, dtype=logits.dtype)

@@ -1,4 +1,4 @@
-"""A search engine as the environment of all rows. If the engine fails, the run continues."""
+"""A search engine as the environment of all rows. The run continues if the engine fails."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _DOWN = Reply(stop=StopReason.SEARCH_UNAVAILABLE)
 
 
 class SearchResponder(BatchResponder):
-    """Answers turns that search. Turns that end while the threads are busy share one call, in which no query repeats.
+    """Answers turns that search. Turns that end while the threads are busy share one call, without repeated queries.
 
     Args:
         backend: The search engine, called by up to `concurrency` threads at the same time.
         protocol: How passages become text.
         top_k: The most passages per query.
         retry: How often and how long to retry a search that is down.
-        concurrency: How many threads search; by default 8 if the engine sets `thread_safe = True`, else 1, which is
-            the same thread in all rollouts.
+        concurrency: How many threads search; by default 8 if the engine sets `thread_safe = True`, else 1, the same
+            thread in all rollouts.
 
     Raises TypeError if the backend has no `search_batch`, and ValueError if `top_k` or `concurrency` is below 1.
     """
@@ -49,7 +49,7 @@ class SearchResponder(BatchResponder):
         self._backend = backend
         self._protocol = protocol or TagProtocol()
         if self._protocol.turns_are_messages:
-            raise ValueError("protocol has turns that are whole messages, but a search needs tags: use `TagProtocol`")
+            raise ValueError("protocol makes turns of whole messages, but a search needs tags: use `TagProtocol`")
         self.top_k = top_k
         self._retry = retry or RetryPolicy()
         self._is_down = False
@@ -61,17 +61,17 @@ class SearchResponder(BatchResponder):
         return True  # a search has no state
 
     def respond(self, turns: Sequence[RowTurn]) -> list[Reply]:
-        """See `BatchResponder`. Once retries have failed, the rest of the rollout makes one attempt per batch."""
+        """See `BatchResponder`. After retries have failed, each batch in the rest of the rollout gets one attempt."""
         queries = [each.turn.action.content for each in turns]
         replies = self.search(queries, patient=not self._is_down)
         self._is_down = _DOWN in replies.values()
         return [replies[query] for query in queries]
 
     def search(self, queries: Sequence[str], patient: bool = True) -> dict[str, Reply]:
-        """The reply to each distinct query, from one call for all; with only one attempt, unless `patient`.
+        """The reply to each distinct query, from one call for all, with a single attempt unless `patient`.
 
-        A refused batch is repeated query by query, so that one bad query spoils no other. Raises RuntimeError if the
-        engine returns the wrong number of results, and whatever else it raises.
+        A refused batch is repeated query by query, so that one bad query does not affect the others. Raises
+        RuntimeError if the engine returns the wrong number of results, and any other error of the engine.
         """
         unique = list(dict.fromkeys(queries))
         try:
@@ -84,7 +84,7 @@ class SearchResponder(BatchResponder):
         except Exception as error:
             if not is_down(error):
                 raise
-            logger.warning("The search engine is unavailable, %d queries are given up: %r", len(unique), error)
+            logger.warning("The search engine is unavailable, so %d queries are given up: %r", len(unique), error)
             return dict.fromkeys(unique, _DOWN)
         results = checked_results(found, unique)
         replies = [Reply(self._protocol.render_passages(passages), tuple(passages)) for passages in results]

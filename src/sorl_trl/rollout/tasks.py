@@ -1,4 +1,4 @@
-"""Tasks: rows of a user's own columns, for what acts in a recipe in place of a search engine."""
+"""Tasks: rows with a user's own columns, for recipes that replace the search engine."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from sorl_trl.search import SearchArguments
 from sorl_trl.text import identifier, json_object
 
 FOR_SEARCH = ("protocol", "search_top_k", *(each.name for each in fields(SearchArguments)))
-"""Arguments that have a meaning only if the policy searches."""
+"""Arguments that apply only if the policy searches."""
 FOR_QUESTIONS = ("prompt_template", "chat")
-"""Arguments that have no meaning for tasks with prompts of their own, nor for an agent, which words its own."""
+"""Arguments that do not apply to tasks with their own prompts, nor to agents, which write theirs."""
 FOR_COLLECTOR = ("max_turns", "max_observation_tokens")
-"""Arguments that have a meaning only where replies to the policy are ours to encode."""
+"""Arguments that apply only where this package encodes replies to the policy."""
 FOR_ENGINE = ("max_turn_tokens", *(each.name for each in fields(EngineOptions)))
-"""Arguments that have no meaning with a `rollout_func`, which generates by itself."""
+"""Arguments that do not apply to a `rollout_func`, which generates by itself."""
 FOR_AGENT = ("agent_time_limit_s", "reward_on_error")
-"""Arguments that have a meaning only with an `agent` or an `agent_command`."""
+"""Arguments that apply only to an `agent` or an `agent_command`."""
 
 
 @dataclass(frozen=True)
 class Task(Question):
-    """A row of a user's file. `metadata` are its columns, but for `prompt`, `golden_answers` and `options`."""
+    """A row of a user's file. `metadata` has its columns, except `prompt`, `golden_answers` and `options`."""
 
     prompt: str | tuple[Mapping[str, Any], ...] | None = None
-    """Text or messages to ask it with, in place of a template with the question."""
+    """Text or messages that replace the template with the question."""
 
 
 def load_rows(source: str | os.PathLike[str], rollout: RolloutArguments, split: str | None = None) -> list[Question]:
-    """Load what a policy is asked: questions of a file or a public set, or tasks if `rollout` does not search.
+    """Load the policy's tasks: questions from a file or a public set, or general tasks if `rollout` does not search.
 
-    Raises what `load_questions`, `load_benchmark` and `load_tasks` raise.
+    Raises the errors of `load_questions`, `load_benchmark` and `load_tasks`.
     """
     if source in BENCHMARKS:
         return load_benchmark(str(source), split)
@@ -54,7 +54,7 @@ def load_tasks(path: str | os.PathLike[str]) -> list[Task]:
     A row without an `id` gets the number of its line.
 
     Raises:
-        ValueError: The file holds no row, or a line is none; the message names the file and the line.
+        ValueError: The file is empty, or a line is not a valid row; the message names the file and the line.
         FileNotFoundError: There is no such file.
     """
     lines = Path(path).read_bytes().splitlines()
@@ -66,7 +66,7 @@ def load_tasks(path: str | os.PathLike[str]) -> list[Task]:
             except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
     if not tasks:
-        raise ValueError(f"{path}: the file is empty; it needs at least one line with a task")
+        raise ValueError(f"{path}: the file is empty, but needs at least one line with a task")
     return tasks
 
 
@@ -102,8 +102,8 @@ def prompt_rows(
 ) -> list[dict[str, Any]]:
     """Make the rows of a dataset. Control tokens that messages and questions spell out are neutralized.
 
-    Without a search, rows have all columns that any of them has; None where a row lacks one. The prompt of a question
-    for an agent is the question.
+    Without a search, each row has all columns that any row has, with None where it lacks one. A question's prompt for
+    an agent is the question itself.
 
     Raises ValueError if some prompts are text and others are messages, or messages lack a chat template.
     """
@@ -118,13 +118,13 @@ def prompt_rows(
                 row["prompt"] = _cleaned(question.prompt, clean)
     kinds = {isinstance(row["prompt"], str) for row in rows}
     if len(kinds) > 1:
-        raise ValueError("some prompts are text, and others are messages: `chat` makes messages of questions")
+        raise ValueError("some prompts are text and others are messages: `chat` turns questions into messages")
     rollout.check_template(tokenizer, conversational=kinds == {False})
     return rows
 
 
 def _cleaned(prompt: str | Sequence[Mapping[str, Any]], clean: Any) -> Any:
-    """Text is taken as it is, because it may need control tokens. In messages, the chat template writes those."""
+    """Text is used as is, because it may need control tokens. In messages, the chat template writes those."""
     if isinstance(prompt, str):
         return prompt
     return [{**message, "content": clean(message["content"])} for message in prompt]
@@ -136,7 +136,7 @@ def own_environment(path: str) -> EnvironmentResponder:
 
 
 def unread(rollout: RolloutArguments) -> tuple[str, ...]:
-    """Arguments that have no meaning with what acts in a run, whatever its tasks are."""
+    """Arguments that do not apply to a run's actor, whatever its tasks are."""
     if rollout.searches:
         return FOR_AGENT
     if rollout.environment:
@@ -147,10 +147,10 @@ def unread(rollout: RolloutArguments) -> tuple[str, ...]:
 
 
 def check_read(rollout: RolloutArguments, questions: Sequence[Question], given: Mapping[str, Any]) -> None:
-    """Raise ValueError for an argument that was given but has no meaning for what the policy is asked."""
+    """Raise ValueError for an argument that was given but does not apply to the policy's tasks."""
     asks_itself = all(isinstance(each, Task) and each.prompt is not None for each in questions)
     without = dict.fromkeys(FOR_QUESTIONS if asks_itself else (), "the prompts of the rows")
     without |= dict.fromkeys(unread(rollout), rollout.actor or "a search engine")
     for name, reader in without.items():
         if given.get(name):
-            raise ValueError(f"`{name}` is {given[name]!r}, but has no meaning with {reader}: leave it out.")
+            raise ValueError(f"`{name}` is {given[name]!r}, but has no effect with {reader}: leave it out.")

@@ -27,10 +27,10 @@ _NOT_TOOLS = ("reset", "get_reward")
 
 
 class Unavailable(str):
-    """Return it from a tool whose world is down: the trajectory is then masked out of the loss.
+    """Return this from a tool if its world is down: the trajectory is then masked out of the loss.
 
     This works in TRL's own tool loop, too, where the policy reads the text. TRL puts `str()` of a tool's result into a
-    message, which for this class is the object itself, so that it can be recognized there.
+    message. For this class, that is the object itself, so it can be recognized there.
     """
 
     def __str__(self) -> str:
@@ -38,17 +38,16 @@ class Unavailable(str):
 
 
 class ToolError(Exception):
-    """A call went wrong. The message is for the policy."""
+    """A call failed. The message is for the policy."""
 
 
 def call_tool(tool: Tool, arguments: Any, wait: Wait) -> str | list[Any]:
-    """Call a tool, in TRL's tool loop as in a `ToolBox`, and return what the policy is told.
+    """Call a tool, in TRL's tool loop or in a `ToolBox`, and return the result for the policy.
 
-    That is the result as text, unless it is a list, which reward functions get as it is, or an `Unavailable` if the
-    tool is down.
+    It is text, except for a list, which reward functions get unchanged, and an `Unavailable` if the tool is down.
 
-    Raises ToolError for any other error of the tool or its arguments, even `SystemExit`, because a policy's Python may
-    say `exit()`.
+    Raises ToolError for any other error of the tool or its arguments, even `SystemExit`, because policy-written Python
+    may call `exit()`.
     """
     try:
         result = wait(tool(**arguments))
@@ -60,7 +59,7 @@ def call_tool(tool: Tool, arguments: Any, wait: Wait) -> str | list[Any]:
             logger.warning("%s is unavailable, a trajectory is masked: %r", name, error)
             return Unavailable(f"{tool.__name__} is unavailable")
         if _fits(tool, arguments):  # otherwise it is the policy's error
-            logger.warning("%s raised %r, which is told to the policy", name, error)
+            logger.warning("%s raised %r, which is passed to the policy", name, error)
         raise ToolError(str(error)) from error
 
 
@@ -70,7 +69,7 @@ def plain_text(value: Any) -> str:
 
 
 def _fits(tool: Tool, arguments: Any) -> bool:
-    """Whether a tool takes these arguments, so that whatever it raises is its own error."""
+    """Whether a tool accepts these arguments, so that any error is the tool's own."""
     try:
         inspect.signature(tool).bind(**arguments)
     except TypeError:
@@ -86,7 +85,7 @@ class RowTools:
         self.reset = getattr(self.object, "reset", None)
         if self.object is not None and not callable(self.reset):
             made = type(self.object).__name__
-            raise TypeError(f"the factory made a {made}: TRL's environments have a method `reset`")
+            raise TypeError(f"the factory made a {made}, but TRL's environments must have a method `reset`")
         self.tools = named([*tools, *methods_of(self.object)])
 
     def step(self, turn: Turn, wait: Wait) -> Reply:
@@ -100,7 +99,7 @@ class RowTools:
         return Reply(results=tuple(results)) if results else Reply(stop=StopReason.ENVIRONMENT_DONE)
 
     def _result(self, name: str, arguments: Any, wait: Wait) -> str | list[Any]:
-        """The result of a call, or what is wrong with it, in TRL's words."""
+        """The result of a call, or its error in TRL's wording."""
         if name not in self.tools:
             return str({"error": f"Tool {name} not found."})
         try:
@@ -110,18 +109,18 @@ class RowTools:
 
 
 def methods_of(environment: Any) -> list[Tool]:
-    """The tools of an object, ordered by name. They are found in its class, so that no property is evaluated."""
+    """The tools of an object, ordered by name. They are looked up in its class, so no property is evaluated."""
     names = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
     return [getattr(environment, name) for name in names if name not in _NOT_TOOLS and not name.startswith("_")]
 
 
 def named(tools: Sequence[Tool]) -> dict[str, Tool]:
-    """Tools by name. Raises ValueError if two have the same name, and TypeError if one has none."""
+    """Tools by name. Raises ValueError if two have the same name, and TypeError if one has no name."""
     if nameless := [tool for tool in tools if not hasattr(tool, "__name__")]:
-        raise TypeError(f"a tool is {nameless[0]!r}, but must be a function or a method, which has a name")
+        raise TypeError(f"a tool is {nameless[0]!r}, but must be a function or method with a name")
     names = [tool.__name__ for tool in tools]
     if len({*names}) < len(names):
-        raise ValueError(f"tools have the names {names}: each must have a name of its own")
+        raise ValueError(f"tools have the names {names}, but each must have a different name")
     return dict(zip(names, tools, strict=True))
 
 
@@ -129,11 +128,12 @@ class ToolBox(EnvironmentResponder):
     """The tools that a TRL trainer takes, for a rollout of this package.
 
     The chat template shows the tools, and a message of the policy calls any number of them in the template's format; a
-    message without calls ends the trajectory. Functions and methods may be coroutines. The policy is told of wrong
-    arguments and of whatever a tool raises, unless the tool is down or too slow: see `EnvironmentResponder`.
+    message without calls ends the trajectory. Functions and methods may be coroutines. The policy reads the error for
+    wrong arguments and for anything that a tool raises, unless the tool is down or too slow: see
+    `EnvironmentResponder`.
 
-    As in TRL, each trajectory has an object of `environment_factory`, whose public methods are tools. Reward functions
-    get the objects as `environments`.
+    As in TRL, each trajectory has an object made by `environment_factory`, and the object's public methods are tools.
+    Reward functions get the objects as `environments`.
 
     Args:
         tools: Functions, which must be safe to call from several threads unless `concurrency` is 1. For a search
@@ -147,8 +147,8 @@ class ToolBox(EnvironmentResponder):
         shown: The tools that the chat template shows, for rows of each kind.
 
     Raises TypeError if a factory's objects have no method `reset`; ValueError if there is no tool, two have the same
-    name, or a row's column `environment` names no factory; and what `transformers.utils.get_json_schema` raises for
-    tools without annotations or docstring.
+    name, or a row's column `environment` does not name a factory; and the errors of
+    `transformers.utils.get_json_schema` for tools without annotations or docstring.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class ToolBox(EnvironmentResponder):
         self._classes = dict.fromkeys(type(each.object) for each in probed.values())
         self.shown = {name: [*each.tools.values()] for name, each in probed.items()}
         if not any(self.shown.values()):
-            raise ValueError("`tools` and `environment_factory` hold no tool, but there must be at least one")
+            raise ValueError("`tools` and `environment_factory` have no tool, but there must be at least one")
         self._schemas = {name: tuple(map(get_json_schema, shown)) for name, shown in self.shown.items()}
         self.protocol = ChatProtocol(functions=tuple(chain.from_iterable(self._schemas.values())))
 
@@ -188,8 +188,8 @@ class ToolBox(EnvironmentResponder):
     def rewards(self) -> list[Callable[..., Any]]:
         """One reward function for each class of objects with `get_reward`, named after the class, as in TRL.
 
-        They return what `get_reward` returns, which may be None for no reward, and None for objects of other classes
-        and if the object's world was down.
+        They return the result of `get_reward`, which may be None for no reward. For objects of other classes, or if
+        the object's world was down, they return None.
         """
         return [_reward_of(each) for each in self._classes if callable(getattr(each, "get_reward", None))]
 

@@ -23,12 +23,12 @@ _IN_HARDLY_ANY_VOCABULARY = "ᚠ 𓀀 ꙮ"
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
-    """The text of `token_ids` as it is: special tokens shown, spaces left alone."""
+    """The unmodified text of `token_ids`: special tokens are included, and spaces are not cleaned up."""
     return str(tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text; joined, they are the text. The last token of a character gets all of it."""
+    """What each token adds to the text; the pieces join to the text. A character belongs to its last token."""
     texts: list[str] = []
     first = 0  # the first token of a character that is not complete yet
     for last in range(len(token_ids)):
@@ -64,7 +64,7 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, tag_names: Iterable[str])
 def _stands_for_unknown_words(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether plain text can become the unknown token.
 
-    In byte-level vocabularies it never does. They name one nevertheless, and it is often the end-of-text token.
+    In byte-level vocabularies, it cannot. They still name one, which is often the end-of-text token.
     """
     if tokenizer.unk_token_id in (None, tokenizer.eos_token_id, tokenizer.bos_token_id):
         return False
@@ -82,7 +82,7 @@ class AssembledTrajectory:
     turn_ids: list[int]
     """The turn's index, counted from 0, where `env_mask` is 1; −1 elsewhere."""
     context_ids: list[int]
-    """The context of each token, as a negative number where it only repeats another."""
+    """The context of each token, negative where it only repeats another."""
     logprobs: list[float] | None
     """The sampling engine's log-probabilities, 0.0 on observations; None if a turn has none."""
 
@@ -90,7 +90,7 @@ class AssembledTrajectory:
 def assemble(trajectories: Sequence[Trajectory]) -> list[AssembledTrajectory]:
     """Lay out each trajectory token by token.
 
-    A trajectory that an infrastructure failure ended keeps its tokens, all with `env_mask` 0 and `turn_ids` −1.
+    A trajectory ended by an infrastructure failure keeps its tokens, all with `env_mask` 0 and `turn_ids` −1.
     """
     return [_assemble_one(trajectory) for trajectory in trajectories]
 
@@ -117,7 +117,7 @@ def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
 
 
 def new_routes(generation: Generation, earlier: Iterable[Turn]) -> np.ndarray[Any, Any] | None:
-    """The routes of what no `earlier` turn of the context covers, because tokens belong to who first read them."""
+    """The routes of tokens that no `earlier` turn of the context covers: a token belongs to its first reader."""
     if generation.routes is None:
         return None
     known = sum(len(each.routes) for each in earlier)
@@ -127,8 +127,8 @@ def new_routes(generation: Generation, earlier: Iterable[Turn]) -> np.ndarray[An
 def laid_out_routes(trajectory: Trajectory, size: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
     """The experts that the engine chose for each token of prompt and completion, (`size`, L, k).
 
-    They are `LIVE` where none is known: from the last token of a context's last turn on, and for what is appended to
-    a completion. Raises RuntimeError if a turn covers more or less than what no earlier one has.
+    They are `LIVE` where unknown: from the last token of a context's last turn on, and for tokens appended to a
+    completion. Raises RuntimeError if a turn's routes do not cover exactly the tokens that no earlier turn covers.
     """
     routes = np.full((size, *shape), LIVE, dtype=np.int16)
     place = len(trajectory.prompt_ids)
@@ -147,8 +147,7 @@ def laid_out_routes(trajectory: Trajectory, size: int, shape: tuple[int, int]) -
 def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Compute means and shares over a batch. The keys are always the same; a mean over nothing is 0.
 
-    A search counts only if it was answered: not in the last turn, which gets no answer, and not while the engine is
-    down.
+    A search counts only if it was answered, so not in the last turn, and not while the engine is down.
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     observations = [each for trajectory in trajectories for each in trajectory.observations]
@@ -180,8 +179,8 @@ def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def environment_statistics(trajectories: Sequence[Trajectory], responder: Responder) -> dict[str, float]:
     """Means over trajectories of their environments' measures, for each kind of environment if there are several.
 
-    They include the `reward` if the environment gives rewards and, for several kinds, the number of `turns`.
-    Trajectories that an infrastructure failure ended are left out.
+    They include the `reward` if the environment gives rewards and, with several kinds, the number of `turns`.
+    Trajectories ended by an infrastructure failure are left out.
     """
     found: dict[str, list[float]] = {}
     for row, trajectory in enumerate(trajectories):
@@ -207,7 +206,7 @@ def _answered_searches(trajectory: Trajectory) -> list[tuple[Turn, Observation]]
 
 
 def _calls_of_tools(trajectory: Trajectory) -> int:
-    """Calls in tags other than a search, and answered calls in messages, of which one may make several."""
+    """Calls in tags other than a search, and answered calls in messages (a message may make several)."""
     in_tags = sum(turn.action.kind is ActionKind.TOOL for turn in trajectory.turns)
     return in_tags + sum(len(observation.results) for observation in trajectory.observations)
 

@@ -1,4 +1,4 @@
-"""Search engines for agents: the interface, three embedded engines, a client and a server, and a cache."""
+"""Search engines for agents: the interface, three embedded engines, a client, a server, and a cache."""
 
 from sorl_trl.search.arguments import BuiltSearch, SearchArguments, open_index
 from sorl_trl.search.backend import NoSearch, RetryPolicy, SearchBackend, SearchError, SearchUnavailable

@@ -17,19 +17,19 @@ from sorl_trl.text import without_user
 
 ENGINES: dict[str, type[SavedIndex]] = {index.engine: index for index in (BM25Index, TantivyIndex, DenseIndex)}
 SOURCES = ("index", "corpus", "search_url", "search_backend", "no_search")
-"""Arguments that name what answers the searches. Exactly one of them is given."""
+"""Arguments that name the source of search results. Exactly one of them must be given."""
 
 
 def open_index(index_dir: str | os.PathLike[str]) -> SavedIndex:
-    """Load an index with the engine that built it. Raises what `SavedIndex.load` raises."""
+    """Load an index with the engine that built it. Raises the errors of `SavedIndex.load`."""
     engine = read_manifest(Path(index_dir)).engine
     if engine not in ENGINES:
-        raise ValueError(f"index {index_dir}: made by the engine {engine!r}, known are {', '.join(ENGINES)}")
+        raise ValueError(f"index {index_dir}: made by the engine {engine!r}, but must be one of {', '.join(ENGINES)}")
     return ENGINES[engine].load(index_dir)
 
 
 class BuiltSearch(NamedTuple):
-    """A search engine, and an identity of what it searches: equal identities give equal answers."""
+    """A search engine, and the identity of its content: equal identities give equal answers."""
 
     backend: SearchBackend
     identity: str
@@ -42,7 +42,7 @@ class SearchArguments:
     Raises ValueError if several are given.
     """
 
-    index: str | None = field(default=None, metadata={"help": "Folder of an index, built by any engine."})
+    index: str | None = field(default=None, metadata={"help": "Folder of an index built by any engine."})
     corpus: str | None = field(
         default=None,
         metadata={"help": "JSONL file of passages. Its index, `<corpus>.index`, is built if missing."},
@@ -50,8 +50,8 @@ class SearchArguments:
     search_engine: Annotated[str, OneOf(tuple(ENGINES))] = field(
         default="bm25",
         metadata={
-            "help": "Engine for `corpus`: bm25 up to about a million passages, tantivy beyond, dense to search by "
-            "meaning. The indexes of the last two are `<corpus>.tantivy` and `<corpus>.dense`.",
+            "help": "Engine for `corpus`: bm25 up to about a million passages, tantivy beyond, dense for search by "
+            "meaning. The latter two use the indexes `<corpus>.tantivy` and `<corpus>.dense`.",
         },
     )
     search_url: str | None = field(
@@ -65,10 +65,10 @@ class SearchArguments:
         },
     )
     no_search: Annotated[bool, SWITCH] = field(
-        default=False, metadata={"help": "Let every search find nothing, to measure what the policy knows by itself."}
+        default=False, metadata={"help": "Make every search find nothing, to measure what the policy knows by itself."}
     )
     search_cache: str | None = field(
-        default=None, metadata={"help": "SQLite file that caches answers across runs; processes may share it."}
+        default=None, metadata={"help": "SQLite file that caches search results across runs; processes may share it."}
     )
 
     def __post_init__(self) -> None:
@@ -81,8 +81,8 @@ class SearchArguments:
         """Open the engine, behind a cache if `search_cache` is set.
 
         Raises:
-            FileNotFoundError, ValueError: The source is missing, cannot be used, or none is given. The message says
-                what to do.
+            FileNotFoundError, ValueError: The source is missing or unusable, or none is given. The message gives the
+                remedy.
         """
         self.check_sources()
         backend, identity = self._engine()
@@ -113,5 +113,7 @@ class SearchArguments:
     def _own_engine(self, path: str) -> SearchBackend:
         engine: SearchBackend = factory_named("search_backend", path, "search_batch")()
         if not callable(getattr(engine, "search_batch", None)):
-            raise ValueError(f"`search_backend` is {path!r}, but the {type(engine).__name__} has no `search_batch`.")
+            raise ValueError(
+                f"`search_backend` is {path!r}, but the {type(engine).__name__} has no method `search_batch`."
+            )
         return engine

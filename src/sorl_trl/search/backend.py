@@ -1,4 +1,4 @@
-"""The interface of search engines, their two kinds of failure, how long to retry, and checks of what passes."""
+"""The interface of search engines, their two kinds of failure, retries, and checks of requests and results."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ logger = logging.getLogger(__name__)
 
 
 class SearchError(Exception):
-    """The engine works but refuses this request. The policy is told so and may ask differently.
+    """The engine works but refuses this request. The policy reads the refusal and may ask differently.
 
-    A single query can make the engine refuse a whole batch; ask query by query to find out which.
+    A single query can make the engine refuse a whole batch; repeat query by query to find out which.
     """
 
 
 class SearchUnavailable(Exception):
-    """The engine cannot be reached or is broken. This says nothing about the policy, so its trajectory is masked out.
+    """The engine cannot be reached or is broken. This is not the policy's fault, so the trajectory is masked out.
 
-    It is not a `SearchError`, so that no handler of one catches the other. Any other exception is a programming error.
+    It is not a `SearchError`, so handlers of one do not catch the other. Any other exception is a programming error.
     """
 
 
@@ -43,23 +43,23 @@ _MISTAKES = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError),
     *(SearchError, FileNotFoundError, PermissionError, ssl.SSLCertVerificationError),
 )
-"""Errors of code or set-up, whatever was being handled when they were raised."""
+"""Errors of code or setup, regardless of any error that was being handled when they were raised."""
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 _DOWN_BY_NAME = {
     *("NetworkError", "RemoteProtocolError", "TimeoutException"),  # httpx, whose ConnectError is a NetworkError
     *("ConnectionError", "ChunkedEncodingError", "Timeout"),  # requests
     *("ClientConnectionError", "ClientPayloadError"),  # aiohttp
 }
-"""Names of the classes with which clients say that a service cannot be reached or that the connection is lost."""
+"""Names of the classes with which clients report an unreachable service or a lost connection."""
 
 
 def is_down(error: BaseException | None) -> bool:
-    """Whether an error means that a service cannot be reached, or that the connection to it is lost.
+    """Whether an error means that a service cannot be reached or that the connection to it was lost.
 
-    It does if it is `SearchUnavailable`, one of Python's errors for that, or one of a known client's, and if one of
-    these caused it or was being handled when it was raised, however deep. `raise … from None` hides what was handled.
-    A mistake in code or set-up, such as a `KeyError` or a wrong certificate, is not "down", whatever was handled. Nor
-    is an answer of a server, such as HTTP 404.
+    It does if it is `SearchUnavailable`, one of Python's errors for that, or one of a known client's, or if one of
+    these caused it or was being handled when it was raised, at any depth. `raise … from None` hides a handled error. A
+    mistake in code or setup, such as a `KeyError` or a wrong certificate, does not count as down, regardless of
+    handled errors. Neither does a server's answer, such as HTTP 404.
     """
     seen = set[int]()
     while isinstance(error, Exception) and id(error) not in seen:
@@ -81,8 +81,8 @@ def is_down(error: BaseException | None) -> bool:
 class RetryPolicy(Checked):
     """How long to retry an engine that is down. Waits grow exponentially, with jitter, up to `max_wait_s`.
 
-    By default, the deadline ends the retries, which leaves time to restart a server. It bounds attempts and waits
-    together: no attempt begins after it. The engine itself limits the time of one attempt. The values are our choice.
+    By default, retries end at the deadline, which leaves time to restart a server. It bounds attempts and waits in
+    total: no attempt begins after it. The engine itself limits the time of one attempt. The values are our choice.
     Raises ValueError if a value is out of range.
     """
 
@@ -92,7 +92,8 @@ class RetryPolicy(Checked):
     deadline_s: Annotated[float, SECONDS] = 60.0
 
     def retrying(self, patient: bool = True) -> tenacity.Retrying:
-        """An object that repeats a call while it raises that a service is down; only one call unless `patient`."""
+        """An object that repeats a call while its error means that a service is down; only one call unless
+        `patient`."""
         attempts = tenacity.stop_after_attempt(self.attempts if patient else 1)
         return tenacity.Retrying(
             stop=attempts | tenacity.stop_before_delay(self.deadline_s),
@@ -128,7 +129,7 @@ class SearchBackend(Protocol):
 
 
 class NoSearch:
-    """A `SearchBackend` that never finds anything, so that a policy must know or guess its answers."""
+    """A `SearchBackend` that never finds anything, so the policy must know or guess its answers."""
 
     thread_safe = True
 

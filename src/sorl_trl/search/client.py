@@ -1,4 +1,4 @@
-"""Engines that ask another one: the client of Search-R1's `/retrieve`, and a cache of answers in a file."""
+"""Engines that query another one: a client for Search-R1's `/retrieve`, and a cache of answers in a file."""
 
 from __future__ import annotations
 
@@ -30,35 +30,34 @@ from sorl_trl.types import Passage
 BATCH_SIZE = 64
 """The most queries per request."""
 CONCURRENCY = 8
-"""The most requests at a time that one search makes."""
+"""The most concurrent requests of one search."""
 LONGEST_RESPONSE = 1 << 28
 """Bytes; our choice."""
 EXCERPT_LENGTH = 200
 WORTH_RETRYING = (408, 429)
-"""HTTP codes that mean "later". Like any 5xx, they say nothing about the request."""
+"""HTTP codes that mean "later". Like any 5xx, they are unrelated to the request's content."""
 REFUSED = (400, 413, 414, 422)
-"""HTTP codes with which a server refuses this request. Others, such as "not found", would refuse any request."""
+"""HTTP codes that refuse this request. Others, such as "not found", would refuse any request."""
 LONGEST_WAIT_S = 30.0
-"""Seconds to wait for another process that writes into a cache; our choice."""
+"""Seconds to wait for another process that is writing to a cache; our choice."""
 
 
 class MalformedResponse(ValueError):
-    """The server's answer is not a search result, so it is the wrong server.
+    """The server's answer is not a search result, so this is the wrong server.
 
-    No retry can mend this mistake in the setup. It is neither a `SearchError` nor a `SearchUnavailable`, so it ends
+    Retries cannot fix this mistake in the setup. It is neither a `SearchError` nor a `SearchUnavailable`, so it ends
     the run.
     """
 
 
 class HTTPSearch:
-    """A `SearchBackend` that asks a Search-R1 `/retrieve` server over pooled connections.
+    """A `SearchBackend` that queries a Search-R1 `/retrieve` server over pooled connections.
 
-    It tries each request once; rollouts retry. Half of a surrogate pair in a query is sent as U+FFFD. Threads may
-    share it.
+    It tries each request once; rollouts retry. A lone surrogate in a query is sent as U+FFFD. Threads may share it.
 
     Args:
         url: The URL to POST to, including the path: `http://127.0.0.1:8000/retrieve`. User and password can be given
-            as `http://user:password@…`; no message shows them.
+            as `http://user:password@…`; messages do not show them.
         timeout_s: Seconds for connecting, for each wait for bytes, and for a whole response.
 
     Raises:
@@ -75,7 +74,7 @@ class HTTPSearch:
         self._client = httpx2.Client(timeout=timeout_s)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SearchBackend.search_batch`. Raises `MalformedResponse` if the answer is no search result."""
+        """See `SearchBackend.search_batch`. Raises `MalformedResponse` if the answer is not a search result."""
         check_request(queries, k)
         batches = [queries[i : i + BATCH_SIZE] for i in range(0, len(queries), BATCH_SIZE)]
         if len(batches) < 2:
@@ -103,12 +102,12 @@ class HTTPSearch:
         return parse_response(answer, len(queries), k)
 
     def _read(self, response: httpx2.Response, deadline: float) -> bytes:
-        """Read the body. Raises an error if it takes too long, as when it comes byte by byte, or is too large."""
+        """Read the body. Raises an error if it is too large or takes too long, for example byte by byte."""
         body = bytearray()
         for piece in response.iter_bytes():
             body += piece
             if time.monotonic() > deadline:
-                raise httpx2.ReadTimeout(f"the response is not whole after {self._timeout_s} s")
+                raise httpx2.ReadTimeout(f"the response is incomplete after {self._timeout_s} s")
             if len(body) > LONGEST_RESPONSE:
                 raise MalformedResponse(f"{self._shown_url}: more than {LONGEST_RESPONSE:,} bytes: {_excerpt(body)}")
         return bytes(body)
@@ -120,7 +119,7 @@ class HTTPSearch:
         if response.status_code in REFUSED:
             raise SearchError(problem)
         if response.is_redirect:
-            raise MalformedResponse(f"{problem}; it redirects to {response.headers.get('Location')!r}: give that URL")
+            raise MalformedResponse(f"{problem}; it redirects to {response.headers.get('Location')!r}: use that URL")
         if not response.is_success:
             raise MalformedResponse(problem)
 
@@ -128,11 +127,11 @@ class HTTPSearch:
 def parse_response(response: Any, num_queries: int, k: int) -> list[list[Passage]]:
     """Read a response that is already decoded from JSON: `{"result": [[{"document": …, "score": 0.5}]]}`.
 
-    A document has one of the schemas of `Corpus`, but may lack an `id`. Without scores, it stands in the place of the
-    hit. A score that is no finite number becomes `None`, because no run should end over it. Half a surrogate pair,
-    which no tokenizer can encode, becomes U+FFFD. Hits beyond the first `k` of a query are cut.
+    A document has one of the schemas of `Corpus`, but may lack an `id`. Without scores, it replaces the hit object. A
+    score that is not a finite number becomes `None`, because it should not end a run. A lone surrogate, which no
+    tokenizer can encode, becomes U+FFFD. Hits beyond the first `k` of a query are dropped.
 
-    Raises MalformedResponse for other responses, and if the number of results is not that of queries.
+    Raises MalformedResponse for other responses, and if the numbers of results and queries differ.
     """
     try:
         found = [[_passage(hit) for hit in hits[:k]] for hits in response["result"]]
@@ -159,7 +158,7 @@ def _finite(score: Any) -> float | None:
 
 
 def _check_url(url: str) -> None:
-    """Raise ValueError unless the URL has a server and a path, without which it would answer no search."""
+    """Raise ValueError unless the URL has a server and a path."""
     rule = "url must be an http or https URL with a path, such as http://127.0.0.1:8000/retrieve"
     try:
         parsed = httpx2.URL(url)
@@ -174,14 +173,14 @@ def _excerpt(body: bytes | bytearray) -> str:
 
 
 class CacheError(ValueError):
-    """A cache file cannot be used. The message names it and says what to do."""
+    """A cache file cannot be used. The message names it and the remedy."""
 
 
 class CachedSearch:
-    """A `SearchBackend` that asks another engine only new queries: each query once, all in one call.
+    """A `SearchBackend` that passes only new queries to another engine: each query once, all in one call.
 
     Answers are kept in an SQLite file, which several processes and threads may use at once. The file grows without
-    bound, and must lie on a local disk, whose locks are reliable. Failures are never kept.
+    bound, and must be on a local disk, where locks are reliable. Failures are never cached.
 
     Args:
         backend: The engine to ask. It must give equal answers to equal requests.
@@ -190,7 +189,7 @@ class CachedSearch:
         path: The file, which is created if missing; its folder must exist.
 
     Raises:
-        CacheError: The file is no cache, cannot be opened, or stays locked; also in any later search.
+        CacheError: The file is not a cache, cannot be opened, or stays locked; also raised by later searches.
     """
 
     def __init__(self, backend: SearchBackend, identity: str, path: str | os.PathLike[str]) -> None:
@@ -200,7 +199,7 @@ class CachedSearch:
             connection.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, passages TEXT NOT NULL)")
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SearchBackend.search_batch`. Raises what the backend does, and `CacheError`."""
+        """See `SearchBackend.search_batch`. Raises the backend's errors, and `CacheError`."""
         check_request(queries, k)
         # JSON in ASCII, because a policy may write half a surrogate pair, which SQLite refuses.
         keys = {query: json.dumps([self._identity, query, k]) for query in queries}
@@ -221,11 +220,12 @@ class CachedSearch:
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one call, because it must not cross a fork or a thread; committed and closed at the end."""
+        """A connection for one call, because it must not cross forks or threads. It is committed and closed at the
+        end."""
         try:
             with closing(sqlite3.connect(self._path, timeout=LONGEST_WAIT_S)) as connection, connection:
                 yield connection
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise CacheError(
-                f"cache {self._path}: {error}; delete the file to start an empty cache, or name another path"
+                f"cache {self._path}: {error}; delete the file to start an empty cache, or choose another path"
             ) from error

@@ -9,12 +9,12 @@ where `topk` (3 by default) and `return_scores` (false) may be missing or null, 
     {"result": [[{"document": {"id", "title", "text", "contents"}, "score": 1.5}]]}
 
 or, without scores, the documents themselves: `{"result": [[{"id", "title", "text", "contents"}]]}`. `contents` is the
-title in quotes, a newline, and the text. A request with too many queries, a query that is too long, or a `topk` that
-is too high is refused as a whole, with 422.
+title in quotes, a newline, and the text. A request with too many queries, an overlong query, or too high a `topk` is
+refused as a whole, with 422.
 
 `GET /health` returns `{"status": "ok", "engine", "documents", "identity"}`.
 
-SIGTERM or SIGINT ends the server with exit code 0, once the requests under way are answered.
+SIGTERM or SIGINT ends the server with exit code 0, once the open requests are answered.
 """
 
 # No `from __future__ import annotations`, because FastAPI evaluates the annotations of functions within functions.
@@ -53,11 +53,11 @@ Serves a search index over HTTP, in Search-R1's wire format, until Ctrl-C. It pr
 example: sorl serve --index index --port 8000
 """
 SHUTDOWN_S = 30
-"""How long requests under way may take after the server was told to stop."""
+"""Time limit in seconds for open requests when the server stops."""
 PENDING_CONNECTIONS = 2048
 DEFAULT_TOPK = 3
 """The default of Search-R1."""
-# The limits of one request (ours). Search-R1 sends at most 512 prompts of 5 trajectories at once.
+# The limits of one request; our choice. Search-R1 sends at most 512 prompts of 5 trajectories at once.
 MOST_QUERIES = 4096
 HIGHEST_TOPK = 100
 LONGEST_QUERY = 10_000
@@ -73,7 +73,7 @@ def index(words: Sequence[str] | None = None) -> None:
 
 
 def serve(words: Sequence[str] | None = None) -> None:
-    """Run `sorl serve` until it is told to stop."""
+    """Run `sorl serve` until it is stopped."""
     options = _serve_parser().parse_args(words)
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn stops cleanly at a signal, then raises it again. Being told to stop is a success, even while loading.
@@ -87,7 +87,7 @@ def serve(words: Sequence[str] | None = None) -> None:
     host, port = listener.getsockname()[:2]
     print(f"{len(served):,} passages ({served.identity}) on http://{host}:{port}/retrieve", flush=True)
 
-    import uvicorn  # create_app says how to install it
+    import uvicorn  # create_app explains how to install it
 
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_S)
     uvicorn.Server(config).run(sockets=[listener])
@@ -116,7 +116,7 @@ def _add_retrieve(app: "FastAPI", index: SavedIndex) -> None:
     from fastapi.responses import JSONResponse
     from pydantic import BaseModel, BeforeValidator, Field
 
-    # Pydantic refuses half a surrogate pair, which JSON can spell. A policy may write one, which is no error.
+    # Pydantic refuses lone surrogates, which JSON can express. A policy may write one, which is not an error.
     clean = BeforeValidator(lambda query: encodable(query) if isinstance(query, str) else query)
 
     class RetrieveRequest(BaseModel):
@@ -152,25 +152,25 @@ def _index_parser() -> Parser:
         help="JSONL files, with or without gzip, or folders of them; each line has `id` and `contents`, "
         "as in wiki-18, or `id`, `title` and `text` (required)",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to make (required)")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to create (required)")
     parser.add_argument(
         "--engine",
         choices=ENGINES,
         default="bm25",
         metavar="NAME",
-        help="bm25 up to about a million passages, tantivy beyond, dense to search by meaning (default: %(default)s)",
+        help="bm25 up to about a million passages, tantivy beyond, dense for search by meaning (default: %(default)s)",
     )
     dense = parser.add_argument_group("only for --engine dense")
     defaults = DenseOptions()
     dense.add_argument("--model", help=f"embedding model: a Hub id or a folder (default: {defaults.model})")
-    dense.add_argument("--query_prefix", help=f"put before every query (default: {defaults.query_prefix!r})")
-    dense.add_argument("--passage_prefix", help=f"put before every passage (default: {defaults.passage_prefix!r})")
+    dense.add_argument("--query_prefix", help=f"text before every query (default: {defaults.query_prefix!r})")
+    dense.add_argument("--passage_prefix", help=f"text before every passage (default: {defaults.passage_prefix!r})")
     return parser
 
 
 def _serve_parser() -> Parser:
     parser = Parser(prog="sorl serve", description=ABOUT_SERVE)
-    parser.add_argument("--index", required=True, metavar="DIR", help="what `sorl index` made (required)")
+    parser.add_argument("--index", required=True, metavar="DIR", help="a folder made by `sorl index` (required)")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)"
     )

@@ -21,16 +21,16 @@ from sorl_trl.types import Passage
 
 VECTORS = "vectors.npy"
 ENCODED_AT_ONCE = 4096
-"""How many passages the model gets at once. It sorts them by length, so that batches need little padding."""
+"""How many passages the model gets at once. It sorts them by length, which keeps padding low."""
 
 
 @dataclass(frozen=True)
 class DenseOptions:
-    """An embedding model, and what texts begin with. The defaults are those of Search-R1's retriever, E5.
+    """An embedding model and its text prefixes. The defaults are those of Search-R1's retriever, E5.
 
     Args:
-        model: A sentence-transformers model, or a transformers model, whose states are averaged over the tokens: a Hub
-            id or a local folder.
+        model: A Hub id or a local folder of a sentence-transformers model, or of a transformers model, with states
+            averaged over tokens.
         query_prefix: Text before every query.
         passage_prefix: Text before every passage, which consists of its title in quotes, a newline, and its text.
     """
@@ -41,7 +41,7 @@ class DenseOptions:
 
 
 class Encoder:
-    """A loaded model. Threads may share it and take turns, because two cannot use a tokenizer at once."""
+    """A loaded model. Threads that share it take turns, because two cannot use a tokenizer at once."""
 
     def __init__(self, options: DenseOptions) -> None:
         try:
@@ -52,7 +52,7 @@ class Encoder:
             self.model = SentenceTransformer(options.model)
         except (OSError, ValueError) as error:  # The libraries' own messages do not always name the model.
             raise OSError(
-                f"model must be a Hub id within reach or the folder of a model, got {options.model!r} ({error})"
+                f"model must be a reachable Hub id or a model's folder, got {options.model!r} ({error})"
             ) from error
         self.options, self._lock = options, Lock()
 
@@ -65,17 +65,16 @@ class Encoder:
             )
         vectors = np.asarray(encoded, dtype=np.float32)
         if not np.isfinite(vectors).all():
-            raise ValueError(f"model {self.options.model!r} gives vectors that are not finite: does it overflow?")
+            raise ValueError(f"model {self.options.model!r} gives non-finite vectors: does it overflow?")
         return vectors
 
 
 class DenseIndex(SavedIndex):
-    """A `SearchBackend` that searches by meaning: it finds passages whose vectors are nearest to the query's.
+    """A `SearchBackend` that searches by meaning: it finds the passages with vectors nearest to the query's.
 
     Vectors have length 1, so scores, which are inner products, are cosines. The search is exact. Every passage is a
-    hit of every query, except that a query of only white space has none. Where there is a GPU, the model runs there
-    and the vectors lie in its memory; otherwise they are mapped from the file, and processes on one machine share
-    them.
+    hit for every query, except that a query of only white space has no hits. With a GPU, the model runs there and the
+    vectors are in its memory; otherwise, they are mapped from the file, and processes on one machine share them.
 
     Make it with `build` or `load`; it needs `pip install 'sorl-trl[dense]'`.
     """
@@ -103,7 +102,7 @@ class DenseIndex(SavedIndex):
         """Embed a corpus into a new folder, and load it; see `SavedIndex.build`.
 
         Args:
-            options: The model and how to use it; `None` takes the defaults.
+            options: The model and how to use it; `None` for the defaults.
 
         Raises:
             OSError: There is no such model.

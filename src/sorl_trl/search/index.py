@@ -1,4 +1,4 @@
-"""Passages in JSONL files, and the base of the engines: an index is a folder, made by `build`, opened by `load`."""
+"""Passages in JSONL files, and the base of the engines: an index is a folder, made by `build` and opened by `load`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MANIFEST = "manifest.json"
 # fail, but find too little.
 FORMAT_VERSION = 6
 CORPUS = "corpus.jsonl"
-"""The file of passages in the index folder of an engine that does not store them itself."""
+"""The passage file in an index folder, if the engine does not store passages itself."""
 CorpusPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """The argument of `corpus_files`."""
 ENDINGS = (".jsonl", ".jsonl.gz")
@@ -44,8 +44,8 @@ class Corpus:
     A line is `{"id", "title", "text"}`, or `{"id", "contents"}` as in Search-R1, where `contents` is the title in
     quotes, a newline, and the text; without a newline, there is no title. Other fields are ignored.
 
-    The file is memory-mapped, and only the byte offsets of its lines are held in memory. Opening finds the offsets; a
-    line is parsed when it is read. Threads may share a corpus.
+    The file is memory-mapped, and only the byte offsets of its lines are held in memory. Offsets are found on opening;
+    a line is parsed when it is read. Threads may share a corpus.
 
     Raises:
         CorpusError: The file is empty, or a line that is read is not a passage.
@@ -60,7 +60,7 @@ class Corpus:
             for line in file:
                 self._offsets.append(self._offsets[-1] + len(line))
             if not len(self):
-                raise CorpusError(f"{self._path}: the corpus is empty; it needs at least one passage")
+                raise CorpusError(f"{self._path}: the corpus is empty, but needs at least one passage")
             self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __len__(self) -> int:
@@ -79,14 +79,14 @@ class Corpus:
 def corpus_files(paths: CorpusPaths) -> list[Path]:
     """The files of a corpus, in the order in which they are read.
 
-    Each path is a JSONL file, a gzipped one (its name ends in `.gz`), or a folder, which stands for its `.jsonl` and
-    `.jsonl.gz` files, ordered by name. Raises CorpusError if a folder has none, and FileNotFoundError.
+    Each path is a JSONL file, a gzipped one (with a name in `.gz`), or a folder, for its `.jsonl` and `.jsonl.gz`
+    files, ordered by name. Raises CorpusError if a folder has none, and FileNotFoundError.
     """
     files: list[Path] = []
     for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
         files += sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS)) if path.is_dir() else [path]
     if not files:
-        raise CorpusError(f"corpus {paths}: it holds no file that ends in {' or '.join(ENDINGS)}")
+        raise CorpusError(f"corpus {paths}: it has no file that ends in {' or '.join(ENDINGS)}")
     if absent := next((file for file in files if not file.exists()), None):
         raise FileNotFoundError(missing("corpus", absent))
     return files
@@ -103,7 +103,7 @@ def read_passages(files: Sequence[Path], show_progress: bool) -> Iterator[Passag
         is_empty = False
         yield passage
     if is_empty:
-        raise CorpusError(f"{', '.join(map(str, files))}: the corpus is empty; it needs at least one passage")
+        raise CorpusError(f"{', '.join(map(str, files))}: the corpus is empty, but needs at least one passage")
 
 
 def write_corpus(passages: Iterable[Passage], path: str | os.PathLike[str]) -> None:
@@ -142,7 +142,7 @@ def _passages(path: Path) -> Iterator[Passage]:
                 if line.strip():
                     yield _parse_line(path, number, line)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CorpusError(f"{path}, after line {number}: not a whole gzip file ({error})") from error
+        raise CorpusError(f"{path}, after line {number}: not a complete gzip file ({error})") from error
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> Passage:
@@ -162,10 +162,10 @@ Index = TypeVar("Index", bound="SavedIndex")
 
 
 class IndexOutdated(ValueError):
-    """An index was built from another corpus, or by another version. The message says what to do."""
+    """An index was built from another corpus, or by another version. The message gives the remedy."""
 
     def __init__(self, directory: Path, problem: str) -> None:
-        super().__init__(f"index {directory}: {problem}; delete the folder to build it again, or name another index")
+        super().__init__(f"index {directory}: {problem}; delete the folder to rebuild it, or choose another index")
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Manifest:
 
 
 class SavedIndex(ABC):
-    """A `SearchBackend` whose files lie in one folder. A subclass opens them in its constructor."""
+    """A `SearchBackend` with all its files in one folder. A subclass opens them in its constructor."""
 
     thread_safe = True
     engine: ClassVar[str]
@@ -203,7 +203,7 @@ class SavedIndex(ABC):
 
     @property
     def identity(self) -> str:
-        """A short name of its content, for caches: equal names give equal answers."""
+        """A short name of its content, for caches. Equal names give equal answers."""
         return self._manifest.identity
 
     def __len__(self) -> int:
@@ -219,7 +219,7 @@ class SavedIndex(ABC):
     ) -> Index:
         """Index a corpus into a new folder, and load it.
 
-        The folder is written under another name and renamed when complete, so it never exists in part.
+        The folder is written under another name and renamed when complete, so it is never partial.
 
         Args:
             corpus_path: JSONL files, with or without gzip, or folders of them; see `Corpus`.
@@ -236,15 +236,15 @@ class SavedIndex(ABC):
 
     @classmethod
     def open(cls: type[Index], corpus_path: CorpusPaths, index_dir: str | os.PathLike[str]) -> Index:
-        """Load the index of a corpus, and build it first if there is none. This reads the whole corpus.
+        """Load the index of a corpus, building it first if there is none. This reads the whole corpus.
 
-        Raises IndexOutdated if the corpus has changed since the index was built, and what `build` and `load` raise.
+        Raises IndexOutdated if the corpus has changed since the index was built, and the errors of `build` and `load`.
         """
         directory = Path(index_dir)
         if not directory.exists():
             return cls.build(corpus_path, index_dir)
         if read_manifest(directory).sources != [fingerprint(path) for path in corpus_files(corpus_path)]:
-            raise IndexOutdated(directory, f"it was built from other content than {corpus_path} has now")
+            raise IndexOutdated(directory, f"it was built from different content than {corpus_path} has now")
         return cls.load(index_dir)
 
     @classmethod
@@ -291,11 +291,13 @@ def write_index(
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the `manifest.json` of any engine. Raises what `SavedIndex.load` raises."""
+    """Read the `manifest.json` of any engine. Raises the errors of `SavedIndex.load`."""
     if not directory.exists():
         raise FileNotFoundError(missing("index", directory))
     if not (directory / MANIFEST).is_file():
-        raise FileNotFoundError(f"index {directory}: there is no {MANIFEST}; name another, or build the index")
+        raise FileNotFoundError(
+            f"index {directory}: there is no {MANIFEST}; choose another folder, or build the index"
+        )
     try:
         record = json.loads((directory / MANIFEST).read_bytes())
         version = record["format_version"]
@@ -303,7 +305,7 @@ def read_manifest(directory: Path) -> Manifest:
     except (ValueError, TypeError, LookupError) as error:
         raise IndexOutdated(directory, f"its {MANIFEST} cannot be read ({error})") from error
     if manifest is None:
-        raise IndexOutdated(directory, f"it is of version {version}, and read is {FORMAT_VERSION}")
+        raise IndexOutdated(directory, f"it has version {version}, but must have {FORMAT_VERSION}")
     return manifest
 
 

@@ -1,4 +1,4 @@
-"""The engines that compare words: how they split text into tokens, bm25s's BM25 in memory, and tantivy's on disk."""
+"""Lexical engines: their tokenization, BM25 in memory with bm25s, and BM25 on disk with tantivy."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ _ACCENT = re.compile("[\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\
 def tokenize(text: str) -> list[str]:
     """Split text into tokens: runs of letters and digits, and single CJK characters; no stop words, no stemming.
 
-    A run of Thai, Lao, Khmer or Burmese gives its letters, with their marks, and each two neighbours: a word is not
-    marked off, and its letters alone would be found everywhere.
+    A run of Thai, Lao, Khmer or Burmese gives its letters, with their marks, and each pair of neighbours, because
+    words are not delimited and single letters occur everywhere.
 
     Case and accents are folded: "Curaçao" and "CURACAO" give the same token. "U.S." gives "u" and "s". Text without
     letters and digits gives `[]`.
@@ -84,11 +84,11 @@ def _passage_tokens(passage: Passage) -> list[str]:
 
 
 class BM25Index(SavedIndex):
-    """A `SearchBackend` for up to about a million passages: bm25s's scores (Lucene's BM25, k1 = 1.5, b = 0.75).
+    """A `SearchBackend` for up to about a million passages, with bm25s's scores (Lucene's BM25, k1 = 1.5, b = 0.75).
 
     It searches title and text. Only passages that share a token with the query are hits. Equal scores keep the order
-    of the corpus, so the same query always finds the same passages. A repeated token counts once, so that a policy
-    that repeats itself cannot slow the search down.
+    of the corpus, so the same query always finds the same passages. A repeated token counts once, so a policy that
+    repeats itself cannot slow the search down.
 
     Text is split as `tokenize` says: case and accents are folded, English stop words dropped, and nothing is stemmed.
     A script that imports bm25s before this package, with JAX installed, should set `JAX_PLATFORMS=cpu`: bm25s would
@@ -126,7 +126,7 @@ class BM25Index(SavedIndex):
         vocabulary: dict[str, int] = {}
         token_ids = [[vocabulary.setdefault(t, len(vocabulary)) for t in _passage_tokens(each)] for each in progress]
         if not vocabulary:
-            raise CorpusError("corpus: no passage holds a letter or digit outside the stop words")
+            raise CorpusError("corpus: no passage has a letter or digit outside the stop words")
         scorer = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
         scorer.index((token_ids, vocabulary), create_empty_token=False, show_progress=show_progress)
         scorer.save(directory)
@@ -145,15 +145,15 @@ def top_k(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.intp]:
 FOLDER = "tantivy"
 """The folder of tantivy's own files in the index folder."""
 HEAP_BYTES = 256 << 20
-"""How much the writer may hold in memory before it writes a segment."""
+"""How many bytes the writer may buffer before it writes a segment."""
 TOKENS, PASSAGE = "tokens", "passage"
 
 
 class TantivyIndex(SavedIndex):
     """A `SearchBackend` for millions of passages: tantivy's BM25 (k1 = 1.2, b = 0.75, lengths rounded to one byte).
 
-    It uses the same tokens and rules as `BM25Index`, so it finds the same passages; only their scores differ, and the
-    order of passages that are about as good, which is the same in every search of one index. Passages are compressed
+    It uses the same tokens and rules as `BM25Index`, so it finds the same passages. Only scores differ, and thus the
+    order of passages with similar scores; the order is the same in every search of one index. Passages are compressed
     in tantivy's store. Opening takes milliseconds at any size, and processes on one machine share its pages. Building
     takes a buffer of fixed size.
 

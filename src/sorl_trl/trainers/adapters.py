@@ -1,4 +1,4 @@
-"""Several of PEFT's adapters that are trained together: which one a pass uses, and which may stand beside others."""
+"""Several PEFT adapters trained together: which one a pass uses, and which may share a base model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @contextmanager
 def adapter_alone(modules: Sequence[Any], name: str) -> Iterator[None]:
-    """Within it, the modules of a PEFT model use this adapter alone, and those without it are the base model's.
+    """Context in which the modules of a PEFT model use only this adapter; modules without it act as the base model's.
 
-    PEFT's `set_adapter` freezes every adapter but the active one, and several that train in one step need gradients.
+    PEFT's `set_adapter` freezes every adapter but the active one, but adapters that train in one step all need
+    gradients.
     """
     layers = [each for each in modules if isinstance(each, BaseTunerLayer | AuxiliaryTrainingWrapper)]
     switch: dict[str, Any] = {"_active_adapter": lambda _: [name], "_disable_adapters": lambda _: False}
@@ -28,9 +29,9 @@ def adapter_alone(modules: Sequence[Any], name: str) -> Iterator[None]:
 
 @contextmanager
 def within_and_recomputed(modules: Iterable[Any], context: Callable[[], Any]) -> Iterator[None]:
-    """Enter a context, made by `contextmanager`, which gradient checkpointing enters again for what it recomputes.
+    """Enter a context made by `contextmanager`; gradient checkpointing enters it again when it recomputes.
 
-    Backward runs outside of it, where reentrant checkpointing would silently compute another function's gradients.
+    Backward runs outside the context, where reentrant checkpointing would silently compute the wrong gradients.
     """
 
     def entering(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,7 +44,7 @@ def within_and_recomputed(modules: Iterable[Any], context: Callable[[], Any]) ->
 
 @contextmanager
 def replaced(holders: Sequence[Any], **new: Callable[[Any], Any]) -> Iterator[None]:
-    """Within it, the named attributes of each holder are what the functions make of them."""
+    """Context in which the named attributes of each holder are replaced by what the functions make of them."""
     before = [(holder, name, getattr(holder, name)) for holder in holders for name in new]
     for holder, name, value in before:
         setattr(holder, name, new[name](value))
@@ -55,9 +56,9 @@ def replaced(holders: Sequence[Any], **new: Callable[[Any], Any]) -> Iterator[No
 
 
 def why_not_beside_others(config: Any) -> str | None:
-    """What keeps an adapter from standing beside others on one base model; None if nothing does."""
+    """Why an adapter cannot share a base model with others; None if it can."""
     if not isinstance(config, LoraConfig) or config.peft_type != PeftType.LORA:  # AdaLoRA's is one
-        return f"it is a {type(config).__name__}, and not LoRA"
+        return f"it is a {type(config).__name__}, not LoRA"
     if config.bias != "none" or str(config.init_lora_weights).startswith(_CHANGE_THE_BASE):
         given = f"`bias={config.bias!r}` with `init_lora_weights={config.init_lora_weights!r}`"
         return f"{given} changes the base model, which all adapters share"

@@ -17,9 +17,9 @@ from sorl_trl.trainers.sampled import Sampled, padded
 
 
 def agent_fields(sampled: Sequence[Sampled], turn_ids: Tensor) -> dict[str, Any]:
-    """The fields of a batch that say whose turns they are; none if no turn has a name. All processes call it together.
+    """The fields of a batch that give each turn's agent; none if no turn has a name. All processes call it together.
 
-    Names belong to one rollout, and stay with the numbers wherever a batch is shuffled, split or saved.
+    Names belong to one rollout and stay with their numbers when a batch is shuffled, split or saved.
     """
     names = tuple(sorted({*gather_object(sorted({name for row in sampled for name in row.agents}))}))
     if not any(names):
@@ -29,7 +29,7 @@ def agent_fields(sampled: Sequence[Sampled], turn_ids: Tensor) -> dict[str, Any]
 
 
 def agents_of_all(accelerator: Accelerator, sampled: Sequence[Sampled], names: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a `ScoredRollout` that say whose its turns are, masked or not."""
+    """The fields of a `ScoredRollout` that give each turn's agent, whether the turn is masked or not."""
     if not names:
         return {}
     numbers = padded([[names.index(name) for name in row.agents] for row in sampled], -1).to(accelerator.device)
@@ -42,12 +42,12 @@ def names_of(batch: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _each_of_several(numbers: Any, names: tuple[str, ...]) -> list[tuple[str, Tensor]]:
-    """Where each agent's turns or tokens are, by name; nothing if there is only one, whose metrics are everybody's."""
+    """Where each agent's turns or tokens are, by name; empty for one agent, since its metrics are the overall ones."""
     return [(f"agents/{name}", numbers == number) for number, name in enumerate(names)] if len(names) > 1 else []
 
 
 def log_agents(trainer: Any, scored: ScoredRollout) -> None:
-    """Log which share of the turns is each agent's, and the mean reward of the trajectories in which it acts."""
+    """Log each agent's share of the turns, and the mean reward of the trajectories in which it acts."""
     logged = trainer._metrics["train" if trainer.model.training else "eval"]
     for name, own in _each_of_several(scored.agents, scored.agent_names):
         logged[f"{name}/turn_share"].append((own.sum() / scored.turns.counts.sum()).item())
@@ -55,9 +55,9 @@ def log_agents(trainer: Any, scored: ScoredRollout) -> None:
 
 
 def agent_metrics(model: nn.Module, loss: Tensor, batch: MicroBatch, with_gradient: bool) -> dict[str, Any]:
-    """By name, values of each agent's tokens or trajectories, and where to average them.
+    """By metric name, values for each agent's tokens or trajectories, and where to average them.
 
-    With its gradient: the norm of that part of the loss's gradient which goes through its log-probabilities.
+    With gradients, also the norm of the part of the loss's gradient that flows through the agent's log-probabilities.
     """
     metrics: dict[str, Any] = {}
     if with_gradient := with_gradient and loss.requires_grad:

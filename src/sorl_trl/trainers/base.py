@@ -1,8 +1,8 @@
-"""`trl.GRPOTrainer` with turns, a method of five pieces, and runs that resume exactly; and SO-GRPO, its defaults.
+"""`trl.GRPOTrainer` with turns, a five-piece method and exact resume; `SOGRPOTrainer` is its default setup.
 
 TRL 1.16's private methods are overridden narrowly: `super()` plus what differs. docs/internals/architecture.md lists
-them, and tests/contract/test_trl_seams.py fails when one of their bodies changes. Every seam to TRL is in one class;
-what the methods do is in the modules they call.
+them, and tests/contract/test_trl_seams.py fails when one of their bodies changes. This class contains every seam to
+TRL; the work is done in the modules that its methods call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from sorl_trl.trainers.vllm_policy import used_by_trl
 
 
 class TurnLevelTrainer(GRPOTrainer):
-    """`GRPOTrainer` that records turns, and whose advantages and loss are those of a `Method`."""
+    """A `GRPOTrainer` that records turns and takes its advantages and loss from a `Method`."""
 
     config_class: ClassVar[type[TurnLevelConfig]] = TurnLevelConfig
     default_method: ClassVar[str] = "so_grpo"
@@ -64,7 +64,7 @@ class TurnLevelTrainer(GRPOTrainer):
     reward_funcs: list[Any]
     rollout_func: Any
     _paper: dict[str, str] = {}  # noqa: RUF012 - TRL's is not a ClassVar
-    """For TRL's model card, of a subclass that is itself a published method. Others name their `method` there."""
+    """For TRL's model card, if the subclass itself is a published method. Otherwise, the card names the `method`."""
     rollout_examples: list[dict[str, Any]] | None = None
     """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
     _ahead: RolloutsAhead | None = None
@@ -137,7 +137,7 @@ class TurnLevelTrainer(GRPOTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """One rollout, from rows of the dataset to the tensors that training reads."""
+        """Make one rollout: from rows of the dataset to the tensors that training reads."""
         rollout = self._collect(inputs)
         advantages = self._apply_method(rollout)
         log_table(self, rollout, advantages)
@@ -147,7 +147,7 @@ class TurnLevelTrainer(GRPOTrainer):
 
     @profiling_decorator  # type: ignore[untyped-decorator]
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """The next micro-batch: of a new rollout when all updates on the last one are made, as in TRL."""
+        """The next micro-batch, from a new rollout once all updates on the last one are done, as in TRL."""
         if not self.model.training:
             return self._generate_and_score_completions(generation_batch)
         count = int(self.args.steps_per_generation)
@@ -165,14 +165,14 @@ class TurnLevelTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def _score(self, model: Any, batch: Mapping[str, Any], values: bool = False, replay: bool = False) -> Pass:
-        """A pass without gradient, in chunks of a device's batch size. All processes call it together."""
+        """A pass without gradients, in chunks of the per-device batch size. All processes call it together."""
         args = self.args
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with disable_gradient_checkpointing(self.model, args.gradient_checkpointing_kwargs):
             return self._forward(model, batch, values=values, rows=rows, replay=replay)
 
     def _apply_method(self, rollout: Rollout) -> Tensor:
-        """Drop what is not kept, and put advantages and weights into the batch; returns (N,) advantages to show."""
+        """Drop what is not kept, and put advantages and weights into the batch; return (N,) advantages to display."""
         batch = rollout.batch
         kept = kept_masks(self, rollout) if self.model.training else []
         for mask in (each for each in kept if each.dim() == 1):
@@ -191,14 +191,14 @@ class TurnLevelTrainer(GRPOTrainer):
         return advantages
 
     def _set_advantages(self, rollout: Rollout) -> Tensor:
-        """Put the method's advantages into the batch, or else TRL's; returns (N,) advantages to show."""
+        """Put the method's advantages into the batch, or else TRL's; return (N,) advantages to display."""
         advantages = self.method.credit(rollout.scored)
         if advantages is None:
             rollout.batch["advantages"] = rollout.own(rollout.advantages)
             return rollout.advantages
         if self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
-                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but credit per turn needs "
+                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but turn-level credit needs "
                 "'sum_then_normalize'."
             )
         rollout.batch["advantages"] = turn_broadcast(rollout.own(advantages), rollout.batch["turn_ids"])
@@ -219,7 +219,7 @@ class TurnLevelTrainer(GRPOTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """One pass, one loss, then terms, metrics and what observes them."""
+        """One forward pass and one loss, then terms, metrics and observers."""
         asked = {"entropies": True, "router": self.aux_loss_enabled, "values": self._has_critic}
         scores = self._forward(model, inputs, **asked, replay=True)
         batch = micro_batch(self, scores.logps, inputs)
@@ -251,12 +251,12 @@ class TurnLevelTrainer(GRPOTrainer):
         return float(self.current_gradient_accumulation_steps) if self.model.training else 1.0
 
     def _share_of_rollout(self) -> float:
-        """The share of the generation batch, over all processes, that one micro-batch is."""
+        """The fraction of the generation batch, over all processes, that one micro-batch makes up."""
         micro_batches_of_process = int(self.args.steps_per_generation or 1) if self.model.training else 1
         return 1.0 / (self.accelerator.num_processes * micro_batches_of_process)
 
     def _log(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """Log the mean over all processes of `values` where `keep` is True. Processes with more of them count more."""
+        """Log the mean over all processes of `values` where `keep` is True, weighted by each process's count."""
         sums = MetricSums()
         sums.add(name, values, keep)
         logged = self._metrics["train" if self.model.training else "eval"]
@@ -285,8 +285,8 @@ class TurnLevelTrainer(GRPOTrainer):
         if self.args.is_on_policy:
             warn_on_main_process(
                 self.args,
-                f"Updates per rollout: {self.args.updates_per_rollout:g}, so that every importance ratio is 1 and "
-                "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several.",
+                f"Updates per rollout: {self.args.updates_per_rollout:g}, so every importance ratio is 1 and nothing "
+                "is clipped. Set `steps_per_generation` or `num_iterations` for more.",
             )
         with nullcontext() if self._ahead is None else self._ahead.running():
             if checkpoint is not None:
@@ -297,7 +297,7 @@ class TurnLevelTrainer(GRPOTrainer):
         return EpochRepeatSampler.like(super()._get_train_sampler(dataset))
 
     def _run_epoch(self, **kwargs: Any) -> Any:
-        # In a resumed run of several processes, transformers wraps the sampler once more before it tells it the epoch.
+        # In a resumed run of several processes, transformers wraps the sampler once more before it sets the epoch.
         kwargs["train_dataloader"].set_epoch(kwargs["epoch"])
         if self._ahead is not None:
             behind = kwargs["steps_trained_in_current_epoch"] if kwargs["epoch"] == kwargs["epochs_trained"] else 0
@@ -337,16 +337,16 @@ class TurnLevelTrainer(GRPOTrainer):
 class SOGRPOTrainer(TurnLevelTrainer):
     """Drop-in replacement for `trl.GRPOTrainer` with turns as the unit of the loss.
 
-    It takes the arguments of `GRPOTrainer` and `method`: a `sorl_trl.Method`, a name of `sorl_trl.methods.METHODS`, a
+    It takes the arguments of `GRPOTrainer` and `method`: a `sorl_trl.Method`, a name in `sorl_trl.methods.METHODS`, a
     dotted path, or a mapping of pieces. The default, "so_grpo", adds a KL penalty to turn-level ratios
     (`ClipPenalty`).
 
-    A reward function may return one float per turn of a completion. The turns of a trajectory are those that
-    `rollout_func` records as `turn_ids`, or else the runs of model tokens between tool results. With only outcome
-    rewards and `gamma=1`, the advantages are TRL's own.
+    A reward function may return one float per turn of a completion. Turns are those that `rollout_func` records as
+    `turn_ids`, or else the runs of model tokens between tool results. With only outcome rewards and `gamma=1`, the
+    advantages are TRL's own.
 
-    Ratios, clipping and `target_kl` act from the second update on a rollout on. TRL's defaults make only one, and a
-    warning says so: set `steps_per_generation` above `gradient_accumulation_steps`, or `num_iterations` above 1.
+    Ratios, clipping and `target_kl` take effect from the second update on a rollout. TRL's defaults make only one, and
+    the trainer warns: set `steps_per_generation` above `gradient_accumulation_steps`, or `num_iterations` above 1.
 
     Example:
 
@@ -362,8 +362,8 @@ class SOGRPOTrainer(TurnLevelTrainer):
 
     Raises:
         TypeError: `args` is not a `SOGRPOConfig`.
-        ValueError: The method does not go with the loss type; masks, ids and turn ids of a rollout do not match; or a
-            reward function returns a number of turn rewards that differs from the number of turns.
+        ValueError: The method does not fit the loss type; masks, ids and turn ids of a rollout do not match; or a
+            reward function returns the wrong number of turn rewards.
     """
 
     config_class: ClassVar[type[TurnLevelConfig]] = SOGRPOConfig

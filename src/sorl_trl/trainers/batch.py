@@ -1,4 +1,4 @@
-"""A batch in TRL's form, which is a dictionary of tensors: what it says, what leaves it, and how it is split."""
+"""A batch in TRL's form, a dictionary of tensors: how it is read, reduced and split."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from sorl_trl.ops import TurnLayout, turn_layout, turn_starts
 logger = logging.getLogger(__name__)
 
 ROW_SCALE = "row_scale"
-"""Field of a batch from which trajectories were dropped: the number of all rows divided by those that still count."""
+"""Field of a batch from which trajectories were dropped: the number of all rows divided by the number that remain."""
 GENERATED_AT = "generated_at_step"
 """Field of a batch: the number of optimizer steps made before its trajectories were sampled."""
 OLD_POLICY_STEP = "old_policy_since_step"
-"""Field of a batch: the number of optimizer steps made by the policy that its ratios compare with."""
+"""Field of a batch: the optimizer step of the policy that its ratios compare with."""
 GOOD_TOKENS = "good_tokens"
-"""Field of a batch: the model tokens, over all processes, of trajectories with an advantage of at least 0."""
+"""Field of a batch: the number of model tokens, over all processes, in trajectories with an advantage of 0 or more."""
 AGENT_IDS = "agent_ids"
-"""Field of a batch, if turns have agents: (B, T) int64, the number of each sampled token's agent, else -1."""
+"""Field of a batch, if turns have agents: (B, T) int64, the number of each sampled token's agent, -1 elsewhere."""
 AGENT_NAMES = "agent_names"
-"""Field of a batch, if turns have agents: for each row, the names that `AGENT_IDS` number, which all rows share."""
+"""Field of a batch, if turns have agents: the agents' names, which `AGENT_IDS` index, the same for each row."""
 ON_HOST = (GENERATED_AT, OLD_POLICY_STEP, "turn_counts", ROW_SCALE)
 """Fields of a batch that stay on the host, where reading them does not wait for the device."""
 
 
 def loss_mask_of(batch: Mapping[str, Any]) -> Tensor:
-    """(B, T) 1 on the tokens that the loss keeps."""
+    """(B, T), 1 on the tokens that the loss keeps."""
     mask: Tensor = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
@@ -48,13 +48,13 @@ def row_scale(batch: Mapping[str, Any]) -> float:
 
 
 def turns_of(batch: Mapping[str, Any]) -> TurnLayout:
-    """The turns of a batch; if it has `turn_counts`, without waiting for the device."""
+    """The turns of a batch. With `turn_counts`, this does not wait for the device."""
     counts = batch.get("turn_counts")
     return turn_layout(batch["turn_ids"], None if counts is None else int(counts.max()))
 
 
 def token_count(batch: Mapping[str, Any], accelerator: Accelerator) -> Tensor:
-    """() the number of tokens that the loss keeps on all processes: TRL's `num_items_in_batch`."""
+    """(), the number of tokens that the loss keeps on all processes: TRL's `num_items_in_batch`."""
     count: Tensor = accelerator.gather(loss_mask_of(batch).sum()).sum()
     return count
 
@@ -75,9 +75,9 @@ def gather_rows(accelerator: Accelerator, values: Tensor, padding: int = 0) -> T
 def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
     """Take everything outside `keep` out of masks, turns and denominators. All processes call it together.
 
-    In TRL's losses that average over trajectories, a row whose tokens are all masked still counts as 0. A row that is
-    dropped here leaves that mean, too (`ROW_SCALE`), over all processes and the whole generation batch, so the result
-    does not depend on how the batch is split. A row that had no token before still counts as 0, as in TRL.
+    In TRL's losses that average over trajectories, a fully masked row still counts as 0. A row dropped here is also
+    left out of that mean (`ROW_SCALE`), over all processes and the whole generation batch, so the result does not
+    depend on how the batch is split. A row that had no tokens to begin with still counts as 0, as in TRL.
 
     `keep` is (B,) or (B, T) bool.
     """
@@ -91,7 +91,7 @@ def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
     if tokens == tokens_before:
         return
     if tokens == 0 and accelerator.is_main_process:
-        logger.warning("Every trajectory of this generation batch is dropped: the policy learns nothing from it.")
+        logger.warning("Every trajectory of this generation batch was dropped: the policy learns nothing from it.")
     batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * keep
     turn_ids = torch.where(kept, batch["turn_ids"], -1)  # may skip an index, so turns are counted again
     batch["turn_ids"] = torch.where(turn_ids >= 0, turn_starts(turn_ids).long().cumsum(1) - 1, -1)
@@ -101,15 +101,15 @@ def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
 
 
 WORTH_SHARING = 0.25
-"""Trajectories of one prompt are put together if their prompts are at least this part of an update's tokens. Ours."""
+"""Group trajectories by prompt if repeated prompts are at least this fraction of an update's tokens. Our choice."""
 
 
 def micro_batches(batch: Mapping[str, Any], count: int, per_step: int, shares: bool, processes: int) -> list[Any]:
-    """Split a shuffled rollout into `count` micro-batches of equally many rows, `per_step` to an optimizer step.
+    """Split a shuffled rollout into `count` micro-batches with equal numbers of rows, `per_step` per optimizer step.
 
-    Rows stay in TRL's order, but for two cases. If the model reads common beginnings once (`shares`), rows of one
-    prompt are put together within a step, which changes nothing but the order of its sums. Otherwise, with several
-    `processes`, rows are dealt by length, so that none waits for another's longest micro-batch.
+    Rows stay in TRL's order, with two exceptions. If the model reads shared prefixes once (`shares`), rows of one
+    prompt are grouped within a step, which changes only the order of its sums. Otherwise, with several `processes`,
+    rows are dealt by length, so that no process waits for another's longest micro-batch.
     """
     lengths = (batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)).tolist()
     order = list(range(len(lengths)))

@@ -1,7 +1,7 @@
-"""What a checkpoint holds beside TRL's, so that a resumed run goes on exactly, and how it is loaded.
+"""What a checkpoint holds besides TRL's state, so that a resumed run continues exactly, and how it is loaded.
 
-TRL saves weights, optimizer and scheduler. This adds the generation cycle, which is one rollout and its updates, and
-an order of prompts that follows the epoch.
+TRL saves weights, optimizer and scheduler. This module adds the generation cycle (one rollout and its updates) and an
+order of prompts that follows the epoch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class EpochRepeatSampler(RepeatSampler):
 def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
     """Write into a checkpoint this process's step within the cycle, and the trajectories still to be trained on.
 
-    TRL saves neither, and would generate new trajectories at once. `ahead` are the run's rollouts ahead, if any.
+    TRL saves neither, and would generate new trajectories at once. `ahead`: the run's asynchronous rollouts, if any.
     """
     is_unfinished = trainer._step % trainer.args.cycle_steps != 0
     state = {
@@ -84,23 +84,24 @@ def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
 
 
 def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
-    """Restore the step within the cycle, the trajectories still to be trained on, and the state of rollouts ahead.
+    """Restore the step within the cycle, the trajectories still to be trained on, and the state of async rollouts.
 
-    The options in `RESTORED` are set to the checkpoint's values, which act as part of the optimizer's state. An
-    iterable dataset after its first pass does not go on exactly, because transformers cannot tell how long a pass is;
-    nor does what a warning names. Sums between two log entries are lost, as in transformers' own trainer.
+    The options in `RESTORED` are set to the checkpoint's values, because they are part of the optimizer's state. An
+    iterable dataset after its first pass does not continue exactly, because transformers cannot tell how long a pass
+    is; other inexact cases are named in a warning. Sums between two log entries are lost, as in transformers' own
+    trainer.
 
     Raises:
-        UserMistake: The checkpoint has the state of another optimizer or trainer; or trajectories still to be trained
-            on, but was written by another number of processes, with other batch settings, or with another order of
-            rollouts ahead.
+        UserMistake: The checkpoint has the state of another optimizer or trainer; or it has trajectories still to be
+            trained on, but was written by a different number of processes, with other batch settings, or with another
+            `async_order`.
     """
     args, file = trainer.args, folder / CYCLE_FILE.format(trainer.args.process_index)
     if without := ranks_where(not file.is_file()):  # all ranks must collect in the same steps
         warn_on_main_process(
             args,
-            f"{folder} does not say to processes {without} where in a generation cycle it was written "
-            "(`trl.GRPOTrainer` wrote it, or it was copied in part): the run goes on with new trajectories.",
+            f"{folder} has no generation-cycle file for processes {without} (it was written by `trl.GRPOTrainer`, or "
+            "copied in part): the run continues with new trajectories.",
         )
         return
     # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
@@ -108,7 +109,7 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
     if state.get("optim") not in (None, optimizer := _kind_of_optimizer(trainer)):
         raise UserMistake(f"`optim` is {optimizer!r}, but {folder} holds the state of {state['optim']!r}.")
     if state.get("has_critic", trainer._has_critic) != trainer._has_critic:
-        raise UserMistake(f"{folder} is of another trainer, with{'' if state['has_critic'] else 'out'} a critic.")
+        raise UserMistake(f"{folder} is from another trainer, with{'' if state['has_critic'] else 'out'} a critic.")
     _restore_options(args, state)
     saved = state.get("ahead") or {}
     is_out_of_order = bool(ranks_where(bool(saved.get("late") or saved.get("early"))))
@@ -134,7 +135,7 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
 
 
 def _kind_of_optimizer(trainer: Any) -> str:
-    """`optim`, of which fused kernels have the same state."""
+    """`optim`, without the "fused" of kernels, which have the same state."""
     return str(getattr(trainer.args.optim, "value", trainer.args.optim)).removesuffix("_fused")
 
 
@@ -144,16 +145,18 @@ def _restore_options(args: Any, state: Mapping[str, Any]) -> None:
         setattr(args, name, state[name])
     if changes:
         restored = ", ".join(f"`{name}` {state[name]}" for name in changes)
-        warn_on_main_process(args, f"The checkpoint's options go on, as part of the optimizer's state: {restored}.")
+        warn_on_main_process(
+            args, f"These options keep the checkpoint's values, as part of the optimizer's state: {restored}."
+        )
 
 
 def checkpoint_now(trainer: Any) -> Path | None:
-    """The folder of the last optimizer step's checkpoint, which is written if it is missing; None if none can be.
+    """The folder of the last optimizer step's checkpoint, written now if it is missing; None if it cannot be written.
 
     All processes call it together.
     """
     args, step = trainer.args, trainer.state.global_step
-    # If an optimizer step takes several rollouts, it may be half done, which no checkpoint can hold.
+    # An optimizer step that takes several rollouts may be half done, and a checkpoint cannot hold that.
     is_between = args.cycle_steps % args.gradient_accumulation_steps == 0
     if not (step and is_between and args.save_strategy != SaveStrategy.NO and not args.save_only_model):
         return None
@@ -166,11 +169,11 @@ def checkpoint_now(trainer: Any) -> Path | None:
 
 
 def load_weights(trainer: Any, checkpoint: str, load: Callable[[], None]) -> None:
-    """Load the weights of a checkpoint into the trainer's policy, with transformers' `load` if that gets them right.
+    """Load a checkpoint's weights into the trainer's policy, with transformers' `load` where that is correct.
 
     transformers saves mixtures of experts and many vision-language models under other names, and with other shapes,
-    than they have in memory. `from_pretrained` converts them; `load` does not, and would leave the weights that the
-    model began with. PEFT would load an adapter of bfloat16 in float32, so parameters keep their dtypes. Engines that
+    than they have in memory. `from_pretrained` converts them; `load` does not, and would leave the initial weights in
+    place. PEFT would load a bfloat16 adapter in float32, so parameters are cast back to their dtypes. Engines that
     shard parameters load their own checkpoints.
     """
     policy, saved = trainer.model, set[str]()

@@ -1,4 +1,4 @@
-"""Checks before a run, of config, method, dataset and optimizers; and switches the noise of training mode off."""
+"""Checks config, method and dataset before a run, and switches off the noise of training mode."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ logger = logging.getLogger(__name__)
 
 
 def warn_on_main_process(args: TurnLevelConfig, message: str) -> None:
-    """Warn on the main process only, in the message's own words: accelerate's logger would prefix the rank."""
+    """Warn on the main process only, without the rank that accelerate's logger would prefix."""
     if args.process_index == 0:
         logger.warning(message)
 
 
 def policy_rollout_of(trainer: Any) -> PolicyRollout | None:
-    """The trainer's `PolicyRollout`, from within what checks its output or samples ahead; None if it has another."""
+    """The trainer's `PolicyRollout`, unwrapped from output checks and asynchronous sampling; None if it has none."""
     rollout = inspect.unwrap(trainer.rollout_func) if trainer.rollout_func else None
     return rollout if isinstance(rollout, PolicyRollout) else None
 
 
 def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
-    """Raise TypeError for another trainer's config. Switch NEFTune off with dropout, and say so."""
+    """Raise TypeError for another trainer's config. With dropout disabled, switch NEFTune off and warn."""
     if not isinstance(args, wanted):
         package = "sorl_trl.experimental" if "experimental" in wanted.__module__ else "sorl_trl"
         raise TypeError(
@@ -43,76 +43,81 @@ def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
             f"{wanted.__name__}` and keep the arguments."
         )
     if args.disable_dropout and args.neftune_noise_alpha:
-        noise = f"`neftune_noise_alpha` is {args.neftune_noise_alpha:g}, but `disable_dropout` is True, which switches"
+        noise = f"`neftune_noise_alpha` is {args.neftune_noise_alpha:g}, but `disable_dropout` is True and switches"
         warn_on_main_process(args, f"{noise} NEFTune off, too: its noise would be in every ratio.")
         args.neftune_noise_alpha = None
 
 
 def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -> None:
-    """Raise ValueError for a method that does not fit the config; warn if its name does not bring its settings."""
+    """Raise ValueError for a method that does not fit the config; warn if the config lacks the method's settings."""
     if by_name:
         _check_settings(method, args)
     filters = [piece for piece in method.keep if isinstance(piece, ZeroVariance | TopK | TopP)]
     if filters and args.num_generations == 1:
-        raise ValueError(f"`num_generations` is 1, but must be at least 2: {filters[0]!r} drops groups that agree.")
+        raise ValueError(
+            f"`num_generations` is 1, but must be at least 2: {filters[0]!r} drops groups with equal rewards."
+        )
     if method.keep and args.loss_type == "bnpo":
         raise ValueError(
-            "`loss_type` is 'bnpo', whose mean over the tokens of a micro-batch cannot leave out what `keep` drops: "
-            "use 'dapo', the mean over those of the whole rollout, or another."
+            "`loss_type` is 'bnpo', whose mean over a micro-batch's tokens cannot leave out what `keep` drops: use "
+            "'dapo', which averages over the whole rollout's tokens, or another."
         )
     if isinstance(method.credit, LeaveOneOut) and args.scale_rewards != "none":
         raise ValueError(
-            f"`scale_rewards` is {args.scale_rewards!r}, but must be 'none': {method.credit!r} divides by no spread."
+            f"`scale_rewards` is {args.scale_rewards!r}, but must be 'none': {method.credit!r} does not divide by a "
+            "spread."
         )
     if isinstance(method.credit, AgentWise) and args.gamma != 1:
-        raise ValueError(f"`gamma` is {args.gamma!r}, but must be 1: {method.credit!r} compares turns at any place.")
+        raise ValueError(
+            f"`gamma` is {args.gamma!r}, but must be 1: {method.credit!r} compares turns at different positions."
+        )
     kinds = EngineVeto | EngineTurnMask | TurnRatio
     comparing = [piece for piece in (*method.keep, method.weight) if isinstance(piece, kinds)]
     knows_another = args.async_staleness or (args.use_vllm and args.vllm_importance_sampling_correction)
     if comparing and (args.compares_with_sampler or not knows_another):
         raise ValueError(
-            f"`method` has {comparing[0]!r}, which compares the old policy with what sampled, and these are the same: "
-            "it is for `use_vllm` with `vllm_importance_sampling_correction`, and for rollouts ahead with "
-            "`async_old_policy='proximal'`."
+            f"`method` has {comparing[0]!r}, which compares the old policy with the sampling policy. Here they are "
+            "the same: use it with `use_vllm` and `vllm_importance_sampling_correction`, or with asynchronous "
+            "rollouts and `async_old_policy='proximal'`."
         )
     if method.surrogate != Method().surrogate and args.loss_type in SOFT_LOSS_TYPES:
         raise ValueError(
-            f"`loss_type` is {args.loss_type!r}, which has a surrogate of its own beside the method's: use 'turn', "
+            f"`loss_type` is {args.loss_type!r}, which has its own surrogate in addition to the method's: use 'turn', "
             "'grpo', 'dr_grpo', 'dapo', 'bnpo' or 'luspo'."
         )
 
 
 def check_reward_names(method: Method, names: list[str]) -> None:
-    """Raise ValueError if a filter of groups names a reward function that does not exist."""
+    """Raise ValueError if a group filter names a reward function that does not exist."""
     for piece in method.keep:
         if (asked := getattr(piece, "reward", None)) not in (None, *names):
             raise ValueError(f"{piece!r} has `reward` {asked!r}, but must name a reward function: one of {names}.")
 
 
 def _check_settings(method: Method, args: TurnLevelConfig) -> None:
-    """Warn of fields that a named method sets and that were left at the config's defaults: it would be another one."""
+    """Warn of fields that a named method sets but the config leaves at its defaults: it would be another method."""
     defaults = {each.name: each.default for each in fields(args)}
     if unknown := [name for name in method.settings if name not in defaults]:
-        raise ValueError(f"`method` is {method.name!r}, which sets `{unknown[0]}`: it is for `SOPPOTrainer`.")
+        raise ValueError(f"`method` is {method.name!r}, which sets `{unknown[0]}`: use it with `SOPPOTrainer`.")
     left = [name for name, value in method.settings.items() if getattr(args, name) == defaults[name] != value]
     if left:
         warn_on_main_process(
             args,
-            f"`method` is {method.name!r}, but its settings of {', '.join(f'`{name}`' for name in left)} are left "
-            f'out: write `{type(args).__name__}(..., **SETTINGS["{method.name}"])`, of `sorl_trl.methods`.',
+            f"`method` is {method.name!r}, but {', '.join(f'`{name}`' for name in left)} are not set to its values: "
+            f'write `{type(args).__name__}(..., **SETTINGS["{method.name}"])`, from `sorl_trl.methods`.',
         )
 
 
 def check_trained(model: nn.Module) -> None:
-    """Raise ValueError if no parameter of the policy is trained, as PEFT loads adapters by default."""
+    """Raise ValueError if no parameter of the policy is trainable, which is how PEFT loads adapters by default."""
     if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError("No parameter of the policy is trained. Load a PEFT model with `is_trainable=True`.")
+        raise ValueError("No parameter of the policy is trainable. Load a PEFT model with `is_trainable=True`.")
 
 
 def check_dataset(trainer: Any) -> None:
     """Raise ValueError for rows without a prompt, for text where messages are needed, and for too few rows.
 
-    TRL would train on none of the rows if a rollout takes more. Warns if messages do not end generation.
+    TRL would train on no rows at all if a rollout took more than there are. Warn if messages do not end generation.
     """
     args, dataset, asked = trainer.args, trainer.train_dataset, trainer.eval_dataset
     asked = asked if isinstance(asked, dict) else {"eval_dataset": asked}
@@ -135,8 +140,8 @@ def _check_prompt(trainer: Any, name: str, prompt: Any) -> None:
     in_messages = isinstance(rollout, AgentRollout) and rollout.protocol.turns_are_messages
     if isinstance(prompt, str) and (trainer.tools or in_messages):
         raise ValueError(
-            f"`{name}` has the prompt {prompt[:80]!r}, but calls of tools are messages of the chat template: each "
-            "prompt must be a list of messages, such as [{'role': 'user', 'content': '…'}]."
+            f"`{name}` has the prompt {prompt[:80]!r}, but tool calls are messages of the chat template: each prompt "
+            "must be a list of messages, such as [{'role': 'user', 'content': '…'}]."
         )
     is_chat = not isinstance(prompt, str) and trainer._tokenizer.chat_template is not None
     if is_chat and name == "train_dataset":
@@ -146,7 +151,7 @@ def _check_prompt(trainer: Any, name: str, prompt: Any) -> None:
 
 
 def check_ahead(trainer: Any) -> None:
-    """Raise ValueError if a trainer with `async_staleness` cannot sample ahead of training."""
+    """Raise ValueError if a trainer with `async_staleness` cannot make asynchronous rollouts."""
     if reason := _why_not_ahead(trainer, trainer.args, policy_rollout_of(trainer)):
         raise ValueError(f"`async_staleness` is {trainer.args.async_staleness}, but {reason}.")
 
@@ -164,17 +169,18 @@ def _why_not_ahead(trainer: Any, args: TurnLevelConfig, rollout: PolicyRollout |
     rows = int(args.generation_batch_size) // trainer.accelerator.num_processes
     if args.async_order == "completed" and rows % int(args.num_generations):
         return (
-            f"`async_order` is 'completed', for which the {rows} rows of a process must be a multiple of "
-            f"`num_generations`, {args.num_generations}: its groups would lie across processes"
+            f"`async_order` is 'completed', but the {rows} rows of a process are not a multiple of `num_generations`, "
+            f"{args.num_generations}: groups would be split across processes"
         )
     if trainer.use_vllm:
         is_server = trainer.vllm_mode == "server"
-        return None if is_server else f"`vllm_mode` is {trainer.vllm_mode!r}, which samples or trains: use 'server'"
+        mode = f"`vllm_mode` is {trainer.vllm_mode!r}"
+        return None if is_server else f"{mode}, which cannot sample during training: use 'server'"
     is_sharded = trainer._dist.is_fsdp or trainer._dist.is_zero3
     if is_sharded or args.cast_lm_head_to_fp32 or rollout.engine.rollout_engine == "lockstep":
         return (
-            "without vLLM, copies of the policy sample in slots, but not of sharded parameters, not in 'lockstep', "
-            "and not with `cast_lm_head_to_fp32`: set `use_vllm=True` and `vllm_mode='server'`"
+            "without vLLM, copies of the policy sample in slots, which works neither with sharded parameters, nor in "
+            "'lockstep', nor with `cast_lm_head_to_fp32`: set `use_vllm=True` and `vllm_mode='server'`"
         )
     try:
         check_served(trainer.model, trainer.generation_config)
@@ -184,10 +190,10 @@ def _why_not_ahead(trainer: Any, args: TurnLevelConfig, rollout: PolicyRollout |
 
 
 def disable_noise(model: nn.Module) -> None:
-    """Set to 0 what a model draws at random in training mode: every kind of dropout, and the jitter of routers.
+    """Set to 0 all noise that a model draws in training mode: every kind of dropout, and the jitter of routers.
 
-    Its strength is `p` in dropout's own layers, and elsewhere a number, or one per adapter, whose name has "drop" or
-    "jitter" in it. Layers of Falcon, for example, read it from the config, which is then saved with zeros.
+    Dropout layers keep the strength in `p`; others in a number, or a number per adapter, with "drop" or "jitter" in
+    its name. Falcon's layers, for example, read it from the config, which is then saved with zeros.
     """
     modules = [*model.modules()]
     configs = [each.config for each in modules if isinstance(getattr(each, "config", None), PreTrainedConfig)]

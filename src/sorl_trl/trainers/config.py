@@ -13,7 +13,7 @@ from sorl_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE_COUNT, SHARE, SWITCH, 
 from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS, VALUE_POOLS
 
 SOFT_LOSS_TYPES = ("cispo", "sapo", "vespo")
-"""The loss types whose surrogate clips no gradient away."""
+"""The loss types with a surrogate that never zeroes a gradient."""
 OF_TRL: Mapping[str, Allowed] = {
     **dict.fromkeys(("learning_rate", "beta"), NOT_NEGATIVE),
     **dict.fromkeys(("epsilon", "epsilon_high"), Number(least=0, finite=False)),
@@ -22,20 +22,20 @@ OF_TRL: Mapping[str, Allowed] = {
     **dict.fromkeys(("steps_per_generation", "generation_batch_size", "gradient_accumulation_steps"), POSITIVE_COUNT),
     **{"temperature": Number(above=0), "top_p": SHARE},
 }
-"""Fields of TRL's that it does not check before it uses them, and their allowed values. YAML reads `1e-6` as text."""
+"""TRL's fields that TRL does not check before use, and their allowed values. YAML reads `1e-6` as text."""
 PLAIN_SAMPLING: Mapping[str, Any] = {
     **{"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0},
     **{"frequency_penalty": 0.0, "logit_bias": {}, "allowed_token_ids": [], "bad_words": [], "min_tokens": 0},
     "structured_outputs": None,
 }
-"""The values, besides None, at which vLLM samples from the whole softmax at the temperature."""
+"""The values, besides None, with which vLLM samples from the full softmax at the temperature."""
 
 
 @dataclass
 class TurnLevelConfig(GRPOConfig):
     """`trl.GRPOConfig` plus the options of turn-level training.
 
-    The help of each field explains it (docs/reference/options.md); TRL's other fields keep their meaning and default.
+    The help of each field explains it (docs/reference/options.md). TRL's fields keep their meaning and default.
     Every default is a plain value, so writing it into a recipe changes nothing.
     """
 
@@ -52,15 +52,16 @@ class TurnLevelConfig(GRPOConfig):
         metadata={
             "help": "How token losses are averaged. 'turn' (default) averages over the tokens of each turn, then over "
             "the turns of each trajectory, then over trajectories (the SO-PPO objective). 'grpo', 'dr_grpo', 'dapo', "
-            "'bnpo', 'luspo', 'cispo', 'sapo' and 'vespo' are TRL's, with ratios of any level; the last three have a "
-            "surrogate of their own, which clips no gradient away."
+            "'bnpo', 'luspo', 'cispo', 'sapo' and 'vespo' are TRL's, with ratios of any level; the last three have "
+            "their own surrogates, which never zero a gradient."
         },
     )
     epsilon: float = field(
         default=0.1,
         metadata={
-            "help": "How far a ratio may fall below 1 before it is clipped; also how far it may rise above 1, unless "
-            "`epsilon_high` is set. We chose 0.1 for turn ratios (docs/evidence/results.md); TRL's default is 0.2."
+            "help": "How far a ratio may fall below 1 before it is clipped, and rise above 1, unless "
+            "`epsilon_high` is set. We chose 0.1 for turn-level ratios (docs/evidence/results.md); TRL's default is "
+            "0.2."
         },
     )
     turn_ratio: Annotated[str, OneOf(TURN_RATIOS)] = field(
@@ -74,9 +75,9 @@ class TurnLevelConfig(GRPOConfig):
     clip_range_scaling: Annotated[str, OneOf(CLIP_RANGE_SCALINGS)] = field(
         default="none",
         metadata={
-            "help": "Our addition, not part of SORL: divides the clip range (`epsilon`, `epsilon_high` and the "
+            "help": "Our addition, not part of SORL: divide the clip range (`epsilon`, `epsilon_high` and the "
             "distance of `delta` from 1) by the square root of the number of tokens in the turn or sequence "
-            "('sqrt_length'), or by that number, up to 500 ('length'). 'none' (default) leaves the range alone."
+            "('sqrt_length'), or by that number, up to 500 ('length'). 'none' (default) leaves the range unchanged."
         },
     )
     bias_norm: Annotated[bool, SWITCH] = field(
@@ -91,8 +92,8 @@ class TurnLevelConfig(GRPOConfig):
         metadata={
             "help": "Our addition, not part of SORL: the KL to the old policy, in nats per token, that the policy's "
             "learning rate aims for. An update with more than twice that KL divides the rate by 1.5; one with less "
-            "than half multiplies it by 1.5. It stays between 1/100 of the scheduled rate and that rate. 0 leaves "
-            "the schedule alone."
+            "than half multiplies it by 1.5. It stays between 1/100 of the scheduled rate and that rate. 0 leaves the "
+            "schedule unchanged."
         },
     )
     gamma: Annotated[float, SHARE] = field(
@@ -102,40 +103,40 @@ class TurnLevelConfig(GRPOConfig):
     async_staleness: Annotated[int, COUNT] = field(
         default=0,
         metadata={
-            "help": "How many rollouts to sample ahead while one is trained on; by default none is trained on later "
-            "than that. They come from a vLLM server or, for tests and small models, from copies of the policy in "
-            "this process. 0 (default): sampling and training alternate."
+            "help": "Asynchronous rollouts: how many to sample while training on an earlier one. By default, this is "
+            "also the most rollouts by which training lags. They come from a vLLM server or, for tests and small "
+            "models, from copies of the policy in this process. 0 (default): sampling and training alternate."
         },
     )
     async_order: Annotated[str, OneOf(("dataset", "completed"))] = field(
         default="dataset",
         metadata={
             "help": "Which groups to train on next. 'dataset' (default): those of the next prompts. 'completed': "
-            "those that finish first, for tasks in which a few take very long. Others overtake a slow group for at "
-            "most 2 x `async_staleness` batches, so it is at most 3 x `async_staleness` rollouts old."
+            "those that finish first, for tasks where a few take very long. A slow group is overtaken for at most 2 x "
+            "`async_staleness` batches, so it is at most 3 x `async_staleness` rollouts old."
         },
     )
     async_old_policy: Annotated[str, OneOf(("behaviour", "proximal"))] = field(
         default="behaviour",
         metadata={
-            "help": "The policy that ratios compare with when rollouts are sampled ahead. 'behaviour' (default): the "
-            "policy that sampled. 'proximal': the policy as it begins to train on the rollout; each turn is then "
-            "weighted by its ratio to the policy that sampled, cut at 2 (AReaL's decoupled objective)."
+            "help": "The policy that ratios compare with when rollouts are asynchronous. 'behaviour' (default): the "
+            "policy that sampled. 'proximal': the policy at the start of training on the rollout; each turn is then "
+            "weighted by its ratio to the policy that sampled, capped at 2 (AReaL's decoupled objective)."
         },
     )
     router_replay: Annotated[str, OneOf(("none", "r2", "r3"))] = field(
         default="none",
         metadata={
-            "help": "Train a mixture of experts with the experts of the old-policy pass ('r2') or of the engine that "
-            "sampled ('r3'). 'none' (default): its routers choose anew in each pass."
+            "help": "Train a mixture of experts with the experts that the old-policy pass ('r2') or the sampling "
+            "engine ('r3') chose. 'none' (default): the routers choose anew in each pass."
         },
     )
     save_trajectories_steps: Annotated[int, COUNT] = field(
         default=0,
         metadata={
-            "help": "Every how many optimizer steps to write the trajectories that the step trains on, with the "
-            "ratio, advantage and clip state of each token, to `<output_dir>/trajectories`. `sorl view <output_dir>` "
-            "shows them. 0 (default): never."
+            "help": "Every so many optimizer steps, write the trajectories that the step trains on, with each token's "
+            "ratio, advantage and clip state, to `<output_dir>/trajectories`. `sorl view <output_dir>` shows them. 0 "
+            "(default): never."
         },
     )
     log_turn_details: Annotated[bool, SWITCH] = field(
@@ -145,16 +146,15 @@ class TurnLevelConfig(GRPOConfig):
     log_agent_gradients: Annotated[bool, SWITCH] = field(
         default=False,
         metadata={
-            "help": "Log the norm of each agent's part of the gradient: one more backward pass for each. Not with "
-            "DeepSpeed or FSDP."
+            "help": "Log the norm of each agent's part of the gradient, at the cost of a backward pass per agent."
         },
     )
     disable_dropout: Annotated[bool, SWITCH] = field(
         default=True,
         metadata={
-            "help": "Switch off what the model, its adapters and the critic draw at random in training mode: dropout, "
-            "the jitter of a mixture's routers, and NEFTune (TRL's default is False). This noise makes policy and old "
-            "policy differ before any update."
+            "help": "Switch off random noise in training mode (dropout, and the router jitter of a mixture of "
+            "experts) for model, adapters and critic. TRL's default is False. The noise makes policy and old policy "
+            "differ before any update."
         },
     )
 
@@ -167,13 +167,15 @@ class TurnLevelConfig(GRPOConfig):
     def __post_init__(self) -> None:
         check_fields(self, inherited=OF_TRL)
         if self.loss_type in SOFT_LOSS_TYPES:
-            problem = f"`loss_type` is {self.loss_type!r}, which clips no gradient away"
+            problem = f"`loss_type` is {self.loss_type!r}, which never zeroes a gradient"
             if self.clip_range_scaling != "none":
-                raise ValueError(f"{problem}, but `clip_range_scaling` scales the range of a clip: set it to 'none'.")
+                raise ValueError(f"{problem}, but `clip_range_scaling` scales a clip range: set it to 'none'.")
             if self.bias_norm:
                 raise ValueError(f"{problem}, but `bias_norm` divides by what clipping removes: set it to False.")
         if self.clip_range_scaling == "length" and self.turn_ratio == "arithmetic":
-            raise ValueError("`clip_range_scaling` is 'length': with `turn_ratio='arithmetic'`, set 'sqrt_length'.")
+            raise ValueError(
+                "`clip_range_scaling` is 'length', but with `turn_ratio='arithmetic'` it must be 'sqrt_length'."
+            )
         super().__post_init__()
         if self.use_vllm and self.compares_with_sampler:
             self._check_sampling()
@@ -184,15 +186,15 @@ class TurnLevelConfig(GRPOConfig):
             )
 
     def _check_sampling(self) -> None:
-        """Raise ValueError for options that vLLM's log-probabilities follow, and the trainer's do not."""
+        """Raise ValueError for options that change vLLM's log-probabilities but not the trainer's."""
         plain = {**PLAIN_SAMPLING, "temperature": self.temperature}
         given = {name: getattr(self, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
         given |= {"structured_outputs": self.vllm_structured_outputs_regex, **(self.generation_kwargs or {})}
         for name, value in given.items():
             if value is not None and value != plain.get(name, value) and (name, value) != ("top_k", -1):
                 raise ValueError(
-                    f"`{name}` is {value!r}, which vLLM's log-probabilities follow, and the trainer's do not: with "
-                    f"`async_staleness`, ratios would not begin at 1. Set it to {plain[name]!r}, or "
+                    f"`{name}` is {value!r}, which changes vLLM's log-probabilities but not the trainer's: with "
+                    f"`async_staleness`, ratios would not start at 1. Set it to {plain[name]!r}, or "
                     "`async_old_policy='proximal'`."
                 )
 
@@ -208,12 +210,12 @@ class TurnLevelConfig(GRPOConfig):
 
     @property
     def compares_with_sampler(self) -> bool:
-        """Whether ratios compare with the policy that sampled ahead, instead of the policy as the rollout begins."""
+        """Whether ratios compare with the sampling policy of asynchronous rollouts, not with the starting policy."""
         return self.async_staleness > 0 and self.async_old_policy == "behaviour"
 
     @property
     def is_on_policy(self) -> bool:
-        """Whether every update trains on trajectories that the policy has just sampled, so that every ratio is 1.
+        """Whether every update trains on trajectories that the current policy sampled, so that every ratio is 1.
 
         This is TRL's criterion for skipping the old log-probabilities.
         """
@@ -222,10 +224,10 @@ class TurnLevelConfig(GRPOConfig):
 
 @dataclass
 class SOGRPOConfig(TurnLevelConfig):
-    """Configuration of [`SOGRPOTrainer`]. It is [`TurnLevelConfig`], whose defaults train SO-GRPO.
+    """Configuration of [`SOGRPOTrainer`]: [`TurnLevelConfig`] as it is, with defaults that train SO-GRPO.
 
     SORL contributes the turn-level importance ratios (geometric means) and, through the trainer's default method, a KL
-    penalty, whose gate is ours. `target_kl` is our safeguard.
+    penalty. We chose the penalty's gate, and added `target_kl` as a safeguard.
     """
 
 
@@ -243,28 +245,29 @@ class SOPPOConfig(TurnLevelConfig):
     advantage_level: Annotated[str, OneOf(("turn", "token", "macro"))] = field(
         default="turn",
         metadata={
-            "help": "The unit that is a time step of critic and GAE, and shares an advantage: 'turn' (default), "
+            "help": "The unit that is one time step for critic and GAE, and shares an advantage: 'turn' (default), "
             "'token', or 'macro', a part of a turn (`macro_action_tokens`). Observations are skipped."
         },
     )
     macro_action_tokens: Annotated[int | None, COUNT] = field(
         default=None,
         metadata={
-            "help": "With `advantage_level='macro'`: the tokens of a macro action; a turn's last one may have fewer. "
-            "0: 1, 2, 3, 5 and 10 in an order that each trajectory's tokens decide."
+            "help": "With `advantage_level='macro'`: the number of tokens per macro action; a turn's last one may "
+            "have fewer. 0: lengths of 1, 2, 3, 5 and 10, in an order determined by each trajectory's tokens."
         },
     )
     value_pool: Annotated[str, OneOf(VALUE_POOLS)] = field(
         default="first",
         metadata={
-            "help": "Before which tokens of a unit the critic is read and trained: the 'first' (default), the 'last', "
-            "or all ('mean'). After the first, it has seen a part of what it judges, which biases advantages."
+            "help": "The tokens of a unit before which the critic is read and trained: the 'first' (default), the "
+            "'last', or all ('mean'). Past the first, it has seen part of the unit that it judges, which biases "
+            "advantages."
         },
     )
     gae_lambda: Annotated[float, SHARE] = field(
         default=1.0,
         metadata={
-            "help": "Lambda of generalized advantage estimation, in [0, 1]. 1 (default) relies on the rewards alone; "
+            "help": "Lambda of generalized advantage estimation, in [0, 1]. 1 (default) relies only on the rewards; "
             "a lower value relies more on the critic."
         },
     )
@@ -290,8 +293,8 @@ class SOPPOConfig(TurnLevelConfig):
     critic_model_name_or_path: str | None = field(
         default=None,
         metadata={
-            "help": "What the critic starts from: a run's output folder, a checkpoint, or its `critic/` folder; with "
-            "`critic='model'` also any model, by id or path, whose backbone it takes (default: the policy's)."
+            "help": "What the critic starts from: a run's output folder, a checkpoint, or its `critic/` folder. With "
+            "`critic='model'`, also the id or path of any model, for its backbone (default: the policy's)."
         },
     )
     critic_trunk_gradient: Annotated[bool, SWITCH] = field(
@@ -301,38 +304,40 @@ class SOPPOConfig(TurnLevelConfig):
     value_head_learning_rate: Annotated[float, NOT_NEGATIVE] = field(
         default=0.1,
         metadata={
-            "help": "Learning rate of the critic's head, in units of the return: a step of Adam moves a value by at "
+            "help": "Learning rate of the critic's head, in units of the return: one step of Adam moves a value by at "
             "most about twice this, in models of any size. Scale it with your rewards."
         },
     )
     critic_learning_rate: Annotated[float | None, NOT_NEGATIVE] = field(
         default=None,
         metadata={
-            "help": "Learning rate of the critic's adapter or value model. Default: ten times `learning_rate`, but "
-            "`learning_rate` for a value model beside a policy with PEFT, whose rate is that much higher already."
+            "help": "Learning rate of the critic's adapter or value model. Default: ten times `learning_rate`; for a "
+            "value model beside a PEFT policy, `learning_rate` itself, because PEFT's rates are already that much "
+            "higher."
         },
     )
     critic_warmup_steps: Annotated[int, COUNT] = field(
         default=0,
-        metadata={"help": "How many optimizer steps at the start train only the critic, and not the policy."},
+        metadata={"help": "How many optimizer steps at the start train only the critic, not the policy."},
     )
     vf_coef: Annotated[float, NOT_NEGATIVE] = field(default=0.5, metadata={"help": "Coefficient of the value loss."})
     value_clip_range: Annotated[float | None, Number(above=0, finite=False)] = field(
         default=0.2,
         metadata={
             "help": "PPO's value clipping: how far, in units of the return, a value may move from the rollout's value "
-            "before its gradient is clipped away. None: no clipping."
+            "before its gradient is clipped to 0. None: no clipping."
         },
     )
     scale_rewards: str = field(
         default="none",
-        metadata={"help": "Must be 'none': `whiten_advantages` takes the place of scaling by the group's spread."},
+        metadata={"help": "Must be 'none': `whiten_advantages` replaces scaling by the group's spread."},
     )
     ddp_find_unused_parameters: bool | None = field(
         default=False,
         metadata={
             "help": "Whether DDP looks for parameters without a gradient. False (default) is right unless the model "
-            "is a mixture of experts or only some prompts have images: policy and critic take part in every step."
+            "is a mixture of experts or only some prompts have images, because policy and critic take part in every "
+            "step."
         },
     )
 
@@ -347,8 +352,9 @@ class SOPPOConfig(TurnLevelConfig):
             self.num_generations_eval: int = self.num_generations_eval or 1
             if self.num_generations < 2:
                 raise ValueError(
-                    "A rollout has one trajectory, but needs two: one has no spread to learn from. Raise "
-                    "`per_device_train_batch_size`, `steps_per_generation` or `generation_batch_size` to at least 2."
+                    "A rollout has one trajectory, but needs at least two, because one has no spread to learn from. "
+                    "Raise `per_device_train_batch_size`, `steps_per_generation` or `generation_batch_size` to at "
+                    "least 2."
                 )
         super().__post_init__()
         if is_alone:
@@ -367,7 +373,7 @@ class SOPPOConfig(TurnLevelConfig):
             raise ValueError("`kl_in_reward` is set, but `beta`, the coefficient of that KL, is 0.0: set `beta`.")
         if self.critic_trunk_gradient and (self.critic in ("adapter", "model") or self.bias_norm):
             raise ValueError(
-                "`critic_trunk_gradient` is set, but needs `critic='head'` without `bias_norm`: only there can the "
+                "`critic_trunk_gradient` is set, but needs `critic='head'` without `bias_norm`: only then can the "
                 "value loss train the policy's weights."
             )
         if self.multi_objective_aggregation != "sum_then_normalize":

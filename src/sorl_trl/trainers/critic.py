@@ -1,8 +1,8 @@
-"""The critic V(s) of SO-PPO inside the policy's own forward pass, in three kinds.
+"""SO-PPO's critic V(s), of three kinds, computed in the policy's own forward pass.
 
 A critic is a submodule of the causal language model, so one wrapped model (DDP, DeepSpeed, PEFT) holds both, and one
-forward pass gives log-probabilities and values. Engines that rely on one forward pass per step, from which all losses
-come, find what they expect. The policy alone neither computes nor saves any of it.
+forward pass gives log-probabilities and values. This suits engines that expect one forward pass per step and all
+losses from it. A policy without a critic computes and saves none of this.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ CRITIC_ATTRIBUTE = "critic"
 
 
 class ValueHead(nn.Module):
-    """V(s) = w · h / (√H ‖h‖₂) + b for a hidden state h of size H, in float32. w and b are 0 at first.
+    """V(s) = w · h / (√H ‖h‖₂) + b for a hidden state h of size H, in float32. w and b start at 0.
 
-    The scaling is ours. A step of Adam moves w and b by about the learning rate η, and thus a value by at most about
-    2η in any model, since ‖h‖₁ ≤ √H ‖h‖₂. Unscaled, values would move by η ‖h‖₁, which can exceed the returns.
+    We added the scaling: a step of Adam moves w and b by about the learning rate η, and thus a
+    value by at most about 2η in any model, since ‖h‖₁ ≤ √H ‖h‖₂. Unscaled, values would move by η ‖h‖₁, which can
+    exceed the returns.
     """
 
     def __init__(self, hidden_size: int, dtype: torch.dtype = torch.float32) -> None:
@@ -59,7 +60,7 @@ class BackboneCall:
 
 
 class Critic(nn.Module):
-    """Base of the three kinds, which turn one call of the policy's backbone into V after each token, (B, L)."""
+    """Base class of the three kinds, which turn one call of the policy's backbone into V after each token, (B, L)."""
 
     kind: str
 
@@ -132,7 +133,7 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
     config: Any = copy.deepcopy(model.peft_config[model.active_adapter])
     if reason := why_not_beside_others(config):
         raise ValueError(
-            f"`critic='adapter'` adds an adapter like the policy's beside it, but {reason}. Use `critic='head'` or "
+            f"`critic='adapter'` adds a second adapter like the policy's, but {reason}. Use `critic='head'` or "
             "`critic='model'`, or plain LoRA with `bias='none'`."
         )
     config.inference_mode = False
@@ -151,12 +152,12 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
 
 
 def trained_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype of the trained parameters, which the critic shares because ZeRO-3 gathers them together."""
+    """The dtype of the trained parameters. The critic shares it, because ZeRO-3 gathers them together."""
     return next(p.dtype for p in model.parameters() if p.requires_grad)
 
 
 def known_adapter(model: PeftModel, config: LoraConfig) -> AbstractContextManager[None]:
-    """Within it, PEFT knows the critic's adapter and can collect and set its weights."""
+    """Context in which PEFT knows the critic's adapter and can collect and set its weights."""
     return replaced([model], peft_config=lambda known: {**known, CRITIC_ATTRIBUTE: config})
 
 
@@ -165,7 +166,7 @@ class CausalLMOutputWithCritic(FusedCausalLMOutput):
     """`FusedCausalLMOutput` with the critic's values."""
 
     critic_values: Tensor | None = None
-    """(1, M), beside `log_probs`: V of the state in which the token was chosen."""
+    """(1, M), parallel to `log_probs`: V of the state in which the token was chosen."""
 
 
 def causal_lm_of(model: nn.Module) -> PreTrainedModel:
@@ -180,7 +181,7 @@ def is_critic_name(name: str) -> bool:
 
 @contextmanager
 def detached_critic(model: nn.Module) -> Iterator[None]:
-    """Within it, the policy has no critic, so that it can be loaded or paired with another model."""
+    """Context in which the policy has no critic, so that it can be loaded or paired with another model."""
     causal_lm = causal_lm_of(model)
     critic = causal_lm._modules.pop(CRITIC_ATTRIBUTE, None)
     try:
@@ -191,7 +192,7 @@ def detached_critic(model: nn.Module) -> Iterator[None]:
 
 
 class FollowPolicy(SyncRefModelCallback):
-    """A `SyncRefModelCallback` for a policy with a critic: it pairs parameters, and the reference has no critic."""
+    """A `SyncRefModelCallback` for a policy with a critic: parameters are paired, and the reference has no critic."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with detached_critic(self.accelerator.unwrap_model(kwargs["model"])):

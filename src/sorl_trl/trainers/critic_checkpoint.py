@@ -1,4 +1,4 @@
-"""Makes a policy's critic, saves and restores it in the `critic/` folder beside the policy, and loads it alone.
+"""Makes a policy's critic, saves and restores it in the `critic/` folder beside the policy, and loads it separately.
 
 checkpoint-100/            the policy, a plain Hugging Face or PEFT checkpoint
 checkpoint-100/critic/
@@ -47,11 +47,11 @@ ADAPTER_FOLDER = "adapter"
 ADAPTER_FILE = "adapter_model.safetensors"
 BACKBONE_FOLDER = "backbone"
 HEAD_READS = "directions of hidden states"
-"""What tells a head from those of sorl-trl 0.2 and before, which read the hidden states themselves."""
+"""Distinguishes a head from those of sorl-trl 0.2 and earlier, which read the hidden states themselves."""
 
 
 def critic_folder(path: str | Path) -> Path | None:
-    """The folder of the critic at `path`, which is that folder or the checkpoint around it; None if there is none."""
+    """The critic folder at `path`, which is that folder or the checkpoint that contains it; None if there is none."""
     folders = Path(path), Path(path) / CRITIC_FOLDER
     return next((folder for folder in folders if (folder / CONFIG_FILE).is_file()), None)
 
@@ -60,24 +60,24 @@ def find_critic(path: str | Path, kind: str | None = None) -> tuple[Path, str]:
     """The folder of the critic at `path`, and its kind.
 
     Raises:
-        ValueError: There is no critic, its head computes values in another way, or it is not of `kind`.
+        ValueError: There is no critic, its head is in an old format, or it is not of `kind`.
     """
     folder = critic_folder(path)
     if folder is None:
         raise ValueError(
-            f"There is no critic in {path}: a checkpoint of `SOPPOTrainer` holds `{CRITIC_FOLDER}/{CONFIG_FILE}`. "
-            "Name such a checkpoint; a new run without one makes a new critic."
+            f"There is no critic in {path}: `{CRITIC_FOLDER}/{CONFIG_FILE}` is missing. Name a checkpoint of "
+            "`SOPPOTrainer`, or none, so that a new run makes a new critic."
         )
     config = json.loads((folder / CONFIG_FILE).read_text())
     if config.get("head_reads") != HEAD_READS:
         raise ValueError(
-            f"The critic in {folder} is of an earlier sorl-trl, whose heads read hidden states of any length: its "
-            "values would be wrong. Train a new critic; the policy beside it can start the run."
+            f"The critic in {folder} is from an earlier sorl-trl, with a head that does not normalize hidden states: "
+            "its values would be wrong. Train a new critic; the policy beside it can start the run."
         )
     saved = str(config["kind"])
     if kind not in (None, saved):
         raise ValueError(
-            f"The critic in {folder} is of kind {saved!r}, this run's of kind {kind!r}: set `critic={saved!r}`."
+            f"The critic in {folder} is of kind {saved!r}, but this run's is of kind {kind!r}: set `critic={saved!r}`."
         )
     return folder, saved
 
@@ -85,7 +85,7 @@ def find_critic(path: str | Path, kind: str | None = None) -> tuple[Path, str]:
 def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
     """Give the policy `model` a critic, new or as `critic_model_name_or_path` names it.
 
-    It is the same on every rank, whatever was sampled before. `vocabulary` is the number of tokens in the tokenizer.
+    It is the same on every rank, regardless of random state. `vocabulary` is the number of tokens in the tokenizer.
 
     Raises:
         ValueError: The configuration does not fit `model`.
@@ -96,7 +96,7 @@ def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
         find_critic(saved, kind)
     elif path is not None and kind != "model":
         raise ValueError(
-            f"`critic_model_name_or_path` is {path!r}, which holds no critic. `critic={kind!r}` can only start from a "
+            f"`critic_model_name_or_path` is {path!r}, which has no critic. `critic={kind!r}` can only start from a "
             "run or checkpoint of `SOPPOTrainer`; other models need `critic='model'`."
         )
     dtype, source = trained_dtype(model), path if saved is None else saved / BACKBONE_FOLDER
@@ -121,10 +121,10 @@ def _kind_for(model: Any, config: SOPPOConfig) -> str:
     has_peft = isinstance(model, PeftModel)
     kind = config.critic or ("adapter" if has_peft else "head")
     if hasattr(causal_lm_of(model), CRITIC_ATTRIBUTE):
-        raise ValueError("The policy already has the critic of an earlier trainer: load the policy again.")
+        raise ValueError("The policy already has a critic from an earlier trainer: load the policy again.")
     if kind == "head" and config.critic_learning_rate is not None:
         raise ValueError(
-            f"`critic_learning_rate` is {config.critic_learning_rate}, but `critic='head'` is nothing but a head: set "
+            f"`critic_learning_rate` is {config.critic_learning_rate}, but `critic='head'` has only a head: set "
             "`value_head_learning_rate` instead, in units of the return."
         )
     if kind == "adapter" and not has_peft:
@@ -137,7 +137,7 @@ def _kind_for(model: Any, config: SOPPOConfig) -> str:
 def _backbone(policy: Any, config: SOPPOConfig, vocabulary: int, dtype: torch.dtype, source: str | Path | None) -> Any:
     if policy.config.get_text_config() is not policy.config:
         raise ValueError(
-            f"`critic='model'` reads text alone, but the policy is a {type(policy).__name__}. Use `critic='head'`, or "
+            f"`critic='model'` reads only text, but the policy is a {type(policy).__name__}. Use `critic='head'`, or "
             "`critic='adapter'` with LoRA."
         )
     own = policy.config._name_or_path
@@ -164,8 +164,8 @@ def _backbone(policy: Any, config: SOPPOConfig, vocabulary: int, dtype: torch.dt
 def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapping[str, Tensor]) -> None:
     """Write the critic into `folder`, which is created if missing.
 
-    `state_dict` is that of `model`, unwrapped and gathered from its shards. If an engine keeps the weights in its own
-    checkpoint, it is empty, and only the configuration is written.
+    `state_dict` is that of `model`, unwrapped and gathered from its shards. It is empty if an engine keeps the weights
+    in its own checkpoint; then only the configuration is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text(json.dumps({"kind": critic.kind, "head_reads": HEAD_READS}) + "\n")
@@ -194,7 +194,7 @@ def restore_critic(critic: Critic, model: nn.Module, path: str | Path) -> None:
 
     Raises:
         ValueError: There is no critic, or one of another kind.
-        RuntimeError: The critic there has another size.
+        RuntimeError: The saved critic has another size.
     """
     folder, _ = find_critic(path, critic.kind)
     if isinstance(critic, ModelCritic):
@@ -210,7 +210,7 @@ def restore_critic(critic: Critic, model: nn.Module, path: str | Path) -> None:
 
 
 class ValueModel(nn.Module):
-    """A backbone and a value head that compute V(s) after each token of a text. `load_critic` makes it."""
+    """A backbone and a value head that compute V(s) after each token of a text. Made by `load_critic`."""
 
     def __init__(self, backbone: nn.Module, head: ValueHead) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class ValueModel(nn.Module):
     def turn_values(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """V(s_k), the value of the state in which each turn starts, for each trajectory's turns.
 
-        A trajectory that an infrastructure failure ended gets no values, because it is not trained on either.
+        A trajectory ended by an infrastructure failure gets no values, because it is not trained on.
         """
         places: list[list[tuple[tuple[int, int], int]]] = []
         texts: dict[tuple[int, int], Tensor] = {}  # what was read in a row's context before its last turn
@@ -252,7 +252,7 @@ def load_critic(path: str | Path, base_model: str | None = None, **kwargs: Any) 
     Args:
         path: A checkpoint of `SOPPOTrainer`, or the `critic/` folder in it. A critic of kind "head" reads the hidden
             states of the policy beside that folder.
-        base_model: The id or path of the model under an adapter, if it is not where the adapter's configuration says.
+        base_model: The id or path of the model under an adapter, if the adapter's configuration does not point to it.
         kwargs: Arguments for the backbone's `from_pretrained`, such as `dtype` or `device_map`.
 
     Raises:

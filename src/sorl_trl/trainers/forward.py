@@ -1,7 +1,7 @@
 """One pass for policy, old policy, reference and critic: log-probabilities, entropies and values of a batch.
 
-A trajectory is turns in one or several contexts. Each context is a text of its own for the model, and only tokens that
-the loss keeps are scored. `layouts.py` says how the model reads them.
+A trajectory is turns in one or several contexts. The model reads each context as a separate text, and only tokens that
+the loss keeps are scored. `layouts.py` defines how they are laid out.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sorl_trl.trainers.router_replay import ROUTES, Routing, replayed_routers
 logger = logging.getLogger(__name__)
 
 _LARGEST_WINDOW = 1024
-"""The largest sliding window that is tried out: texts that exceed it need memory, too."""
+"""The largest sliding window that is tried out, because texts that exceed it take memory."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What the model says of a batch. (B, T) tensors are 0 at tokens that are not scored."""
+    """What the model computes for a batch. (B, T) tensors are 0 at tokens that are not scored."""
 
     logps: Tensor
     entropies: Tensor | None = None
@@ -42,14 +42,14 @@ class Pass:
     aux_loss: Tensor | None = None
     """() the router loss of a mixture of experts."""
     routing: Routing | None = None
-    """What the routers of a mixture chose for themselves, if the pass was to replay."""
+    """What the routers of a mixture would have chosen themselves, if the pass replayed routes."""
 
 
 class Forward:
     """The forward pass of a trainer's models.
 
-    `layouts` are those that all of them compute; if these are padded rows alone, `reason` says why. Construction asks
-    the models' classes and configs, and makes them attend in segments; the first pass tries the layouts out.
+    `layouts` are those that all models support; if only padded rows are left, `reason` explains why. Construction
+    inspects the models' classes and configs and makes them attend in segments; the first pass tries the layouts out.
 
     Raises:
         ValueError: One process has several GPUs.
@@ -58,7 +58,7 @@ class Forward:
     def __init__(self, trainer: Any) -> None:
         if trainer.args.n_gpu > 1:
             raise ValueError(
-                f"One process has {trainer.args.n_gpu} GPUs, but trains on one: start a process for each with "
+                f"One process has {trainer.args.n_gpu} GPUs, but trains on one: start one process per GPU with "
                 "`accelerate launch`, or set CUDA_VISIBLE_DEVICES to one of them."
             )
         self._trainer = trainer
@@ -67,7 +67,7 @@ class Forward:
         backbone = getattr(getattr(policy, CRITIC_ATTRIBUTE, None), "backbone", None)
         models = [each for each in (policy, reference, backbone) if each is not None]
         self.routers = replayed_routers(trainer, policy)
-        """Those that are replayed."""
+        """The routers that are replayed."""
         self.reason = _why_unfolded(trainer, models)
         self.layouts: Sequence[str] = LAYOUTS[:1]
         self._is_tried = False
@@ -89,17 +89,17 @@ class Forward:
         layouts: Sequence[str] | None = None,
         replay: bool = False,
     ) -> Pass:
-        """Ask `model` of the trainer, wrapped or not, about a batch. All processes call it together.
+        """Run `model`, wrapped or not, on a batch. All processes call it together.
 
         Args:
             model: The policy, or the reference model.
-            batch: TRL's, with `prompt_ids`, `completion_ids` and their masks, and if it has them `tool_mask`, the
-                inputs of images, and `context_ids` (B, T): a completion token belongs to the context |c|, of which 0
+            batch: TRL's, with `prompt_ids`, `completion_ids` and their masks, and optionally `tool_mask`, image
+                inputs, and `context_ids` (B, T): a completion token with entry c belongs to context |c|, and context 0
                 continues the prompt.
             entropies, router, values: What to compute besides log-probabilities. Values need a critic.
-            rows: The number of rows that the model reads at a time; None reads all at once.
-            layouts: Of which to take one; None takes one of those that all models compute.
-            replay: Whether, with `router_replay`, the policy's routers take the routes of the batch, if it has any.
+            rows: The number of rows per forward call; None for all at once.
+            layouts: The layouts to choose from; None for those that all models support.
+            replay: Whether, with `router_replay`, the policy's routers follow the batch's routes, if it has any.
 
         Raises:
             ValueError: A trajectory with images has several contexts.
@@ -114,7 +114,9 @@ class Forward:
         contexts = batch.get("context_ids")
         if images:
             if contexts is not None and contexts.any():
-                raise ValueError("`context_ids` has several contexts, but prompts have images, which they would lack.")
+                raise ValueError(
+                    "`context_ids` has several contexts, but only the first would have the prompt's images."
+                )
             layouts, contexts = ("rows",), None
         policy = trainer.accelerator.unwrap_model(model) if model is trainer.ref_model else trainer.model
         asked = LaidOut(model, policy, layouts, loss_mask_of(batch), contexts, values)
@@ -127,32 +129,32 @@ class Forward:
         return Pass(logps, entropy, critic_values, aux_loss, asked.routing)
 
     def _try_out(self) -> None:
-        """Compare the layouts on short texts, and say which are left. All processes decide alike."""
+        """Compare the layouts on short texts, and keep those that agree. All processes decide alike."""
         trainer = self._trainer
         if self.reason is None:
             off = torch.tensor(self._difference(), device=trainer.accelerator.device)
             most = float(trainer.accelerator.gather(off).max())
             if not most <= self._tolerance:  # true for NaN, too
                 self.layouts = LAYOUTS[:1]
-                off_by = f"what it computes without padding is off by {most:.2g} on average"
+                off_by = f"log-probabilities without padding are off by {most:.2g} on average"
                 self.reason = "it fails without padding" if most == float("inf") else off_by
         if self.reason is None:
-            logger.info("The policy reads trajectories without padding.")
+            logger.info("Trajectories are processed without padding.")
             return
         warn_on_main_process(
             trainer.args,
-            f"{type(causal_lm_of(trainer.model)).__name__} reads padded trajectories, because {self.reason}. A step "
-            "is right, but takes longer than without padding.",
+            f"{type(causal_lm_of(trainer.model)).__name__} is trained on padded trajectories, because {self.reason}. "
+            "Results are correct, but steps take longer.",
         )
 
     @property
     def _tolerance(self) -> float:
-        """The largest mean difference, in nats, that rounding explains. Texts that mix differ by more."""
+        """The largest mean difference, in nats, that rounding explains. It is larger if texts attend to each other."""
         args, dtype = self._trainer.args, self._trainer.model.dtype
         return 0.2 if args.bf16 or args.fp16 or args.tf32 or dtype in (torch.float16, torch.bfloat16) else 1e-4
 
     def _difference(self) -> float:
-        """The mean difference between a layout and unfolded texts, of which two begin alike; infinite if one fails."""
+        """The mean difference between a layout and unfolded texts that share a prefix; infinite if it fails."""
         model, causal_lm = self._trainer.model, causal_lm_of(self._trainer.model)
         config = causal_lm.config.get_text_config()
         window = getattr(config, "sliding_window", None) or 0
@@ -182,7 +184,7 @@ def _why_unfolded(trainer: Any, models: Sequence[PreTrainedModel]) -> str | None
 
 
 def _texts(length: int, words: int, device: torch.device) -> dict[str, Tensor]:
-    """A row of three contexts with `length` tokens or more, of which two begin alike."""
+    """A row of three contexts with `length` tokens or more; two share a prefix."""
     one, two, three = (torch.arange(3 * length, device=device) * 37 + 11).view(3, -1) % words
     parts = one[4:], torch.cat([one[:7], two]), three
     ids = {"prompt_ids": one[None, :4], "completion_ids": torch.cat(parts)[None]}
@@ -197,7 +199,7 @@ class LaidOut:
     Args:
         model: What to call.
         policy: `model` without the wrappers of engines.
-        layouts: Of which to take the one with the fewest tokens, simpler ones first.
+        layouts: The one with the fewest tokens is taken; simpler ones are preferred (`WORTH`).
         scored: (B, T) 1 at the tokens to score, of all rows.
         contexts: (B, T) `context_ids` of all rows, or None.
         with_values: Whether to collect the critic's `values`, (rows, W) for each call.
@@ -249,7 +251,7 @@ class LaidOut:
     def _run(self, plan: Plan, options: dict[str, Any]) -> Any:
         """The model's output, (1, M) at the positions that predict scored tokens.
 
-        Critic and head run within the forward of the wrapped model, which is what engines expect.
+        Critic and head run within the wrapped model's forward, as engines expect.
         """
         causal_lm = self._causal_lm
         values: list[Tensor] = []

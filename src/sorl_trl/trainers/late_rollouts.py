@@ -1,4 +1,4 @@
-"""Rollouts ahead of training: a `rollout_func` that samples the next batches while the trainer trains on one.
+"""Asynchronous rollouts: a `rollout_func` that samples the next batches while the trainer trains on one.
 
 See docs/how_to/async.md.
 """
@@ -41,14 +41,14 @@ class PolicyCopies:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._fresh: nn.Module | None = None
-        """The copy with the present weights, once a rollout has needed it. Engines hold the older copies."""
+        """The copy with the current weights, once a rollout has needed it. Engines hold older copies."""
 
     def renew(self, version: int, prompt_ids: Sequence[int]) -> None:
-        """Forget the copy, because the policy has new weights."""
+        """Drop the copy, because the policy has new weights."""
         self._fresh = None
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
-        """Make an engine for a rollout that begins now and samples from the present weights."""
+        """Make an engine for a rollout that begins now and samples from the current weights."""
         if self._fresh is None:
             policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
             self._fresh = copy.deepcopy(policy).eval().requires_grad_(False)
@@ -63,7 +63,7 @@ class PolicyCopies:
         return engine
 
     def close(self) -> None:
-        """Abort nothing: rollouts end with their next step."""
+        """Do nothing: rollouts end with their next step."""
 
 
 @dataclass
@@ -71,9 +71,9 @@ class Part:
     """Rows of a batch that one thread samples together: the whole batch, or a group."""
 
     place: tuple[int, int]
-    """The number of its batch, and its number in that batch."""
+    """The number of its batch, and its own number within that batch."""
     version: int
-    """How many batches had been taken when it began."""
+    """How many batches training had taken when it began."""
     step: int
     """How many optimizer steps had been made when it began."""
     rows: list[dict[str, Any]]
@@ -85,24 +85,24 @@ class Part:
 
 
 class RolloutsAhead:
-    """A `rollout_func` that samples the batches of this process ahead of training, and returns one per call.
+    """A `rollout_func` that samples this process's batches before training needs them, and returns one per call.
 
-    In a run (`running`), the dataloader is only the clock: with each of its batches the trainer asks for one rollout,
-    and the rows of that rollout are read here, in the order of the dataloader's sampler, each once. Batch b begins
-    once the sampling policy has the weights that b - `staleness` batches have trained.
+    In a run (`running`), the dataloader only sets the pace: with each of its batches the trainer asks for one rollout.
+    The rollouts' rows are read here, each once, in the order of the dataloader's sampler. Batch b begins once the
+    sampling policy has the weights after training on b - `staleness` batches.
 
-    In the order of the dataset, call b returns batch b, and no turn is more than `staleness` versions old. In the
-    order of completion, a call returns the groups that finish first. Others overtake a slow group for at most
-    2 * `staleness` batches, so no turn is more than 3 * `staleness` versions old.
+    In dataset order, call b returns batch b, and no turn is more than `staleness` versions old. In order of
+    completion, a call returns the groups that finish first. A slow group is overtaken for at most 2 * `staleness`
+    batches, so no turn is more than 3 * `staleness` versions old.
 
-    Everything that involves random numbers, other processes or metrics happens in the training thread: when a part
-    begins, and when it is taken. In evaluation and outside a run, it is the rollout itself, which samples at once.
+    Everything that involves random numbers, other processes or metrics happens in the training thread, when a part
+    begins and when it is taken. In evaluation and outside a run, the call samples at once.
 
     Args:
-        trainer: Its only reader is the training thread.
-        rollout: What collects, in a thread and with a fork of its responder for each part.
+        trainer: Only the training thread reads it.
+        rollout: Collects each part in its own thread, with a fork of its responder.
         staleness: How many batches to begin ahead.
-        by_completion: Whether to train on groups in the order of completion instead of the dataset's.
+        by_completion: Whether to train on groups in order of completion instead of dataset order.
     """
 
     def __init__(self, trainer: Any, rollout: PolicyRollout, staleness: int, by_completion: bool = False) -> None:
@@ -113,13 +113,13 @@ class RolloutsAhead:
         self._rows_of_part = int(trainer.num_generations) if by_completion else rows
         self._parts_of_batch = rows // self._rows_of_part
         self._policy: ServerPolicy | PolicyCopies | None = None
-        """What this run's rollouts are sampled from; None outside a run."""
+        """The policy that this run's rollouts are sampled from; None outside a run."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within it, training takes rollouts that were sampled ahead. At its end, what is under way is aborted.
+        """Context in which training takes asynchronous rollouts. When it ends, those in progress are aborted.
 
-        Threads that wait for a tool end when it replies, and the reply is ignored.
+        Threads that wait for a tool end when it replies; the reply is ignored.
         """
         setup = self.rollout.setup(self._trainer)
         # The training thread changes how its own processing class pads.
@@ -130,7 +130,7 @@ class RolloutsAhead:
         self._taken = self._begun = self._last = -1
         self._upcoming: Iterator[list[dict[str, Any]]] = iter(())
         self._shown: dict[int, list[Any]] = {}
-        """The prompts of the batches that have begun, with which the dataloader's must agree."""
+        """The prompts of the batches that have begun. The dataloader's must agree with them."""
         self._overtaken: set[tuple[int, int]] = set()
         """Parts of the batch taken last and of earlier ones that are still to be trained on."""
         self._overtook: set[tuple[int, int]] = set()
@@ -148,9 +148,9 @@ class RolloutsAhead:
                 part.thread.join(max(until - time.monotonic(), 0.0))
 
     def begin_at(self, micro_batches: int) -> None:
-        """Begin a run after so many micro-batches of the dataloader. Once it has begun, this changes nothing.
+        """Begin a run after this many micro-batches of the dataloader. No effect once it has begun.
 
-        The dataloader repeats a batch for a whole cycle. This run takes its first batch when the present cycle ends.
+        The dataloader repeats a batch for a whole cycle. This run takes its first batch when the current cycle ends.
         """
         if self._taken >= 0:
             return
@@ -166,16 +166,15 @@ class RolloutsAhead:
         return settings | {"late": sorted(self._overtaken), "early": sorted(self._overtook)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict` of a run in the same order, before the run begins."""
+        """Continue from the `state_dict` of a run in the same order. Call it before the run begins."""
         self._overtaken, self._overtook = ({(b, number) for b, number in state[key]} for key in ("late", "early"))
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """The output of the rollout, to which training adds `rows` and `sampled_at_step`.
 
-        `rows` are the rows of the dataset, one for each trajectory, and `sampled_at_step` is the number of optimizer
-        steps that had been made when the oldest part began, on any process. All processes call it together, and all
-        raise the error of a rollout under way, and RuntimeError if the dataloader's prompts are not those that its
-        sampler announced.
+        `rows` are the rows of the dataset, one per trajectory, and `sampled_at_step` is the number of optimizer steps
+        made when the oldest part on any process began. All processes call it together. All raise the error of a failed
+        rollout, and RuntimeError if the dataloader's prompts are not those that its sampler announced.
         """
         if self._policy is None or not trainer.model.training:
             return self.rollout(prompts, trainer)
@@ -192,9 +191,9 @@ class RolloutsAhead:
         return {**output, "rows": [row for part in parts for row in part.rows], "sampled_at_step": sampled_at}
 
     def renew(self, prompts: list[Any]) -> None:
-        """In a run, give the sampling policy the trainer's weights, before a rollout is asked for.
+        """In a run, give the sampling policy the trainer's weights before a rollout is requested.
 
-        All processes do it together, and all raise the error of a rollout under way.
+        All processes call it together, and all raise the error of a failed rollout.
         """
         if self._policy is not None:
             # Before weights are sent, because a server may be gone.
@@ -203,12 +202,12 @@ class RolloutsAhead:
             self._policy.renew(self._taken, prompt_ids)
 
     def from_a_copy(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """A rollout at once, from a copy of the policy as those ahead are sampled from: for a rehearsal."""
+        """Sample a rollout at once, from a copy of the policy as asynchronous rollouts do: for a rehearsal."""
         engine = PolicyCopies(trainer).engine(self._end(self.rollout.setup(trainer)), self.rollout.engine)
         return self.rollout.sample(prompts, trainer, engine)
 
     def _begin_next(self, prompts: list[Any]) -> None:
-        """Begin batches up to `staleness` ahead, but none beyond the end of the run."""
+        """Begin batches up to `staleness` in advance, but none beyond the end of the run."""
         until = max(min(self._taken + self._staleness + 1, self._last), self._taken + 1)
         while self._begun < until:
             rows = next(self._upcoming)
@@ -223,7 +222,7 @@ class RolloutsAhead:
         if self._shown.pop(self._taken) != prompts:
             raise RuntimeError(
                 f"`async_staleness` is {self._staleness}, but batch {self._taken} of the dataloader is not what its "
-                "sampler announced: rollouts cannot be sampled ahead of a dataloader that changes or skips rows."
+                "sampler announced: asynchronous rollouts need a dataloader that neither changes nor skips rows."
             )
 
     def _begin(self, place: tuple[int, int], rows: list[dict[str, Any]]) -> None:
@@ -240,7 +239,7 @@ class RolloutsAhead:
         return TurnEnd(setup.tokenizer, self.rollout.stop_strings, setup.eos_token_ids)
 
     def _wait_for_parts(self) -> tuple[list[Part], float]:
-        """The parts to train on next, on all processes, and the seconds waited. Raises what a part has raised."""
+        """The parts to train on next, on all processes, and the seconds waited. Raises the error of a failed part."""
         began = time.perf_counter()
         due = [part for part in self._under_way if part.place[0] <= self._taken - self._grace]
         missing = self._parts_of_batch - len(due)
@@ -256,7 +255,7 @@ class RolloutsAhead:
         return [*due, *there], waited
 
     def _raise_failures(self) -> None:
-        """Raise the error of a rollout under way, if one has failed."""
+        """Raise the error of a rollout in progress, if one has failed."""
         for part in self._under_way:
             if part.result.done():
                 part.result.result()
@@ -286,7 +285,7 @@ class RolloutsAhead:
 
 
 def upcoming_batches(trainer: Any, first: int) -> Iterator[list[dict[str, Any]]]:
-    """This process's rows of the dataset, batch after batch and epoch after epoch, from batch `first` on.
+    """This process's rows of the dataset, batch by batch and epoch by epoch, starting at batch `first`.
 
     A batch is one rollout's rows. The order is that of the trainer's own sampler.
     """

@@ -1,13 +1,13 @@
-"""Which tokens of a batch a model reads, where its results belong, and how the tokens of a packed row attend.
+"""The layout in which a model reads a batch: which tokens, where results belong, and how packed tokens attend.
 
     unfolded  (S, L)  a row for each of S contexts, padded on the right
-    packed    (1, N)  contexts end to end, each with positions and attention of its own; no padding
-    tree      (1, N)  as packed, but what contexts have in common at their beginning is read once
+    packed    (1, N)  contexts end to end, each with its own positions and attention; no padding
+    tree      (1, N)  as packed, but a prefix that contexts share is read once
     rows      (B, W)  TRL's rows, for prompts with images
 
-Layouts differ in nothing but their `Plan`. Models call the attention within segments by its name, `IN_SEGMENTS`, under
-which they behave as with sdpa, except in a pass that says where segments lie. The name is set once, because gradient
-checkpointing computes layers again during backward, with whatever name is set by then.
+Layouts differ only in their `Plan`. Models look attention within segments up by its name, `IN_SEGMENTS`. It behaves
+like sdpa, except in a pass that specifies segments. The name is set once and for all, because gradient checkpointing
+recomputes layers during backward, with whatever name is set by then.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ except ImportError:  # an earlier torch
     _TAKEN = {}.keys()
 
 LAYOUTS = ("unfolded", "packed", "tree")
-"""Each with more elaborate attention than those before it."""
+"""In order of increasingly elaborate attention."""
 WORTH = {"packed": 0.95, "tree": 0.85}
-"""The part of a simpler layout's tokens up to which a layout is taken before it.
+"""A layout is preferred to a simpler one if it needs at most this fraction of that one's tokens.
 
-Ours: on a CPU, a packed token takes as long as a padded one, and a token of a tree 1.16 times as long.
+Our choice: on a CPU, a packed token takes as long as a padded one, and a token in a tree 1.16 times as long.
 """
 _KINDS = {"full_attention", "sliding_attention"}
 _LARGEST_HEAD = 256
-"""The largest head for which torch has a kernel of segments."""
+"""The largest head dimension for which torch has a segment kernel."""
 
 
 class Segments(NamedTuple):
-    """The segments of a packed row (1, N). A named tuple, which every engine hands through to the layers."""
+    """The segments of a packed row (1, N). A named tuple, because every engine passes those on to the layers."""
 
     lengths: tuple[int, ...]
     before: tuple[tuple[int, ...], ...]
-    """Of each segment, the segments that it continues, in order; empty if no segment continues another."""
+    """For each segment, the segments that it continues, in order; empty if no segment continues another."""
     bounds: Tensor
     """(S + 1,) int32: where each segment begins, and N."""
 
     def arguments(self, model: PreTrainedModel) -> dict[str, Any]:
-        """What to call `model` with, besides ids and positions.
+        """The arguments for calling `model`, besides ids and positions.
 
-        A mask of four dimensions is used as it is, so that no model makes one of N x N.
+        Models use a four-dimensional mask as it is, so none of them creates an N x N mask.
         """
         if is_flash(model):
             longest = max(self.lengths)
@@ -74,7 +74,7 @@ class Segments(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Which tokens the model reads, and where its M results belong."""
+    """Which tokens the model reads, and where its M results go."""
 
     input_ids: Tensor
     """(S, L) or (1, N)."""
@@ -83,17 +83,17 @@ class Plan:
     labels: Tensor
     """(1, M) the scored tokens."""
     targets: Tensor
-    """(M,) where they stand in the flattened batch; empty beside one position without a label if nothing is scored."""
+    """(M,) their positions in the flattened batch; empty, beside one unlabelled predictor, if nothing is scored."""
     attention_mask: Tensor | None = None
-    """(S, L); no token reads padding on its right, so only a router loss needs it."""
+    """(S, L); only a router loss needs it, because no token attends to padding on its right."""
     position_ids: Tensor | None = None
-    """(1, N) each token's place in its context."""
+    """(1, N) each token's position in its context."""
     segments: Segments | None = None
     sources: Tensor | None = None
-    """Where each token of the flattened `input_ids` stands in the flattened batch, -1 for padding; None in a tree."""
+    """Each token's position in the flattened batch, for the flattened `input_ids`; -1 for padding, None in a tree."""
 
     def predicting(self, found: Tensor) -> Tensor:
-        """(S, L, ...) to (1, M, ...): what is found at the positions that predict scored tokens."""
+        """(S, L, ...) to (1, M, ...): the entries at the positions that predict scored tokens."""
         read = found[:, -self.input_ids.size(1) :]  # prompt tuning puts virtual tokens in front
         return read.flatten(0, 1)[self.predictors].unsqueeze(0)
 
@@ -113,18 +113,18 @@ def plan_of(
     layouts: Sequence[str] = LAYOUTS,
     width: int = 0,
 ) -> Plan:
-    """Lay out a batch of (B, W) token `ids`.
+    """Choose a layout for a batch of (B, W) token `ids`.
 
-    Tokens of a context need not be adjacent, since a trajectory may leave a context and return to it. The first token
-    of a context has nothing that predicts it, so it is not scored.
+    Tokens of a context need not be adjacent, since a trajectory may leave a context and return to it. Nothing predicts
+    the first token of a context, so it is not scored.
 
     Args:
         ids: Token ids.
         mask: 1 at tokens, 0 at padding.
         scored: Bool, the tokens to score.
-        contexts: The context of each token, at least 0. None: each row is one.
-        layouts: Of which to take the one with the fewest tokens, simpler ones first (`WORTH`).
-        width: The least length of unfolded rows.
+        contexts: The context of each token, at least 0. None: each row is one context.
+        layouts: The one with the fewest tokens is taken; simpler ones are preferred (`WORTH`).
+        width: The minimum length of unfolded rows.
     """
     if layouts[0] == "rows":
         return _plan_of_rows(ids, mask, scored)
@@ -182,13 +182,13 @@ def _plan(ids: Tensor, input_ids: Tensor, predictors: Tensor, targets: Tensor, *
 
 @dataclass(frozen=True)
 class Tree:
-    """Texts whose common beginnings are one segment, which the segments after it continue."""
+    """Texts with shared prefixes merged: each prefix is one segment, continued by the segments after it."""
 
     lengths: list[int]
     before: tuple[tuple[int, ...], ...]
-    """Of each segment, the segments that it continues, in order."""
+    """For each segment, the segments that it continues, in order."""
     places: list[int]
-    """Where each token of each text stands among the tokens of all segments."""
+    """The position of each token of each text among the tokens of all segments."""
 
     @property
     def size(self) -> int:
@@ -196,7 +196,7 @@ class Tree:
 
 
 def shared_beginnings(texts: Sequence[Sequence[int]]) -> Tree:
-    """The tree of `texts`, in which each beginning that several have in common occurs once."""
+    """The tree of `texts`, in which each shared prefix occurs once."""
     lengths: list[int] = []
     before: list[tuple[int, ...]] = []
     places: list[list[int]] = [[] for _ in texts]
@@ -245,10 +245,10 @@ def segment_attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within segments, (1, H, N, D) to (1, N, H, D), or transformers' own without `segments`.
+    """Causal attention within segments, (1, H, N, D) to (1, N, H, D); without `segments`, transformers' own.
 
-    A segment attends to itself and to those before it; `sliding_window` counts over both. Keys and values may have
-    fewer heads than queries.
+    A segment attends to itself and to those that it continues; `sliding_window` counts over both. Keys and values may
+    have fewer heads than queries.
     """
     if segments is None:
         options |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
@@ -256,7 +256,7 @@ def segment_attention(
         return output, None
     if _has_kernel(query, segments, dropout):
         return _in_one_kernel(query, key, value, segments, scaling, sliding_window), None
-    # no slices, because the backward of each fills a tensor of the whole row with zeros
+    # no slices, because the backward of each allocates zeros for the whole row
     queries, keys, values = (each.split_with_sizes(segments.lengths, dim=2) for each in (query, key, value))
     outputs = []
     for number, own in enumerate(queries):
@@ -306,7 +306,7 @@ def _in_one_kernel(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: A
 
 
 def why_not_packed(model: PreTrainedModel) -> str | None:
-    """Why several texts in one row of `model` would mix, as far as class and config tell; None if they would not."""
+    """Why texts in one row would attend to each other, judging by class and config; None if they would not."""
     config = model.config.get_text_config(decoder=True)
     if config is not model.config:
         return "it reads more than text"
@@ -317,20 +317,20 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
     if model._is_stateful:
         return "its layers have a state"
     if not model._supports_attention_backend:
-        return "its attention cannot be exchanged"
+        return "its attention cannot be replaced"
     if config._attn_implementation not in ("sdpa", IN_SEGMENTS) and not is_flash(model):
-        return f"its attn_implementation is {config._attn_implementation!r}, and not 'sdpa'"
+        return f"its attn_implementation is {config._attn_implementation!r}, not 'sdpa'"
     return None
 
 
 def attend_in_segments(model: PreTrainedModel) -> None:
-    """Let `model` call `segment_attention` from now on, unless it has FlashAttention, which knows segments itself."""
+    """Make `model` call `segment_attention` from now on, unless it has FlashAttention, which supports segments."""
     if not is_flash(model):
         model.set_attn_implementation(IN_SEGMENTS)
 
 
 def is_flash(model: PreTrainedModel) -> bool:
-    """Whether `model` attends with FlashAttention, which transformers tells where segments lie."""
+    """Whether `model` uses FlashAttention, which gets the segments from transformers."""
     name = model.config.get_text_config(decoder=True)._attn_implementation
     return name is not None and name.startswith("flash_attention")
 

@@ -1,13 +1,13 @@
-"""The policy's loss, for every loss type at every level, from top to bottom.
+"""The policy's loss, for every loss type at every level, in the order of its steps.
 
     ratio      w_t = exp(log-ratio of the token, its turn or the sequence)         `MicroBatch.ratio`
     surrogate  S_t = min(w_t Â_t, clip(w_t, 1 − ε_low, 1 + ε_high) Â_t)            `methods.PPOMin`, or another piece;
-               CISPO's, SAPO's and VESPO's own with these loss types               `SURROGATES`
+               CISPO, SAPO and VESPO have their own                                `SURROGATES`
     mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t, with `loss_type="turn"`      `mean_over_batch`
     terms      L = −J + λ mean_i f_i KL_i, by default                              `methods.ClipPenalty`, or others
 
-With a loss type of TRL's and its levels, loss, metrics and gradients are TRL's; tests/contract/test_trl_parity.py
-compares them.
+With TRL's loss types and levels, loss, metrics and gradients equal TRL's; tests/contract/test_trl_parity.py compares
+them.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def policy_loss(trainer: Any, batch: MicroBatch, scores: Pass) -> tuple[Tensor, 
 
 
 def surrogate(trainer: Any, batch: MicroBatch) -> tuple[Objective, Metrics]:
-    """What the loss type, or else the method, maximises for each token, and the metrics of a loss type of its own."""
+    """The objective for each token, from the loss type or else the method, and the loss type's own metrics."""
     own = SURROGATES.get(trainer.args.loss_type)
     if own is None:
         return trainer.method.surrogate(batch), {}
@@ -151,7 +151,7 @@ SURROGATES: Mapping[str, Callable[[Any, MicroBatch], tuple[Tensor, Metrics]]] = 
     "sapo": _sapo,
     "vespo": _vespo,
 }
-"""The loss types that have a surrogate of their own, in place of the method's."""
+"""The loss types that replace the method's surrogate with their own."""
 
 
 # -------------------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def mean_over_batch(trainer: Any, losses: Tensor, mask: Tensor, batch: MicroBatc
 
 
 def unit_values(values: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-    """(B, T) values of tokens and where to average them; one per sequence if its tokens share ratio and advantage."""
+    """(B, T) values per token and where to average them; one per sequence if its tokens share ratio and advantage."""
     if batch.level == "sequence" and batch.advantages.size(1) == 1:
         per_row = (values * batch.loss_mask).amax(1)
         return per_row, torch.ones_like(per_row)
@@ -196,7 +196,7 @@ def unit_values(values: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
 def _entropy_bonus(trainer: Any, entropies: Tensor, mask: Tensor) -> Tensor:
     """The entropy bonus of a micro-batch: the coefficient times the mean of (B, T) entropies, in nats, on `mask`.
 
-    As in TRL, the coefficient is fixed or follows a target, with the values from the end of the previous step.
+    As in TRL, the coefficient is fixed or follows a target, based on values from the end of the previous step.
     """
     mean = (entropies * mask).sum() / mask.sum().clamp(min=1) / trainer._micro_batches()
     coef = trainer.entropy_coef
@@ -211,7 +211,7 @@ def _entropy_bonus(trainer: Any, entropies: Tensor, mask: Tensor) -> Tensor:
 
 
 def _follow_target(trainer: Any, sums: Tensor) -> None:
-    """Count a micro-batch's entropy and tokens, and move the coefficient when the optimizer steps."""
+    """Add a micro-batch's entropy and tokens, and adjust the coefficient when the optimizer steps."""
     before = trainer._entropy_window_stats
     trainer._entropy_window_stats = sums if before is None else before + sums
     if not trainer.accelerator.sync_gradients:

@@ -40,9 +40,9 @@ DETAILS = (
     *("rollout/empty_", "rollout/seconds_"),
     *(f"rollout/stop_reason/{reason.value}" for reason in StopReason if reason is not StopReason.ANSWERED),
 )
-"""Metrics that only `log_turn_details` logs: a name, or the beginning of a family's names, up to "/" or "_"."""
+"""Metrics logged only with `log_turn_details`: a name, or a prefix of names that ends in "/" or "_"."""
 ON_POLICY_CONSTANTS = ("off_policy_age", "clip_penalty", "lr_factor")
-"""Metrics that are constant if each rollout serves one update."""
+"""Metrics that are constant if each rollout is used for one update."""
 
 
 class MetricSums:
@@ -53,17 +53,17 @@ class MetricSums:
         self.numbers: dict[str, Tensor] = {}
 
     def add(self, name: str, values: Tensor, keep: Tensor | None = None, kind: str = "mean") -> None:
-        """Add what the `values` are where `keep` is true: their "mean", "min" or "max", or a "share".
+        """Add the "mean", "min", "max" or "share" of the `values` where `keep` is true.
 
-        Without `keep`, all but NaN count. A share is the effective sample size of importance ratios, of all
-        micro-batches together.
+        Without `keep`, all but NaN count. A share is the effective sample size of importance ratios over all
+        micro-batches.
         """
         values = values.detach()
         keep = ~values.isnan() if keep is None else keep.bool()
         self.kinds[name], self.numbers[name] = kind, _NUMBERS[kind](values, keep).float()
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
-        """Every metric over all processes. It is NaN, which TRL's averages skip, if nothing was kept."""
+        """Every metric over all processes; NaN, which TRL's averages skip, if nothing was kept."""
         return reduce_all([self], accelerator)[0]
 
 
@@ -82,14 +82,14 @@ _NUMBERS = {
     "max": lambda values, keep: _least(-values, keep),
     "share": weight_sums,
 }
-"""What a micro-batch says of each kind of metric."""
+"""The numbers that a micro-batch contributes to each kind of metric."""
 
 
 def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
-    """The metrics of each micro-batch over all processes, in one collective and one wait for the device.
+    """The metrics of each micro-batch over all processes, with one collective and one device synchronization.
 
-    The last one also has the shares of all of them together. All processes must have the same metrics, and all
-    micro-batches too, except for means.
+    The last one also has the shares over all of them. All processes must have the same metrics; so must all
+    micro-batches, except for means.
     """
     kinds = {name: kind for each in sums for name, kind in each.kinds.items()}
     known = {name: numbers for each in sums for name, numbers in each.numbers.items()}
@@ -114,7 +114,7 @@ def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dic
 
 
 def mean_kl(metrics: Iterable[tuple[Mapping[str, float], bool]]) -> float:
-    """The mean KL to the old policy over the micro-batches in which the policy had moved; NaN without one.
+    """The mean KL to the old policy over the micro-batches after the policy has moved; NaN if there are none.
 
     Before the policy has moved, the KL is only rounding. A micro-batch without a token has none.
     """
@@ -126,14 +126,14 @@ def mean_kl(metrics: Iterable[tuple[Mapping[str, float], bool]]) -> float:
 class MetricLog:
     """Adds a value per metric and micro-batch to TRL's lists, as TRL does.
 
-    Values stay on the device until the optimizer steps. Then all processes exchange them, and each waits for its
-    device once, however many micro-batches there were.
+    Values stay on the device until the optimizer steps. Then all processes exchange them, with one device
+    synchronization each, however many micro-batches there were.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._waiting: list[tuple[MetricSums, bool]] = []
-        """Those of each micro-batch since the last step, and whether the policy had moved."""
+        """The metrics of each micro-batch since the last step, and whether the policy had moved."""
 
     def shorten(self, mode: str) -> None:
         """Remove the metrics that are not to be logged."""
@@ -147,7 +147,7 @@ class MetricLog:
         """Observe a micro-batch. If the optimizer steps after it, log all metrics since the last step.
 
         `others` are metrics of the loss and its terms: pairs of values and where to keep them, or a scalar. Returns
-        the `mean_kl` of an update that is complete, else NaN.
+        the `mean_kl` of a completed update, else NaN.
         """
         sums = batch_metrics(batch)
         if self._trainer.args.loss_type not in SURROGATES:  # which stop no gradient
@@ -218,20 +218,20 @@ _ASKED = "asked"
 
 
 class TrajectoryDump(TrainerCallback):
-    """Writes what one process trains on in every `save_trajectories_steps`-th optimizer step, when the step ends."""
+    """Writes what a process trains on in every `save_trajectories_steps`-th optimizer step, when the step ends."""
 
     def __init__(self, args: TurnLevelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.args, self.tokenizer = args, tokenizer
         self._rows: list[trained.TrainedTrajectory] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Discard what an earlier run has kept in memory, or written about steps that this run will make."""
+        """Discard what an earlier run kept in memory, or wrote for steps that this run will repeat."""
         self._rows = []
         if self.args.save_trajectories_steps and state.is_local_process_zero:
             trained.discard_later(self.args.output_dir, state.global_step)
 
     def prepare(self, rollout: Rollout) -> None:
-        """Add to a rollout's batch what its tensors lack about the trajectories."""
+        """Add to a rollout's batch the facts about trajectories that its tensors lack."""
         if self.args.save_trajectories_steps:
             totals = rollout.own(rollout.scored.totals()).tolist()
             columns = zip(rollout.rows, rollout.sampled, totals, strict=True)
@@ -286,7 +286,7 @@ def _clip_states(batch: MicroBatch, objective: Objective) -> list[list[str]]:
 
 
 def _asked(example: Mapping[str, Any], sampled: Sampled, reward: float) -> dict[str, Any]:
-    """What the tensors of a batch do not say about a trajectory, in types that a checkpoint can store.
+    """Facts about a trajectory that a batch's tensors lack, in types that a checkpoint can store.
 
     The columns of a training set may have any type, and a column of one of these names may mean something else.
     """

@@ -1,4 +1,4 @@
-"""What acts on an optimizer step besides the loss: normalizing and clipping the gradient, and the learning rate."""
+"""Modifies optimizer steps: normalizes and clips the gradient, and adapts the learning rate."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ KL_FACTOR = "policy_lr_factor"
 class ClippingBiasNormalizer:
     """Accumulates C(θ), the gradient that clipping removed, and divides the step's gradient by max(1, ‖C(θ)‖₂).
 
-    C(θ) averages the tokens of each trajectory, as `loss_type="grpo"` does, whatever the loss type. It is the mean
-    over all micro-batches of the optimizer step and over all processes. The floor of 1 is our choice: if nothing is
-    clipped, C is 0 and nothing is divided.
+    C(θ) averages the tokens of each trajectory, as `loss_type="grpo"` does, regardless of the loss type. It is the
+    mean over all micro-batches of the optimizer step and over all processes. The floor of 1 is our choice: if nothing
+    is clipped, C is 0 and nothing is divided.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -39,7 +39,7 @@ class ClippingBiasNormalizer:
         self._gradients: list[Tensor] | None = None
 
     def observe(self, trainer: Any, batch: MicroBatch, objective: Objective) -> None:
-        """Add one micro-batch's share of C(θ), by a second backward pass if something is clipped."""
+        """Add one micro-batch's share of C(θ), with a second backward pass if something is clipped."""
         if not (batch.is_training and batch.log_ratio.requires_grad):
             return
         stopped = objective.stopped & batch.loss_mask
@@ -75,13 +75,13 @@ class ClippingBiasNormalizer:
 
 
 def check_second_gradients(trainer: Any) -> None:
-    """Raise ValueError for an option that computes other gradients than the update's where there can be none."""
+    """Raise ValueError for an option that needs a second gradient where none can be computed."""
     is_reentrant = (trainer.args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     for name in ("bias_norm", "log_agent_gradients"):
         if getattr(trainer.args, name) and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or is_reentrant):
             raise ValueError(
-                f"`{name}` is True, but DeepSpeed, FSDP and reentrant gradient checkpointing give no second gradient: "
-                "use DDP, with `gradient_checkpointing_kwargs={'use_reentrant': False}`."
+                f"`{name}` is True, but DeepSpeed, FSDP and reentrant gradient checkpointing cannot compute a second "
+                "gradient: use DDP, with `gradient_checkpointing_kwargs={'use_reentrant': False}`."
             )
 
 
@@ -95,17 +95,17 @@ def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
         return None
     if args.top_entropy_quantile != 1.0 or args.off_policy_mask_threshold is not None:
         raise ValueError(
-            "`bias_norm` is True, but would count what `top_entropy_quantile` or `off_policy_mask_threshold` masks: "
-            "use one of them."
+            "`bias_norm` is True, but would also count tokens that `top_entropy_quantile` or "
+            "`off_policy_mask_threshold` masks: use only one of the two."
         )
     named = trainer.model.named_parameters()
     return ClippingBiasNormalizer(parameter for name, parameter in named if not is_critic_name(name))
 
 
 def clip_apart(accelerator: Accelerator, parts: Iterable[Iterable[nn.Parameter]], max_norm: float) -> list[Tensor]:
-    """Clip the gradient of each part to a norm of at most `max_norm`, and return the norms before.
+    """Clip the gradient of each part to a norm of at most `max_norm`, and return the norms before clipping.
 
-    So no part's step depends on the scale of another's gradient. Gradients are whole, or the shards of FSDP2.
+    Thus, no part's step depends on the scale of another's gradient. Gradients are whole, or FSDP2 shards.
     """
     accelerator.unscale_gradients()
     norms = [torch.nn.utils.clip_grad_norm_(part, max_norm) for part in parts]
@@ -113,7 +113,7 @@ def clip_apart(accelerator: Accelerator, parts: Iterable[Iterable[nn.Parameter]]
 
 
 def move_to_own_groups(optimizer: torch.optim.Optimizer, own: Mapping[str, nn.Parameter], **options: Any) -> None:
-    """Put parameters, given by name and perhaps new to the optimizer, into groups of their own with these options."""
+    """Put named parameters, possibly new to the optimizer, into their own groups with these options."""
     names, groups = {id(p): name for name, p in own.items()}, [{**group} for group in optimizer.param_groups]
     known = {id(p) for group in groups for p in group["params"]}
     groups.append({"params": [p for p in own.values() if id(p) not in known]})
@@ -135,10 +135,10 @@ class KLControl(TrainerCallback):
     """Multiplies the policy's learning rate, but not the critic's, by a factor that follows the KL.
 
     It acts before the backward pass of an update's last micro-batch, in which DeepSpeed steps the optimizer. The
-    factor is part of the scheduler's state and of its base rates. It therefore survives a resume, and if something
-    else lowers the learning rates, the lowered rates are scheduled from then on.
+    factor is part of the scheduler's state and base rates, so it survives a resume. If something else lowers the
+    learning rates, the lowered rates are scheduled from then on.
 
-    `target_kl` is in nats per token; 0 leaves the schedule alone, even when a run that had lowered the rate is
+    `target_kl` is in nats per token; 0 leaves the schedule unchanged, even when a run that had lowered the rate is
     resumed. `record` is called with the factor of each update.
 
     Raises:
@@ -180,25 +180,25 @@ class KLControl(TrainerCallback):
 
 
 def check_optimizers(trainer: Any) -> None:
-    """Raise ValueError for a user's scheduler of another optimizer, or one whose rates cannot be lowered."""
+    """Raise ValueError if a user's scheduler has another optimizer, or rates that cannot be lowered."""
     optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
     if scheduler is not None and trainer.args.target_kl:
         check_scheduler(scheduler)
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError(
-            f"`optimizers` holds a {type(scheduler).__name__} of a {type(scheduler.optimizer).__name__}, but not that "
-            "optimizer beside it: give both."
+            f"`optimizers` has a {type(scheduler).__name__} of a {type(scheduler.optimizer).__name__}, but not that "
+            "optimizer: pass both."
         )
 
 
 def check_scheduler(scheduler: Any) -> None:
-    """Raise ValueError unless the learning rates of `scheduler` can be lowered for good."""
+    """Raise ValueError unless the learning rates of `scheduler` can be lowered permanently."""
     lowerable = isinstance(scheduler, LRScheduler) and not isinstance(scheduler, OneCycleLR | CyclicLR)
     if not lowerable:
         raise ValueError(
-            f"`lr_scheduler` is a {type(scheduler).__name__}, whose learning rates cannot be lowered for good. Choose "
-            "one of torch's by `lr_scheduler_type`, such as 'linear', and none in the DeepSpeed configuration, or set "
-            "`target_kl=0`."
+            f"`lr_scheduler` is a {type(scheduler).__name__}, but its learning rates cannot be lowered permanently. "
+            "Choose a scheduler of torch with `lr_scheduler_type`, such as 'linear', and none in the DeepSpeed "
+            "configuration, or set `target_kl=0`."
         )
 
 

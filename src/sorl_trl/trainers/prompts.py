@@ -1,7 +1,7 @@
-"""What TRL reads of a row of the dataset: its environment, its prompt and its images.
+"""Reads a dataset row as TRL does: its environment, its prompt and its images.
 
-It does what `GRPOTrainer._generate_and_score_completions` of TRL 1.16 does in its own body, with two differences:
-what an environment's `reset` says is sanitized, and the rows of the dataset are left as they are.
+It follows the body of `GRPOTrainer._generate_and_score_completions` in TRL 1.16, with two differences: the text that
+an environment's `reset` returns is sanitized, and dataset rows are not modified.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ IMAGE_INPUTS = (
     "mm_token_type_ids",
     "image_position_ids",
 )
-"""Fields of a batch that the policy reads besides ids and masks, if its prompts have images."""
+"""Fields of a batch that the policy reads besides ids and masks, if prompts have images."""
 
 
 def prompts_of(trainer: Any, rows: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[Any] | None]:
     """The prompts of these rows, and the images of each if there are any.
 
-    Environments are drawn and reset, and TRL's attributes for them are set: its `_generate` and `_calculate_rewards`
-    read them.
+    Environments are drawn and reset, and TRL's attributes for them are set, which its `_generate` and
+    `_calculate_rewards` read.
 
     Raises:
-        ValueError: A row names an environment that does not exist, or has images beside a prompt of text.
+        ValueError: A row names an environment that does not exist, or has images with a plain-text prompt.
     """
     if trainer.environment_factories is None:
         prompts = [row["prompt"] for row in rows]
@@ -54,8 +54,8 @@ def prompts_of(trainer: Any, rows: Sequence[Mapping[str, Any]]) -> tuple[list[An
     if images is not None:
         if not is_conversational(rows[0]):
             raise ValueError(
-                "The dataset has images beside prompts of text, as after a chat template: give the trainer messages, "
-                "such as [{'role': 'user', 'content': '…'}], to which it applies the template."
+                "The dataset has images, but its prompts are plain text, as after a chat template: give the trainer "
+                "messages, such as [{'role': 'user', 'content': '…'}], to which it applies the template."
             )
         prompts = [
             prepare_multimodal_messages(prompt, images=own) for prompt, own in zip(prompts, images, strict=True)
@@ -80,14 +80,14 @@ def _draw_environments(trainer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _set_tools(trainer: Any, count: int) -> None:
-    """The tools of each row. None is a coroutine for TRL, which would call coroutines after all others."""
+    """Set each row's tools. TRL sees none as a coroutine, because it would call coroutines after all others."""
     environments = trainer.environments or [None] * count
     trainer._sync_tool_dicts = [trainer._tools.tools_of(environment) for environment in environments]
     trainer._async_tool_dicts = [{}] * count
 
 
 def _greeted(trainer: Any, prompt: Any, environment: Any, row: Mapping[str, Any]) -> Any:
-    """The prompt with what the environment's `reset` says, sanitized, at the end of its last message."""
+    """The prompt with the environment's `reset` text, sanitized, at the end of its last message."""
     arguments = {name: value for name, value in row.items() if name != "environment"}
     own = None if isinstance(prompt, str) else prompt[-1].get("content")
     if isinstance(own, list):  # an environment may change the blocks that it gets
@@ -105,7 +105,7 @@ def _greeted(trainer: Any, prompt: Any, environment: Any, row: Mapping[str, Any]
 
 
 def _images(rows: Sequence[Mapping[str, Any]]) -> list[Any] | None:
-    """The images of each row, or None if no row has one: transformers takes no batch without images for one with."""
+    """The images of each row, or None if no row has any, because transformers rejects empty image lists."""
     if "images" in rows[0]:
         images = [row.get("images") for row in rows]
     elif "image" in rows[0]:
@@ -123,7 +123,7 @@ def _images(rows: Sequence[Mapping[str, Any]]) -> list[Any] | None:
 def image_inputs(
     trainer: Any, prompts: Sequence[Any], images: Sequence[Any] | None, batch: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """The fields in `IMAGE_INPUTS` of a batch whose prompts have these `images`, per row."""
+    """The `IMAGE_INPUTS` fields of a batch with these `images` per row."""
     if images is None:
         return {}
     texts = [
@@ -150,7 +150,7 @@ def _shown_tools(trainer: Any, count: int) -> list[Any]:
 
 
 def _tiles(trainer: Any, inputs: Mapping[str, Any], images: Sequence[Any]) -> list[int] | None:
-    """How many tiles each row has, for models whose pixels are indexed by tiles: LFM2-VL and InternVL."""
+    """How many tiles each row has, for models with pixels indexed by tile: LFM2-VL and InternVL."""
     process, pixels, counts = trainer.processing_class.image_processor, inputs["pixel_values"], inputs["num_images"]
     if "spatial_shapes" in inputs:
         made = process(images=images, return_tensors="pt", return_row_col_info=True)

@@ -16,32 +16,32 @@ from trl.trainer.utils import is_async_callable
 from sorl_trl.trainers.sampled import Sampled
 
 SAMPLED = "_sampled"
-"""A parameter that a reward function may name. It then gets the `Sampled` of each trajectory, its tokens."""
+"""A parameter that a reward function may have, to get the `Sampled` of each trajectory, with its tokens."""
 TURN_IDS = "turn_ids"
-"""A parameter that a reward function may name. It then gets the turn of each token, for each completion, unless the
-dataset has a column of this name, which TRL passes."""
+"""A parameter that a reward function may have, to get the turn of each token, for each completion.
+A dataset column of this name takes precedence."""
 
 
 @dataclass(frozen=True)
 class SplitRewards:
-    """The rewards of B trajectories of at most K turns, with turn rewards and outcomes apart."""
+    """The rewards of B trajectories of at most K turns, with turn rewards and outcomes separated."""
 
     turn_rewards: Tensor
-    """(B, K) the weighted sum of the turn rewards, 0 where there is none."""
+    """(B, K) the weighted sum of the turn rewards, 0 where there are none."""
     has_turn_reward: Tensor
     """(B, K) bool."""
     outcomes: Tensor
-    """(B,) the weighted sum of the outcome rewards, 0 where there is none."""
+    """(B,) the weighted sum of the outcome rewards, 0 where there are none."""
     has_outcome: Tensor
     """(B,) bool."""
 
 
 def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
-    """Wrap reward function number `index`, whose turn rewards TRL cannot take. A reward model is returned as it is.
+    """Wrap reward function number `index`, because TRL does not accept turn rewards. A reward model is returned as is.
 
     For each completion, the function may return a float (an outcome reward), a sequence with one float per turn (None
-    for a turn that has none), or `None` (not scored by this function), in any mixture. NaN is `None`, as in TRL; a
-    trajectory with an infinite reward is not scored at all. The floats per turn go into the trajectory's
+    for a turn that has none), or `None` (not scored by this function), in any mixture. NaN counts as `None`, as in
+    TRL; a trajectory with an infinite reward is not scored at all. The floats per turn go into the trajectory's
     `turn_rewards`, and TRL gets their sum.
     """
     if isinstance(reward_func, nn.Module):
@@ -114,10 +114,10 @@ def _record(reward: Any, trajectory: Sampled, row: int, index: int, name: str) -
 
 
 def scorable(trainer: Any, sampled: Sequence[Sampled], rewards_per_func: Tensor) -> Tensor:
-    """All processes' (N, F) rewards, with NaN for trajectories that cannot be scored, whose shares are logged.
+    """All processes' (N, F) rewards, with NaN for trajectories that cannot be scored. Their shares are logged.
 
-    A trajectory without a token of the policy, such as one whose search was down, says nothing about the policy. An
-    infinite reward would make the advantages of its whole group NaN.
+    A trajectory without policy tokens, for example because search was down, carries no information about the policy.
+    An infinite reward would make the advantages of its whole group NaN.
     """
     own = torch.tensor([not row.turns for row in sampled], device=trainer.accelerator.device)
     without_turn = trainer.accelerator.gather(own)
@@ -133,10 +133,10 @@ def scorable(trainer: Any, sampled: Sequence[Sampled], rewards_per_func: Tensor)
 def split_rewards(
     sampled: Sequence[Sampled], rewards_per_func: Tensor, weights: Tensor, num_turns: int
 ) -> SplitRewards:
-    """Split turn rewards from outcomes, each as the weighted sum over all functions.
+    """Separate turn rewards from outcomes, each as the weighted sum over all functions.
 
     Args:
-        sampled: B trajectories, with what their turns got.
+        sampled: B trajectories, with their turn rewards.
         rewards_per_func: (B, F) of these trajectories, NaN where a function gave none.
         weights: (F,).
         num_turns: K.
@@ -166,5 +166,5 @@ def _takes(reward_func: Callable[..., Any], parameter: str) -> bool:
 
 
 def _is_number(reward: Any) -> bool:
-    """Whether TRL takes it for a number: not if it is a string of digits."""
+    """Whether TRL accepts it as a number; a string of digits is not one."""
     return hasattr(reward, "__float__")

@@ -1,4 +1,4 @@
-"""A rollout, built once: the trajectories of this process and what all processes know of them, up to its tensors."""
+"""Builds a rollout: this process's trajectories, what all processes share about them, and the batch's tensors."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ from sorl_trl.types import ActionKind, Trajectory
 
 @dataclass
 class Rollout:
-    """One trajectory for each of B rows of the dataset on this process, and N on all, group after group."""
+    """One trajectory for each of B dataset rows on this process, and N on all processes, group by group."""
 
     accelerator: Accelerator
     rows: list[dict[str, Any]]
-    """The rows of the dataset, with the columns that the rollout has added."""
+    """The rows of the dataset, with the columns that the rollout added."""
     sampled: list[Sampled]
     """The trajectories as they were sampled."""
     batch: dict[str, Any]
     """TRL's dictionary of tensors, which training shuffles, splits and reads."""
     scored: ScoredRollout
-    """What all processes know of the N trajectories, of which credit and `keep` are functions."""
+    """What all processes know about the N trajectories: the input of credit and `keep`."""
     advantages: Tensor
-    """(N,) TRL's: the reward of each trajectory, compared with its group."""
+    """(N,) TRL's advantages: the reward of each trajectory relative to its group."""
     prompts: list[Any]
     completions: list[Any]
     extra: dict[str, list[Any]] = field(default_factory=dict)
-    """What reward functions have logged for TRL's table of completions, beside these B prompts and completions."""
+    """Further columns of TRL's table of completions, logged by reward functions."""
     old_logps: Tensor | None = None
-    """(B, T) log-probabilities of the policy as the rollout begins, if a pass was made."""
+    """(B, T) log-probabilities of the policy as training on the rollout begins, if a pass was made."""
 
     def own(self, gathered: Tensor) -> Tensor:
         """The B rows of this process."""
         return own_rows(gathered, len(self.rows), self.accelerator)
 
     def gather(self, values: Tensor, padding: int = 0) -> Tensor:
-        """(B, T) of this process to (N, T) of all, with `padding` where a process has fewer columns."""
+        """(B, T) of this process to (N, T) of all processes, with `padding` where a process has fewer columns."""
         return gather_rows(self.accelerator, values, padding)
 
     def drop(self, keep: Tensor) -> None:
@@ -94,7 +94,7 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     batch = tensors(trainer, sampled, env_mask, logprobs, context_ids is not None)
     batch |= agent_fields(sampled, batch["turn_ids"])
     if ranks_where(any(by_tools)):
-        raise ValueError("A tool has returned an image, but only images in prompts are trained on: return text.")
+        raise ValueError("A tool returned an image, but only images in prompts are supported: return text.")
     batch |= image_inputs(trainer, prompts, images, batch)
     batch[GENERATED_AT] = torch.tensor(sampled_at)
     given_routes = columns.pop("routes", None)
@@ -128,7 +128,7 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
 
 
 def _shown(trainer: Any, completions: list[Any], sampled: Sequence[Sampled]) -> list[Any]:
-    """The completions, of which those with several contexts show no token twice to reward functions."""
+    """The completions for reward functions; those with several contexts contain no token twice."""
     for i, row in enumerate(sampled):
         if any(context < 0 for context in row.context_ids):
             text = trainer._tokenizer.decode(row.shown(0, len(row.completion_ids)), skip_special_tokens=True)
@@ -149,7 +149,7 @@ def tensors(
     logprobs: Sequence[Sequence[float | None]] | None,
     has_contexts: bool,
 ) -> dict[str, Any]:
-    """TRL's batch of the trajectories of this process, as far as sampling alone decides it."""
+    """The part of TRL's batch that sampling alone determines, for the trajectories of this process."""
     pad_id, accelerator = trainer._tokenizer.pad_token_id, trainer.accelerator
 
     def padded_tensor(rows: Sequence[Sequence[Any]], value: int, side: str = "right") -> Tensor:
@@ -189,10 +189,10 @@ def tensors(
 
 
 def _score_old_policy(trainer: Any, batch: dict[str, Any]) -> Tensor | None:
-    """Put the log-probabilities that ratios compare with into a batch, and return the policy's, if it is run.
+    """Put the log-probabilities that ratios compare with into a batch; return the policy's, if a pass was made.
 
-    Without them, ratios compare the policy with itself, as in TRL. The policy is not run if ratios compare with
-    what sampled ahead and all of its log-probabilities are known.
+    Without them, ratios compare the policy with itself, as in TRL. No pass is made if ratios compare with the
+    asynchronous sampling policy and all of its log-probabilities are known.
     """
     is_ahead = trainer.args.async_staleness > 0 and trainer.model.training
     is_sampler = is_ahead and trainer.args.compares_with_sampler
@@ -217,7 +217,7 @@ def _score_old_policy(trainer: Any, batch: dict[str, Any]) -> Tensor | None:
 
 
 def _score_reference(trainer: Any, batch: dict[str, Any]) -> Tensor:
-    """(B, T) log-probabilities of the reference: a model of its own, or the policy without its adapter."""
+    """(B, T) log-probabilities of the reference: a separate model, or the policy without its adapter."""
     if trainer.ref_model is not None:
         return trainer._score(trainer.ref_model, batch).logps
     policy = trainer.accelerator.unwrap_model(trainer.model)
@@ -233,14 +233,14 @@ def corrects_sampling(trainer: Any) -> bool:
 
 
 def trl_corrects_sampling(trainer: Any) -> bool:
-    """Whether TRL weights the loss, for which it scores every rollout."""
+    """Whether TRL weights the loss and so scores every rollout."""
     return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
 
 
 def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
-    """(B, T) d_t = log π_old − log μ of each model token, bounded; 0 where it is NaN, and off the model tokens.
+    """(B, T) d_t = log π_old − log μ of each model token, bounded; 0 where it is NaN and outside model tokens.
 
-    An appended end-of-sequence token is not a model token, because the engine has not sampled it.
+    An appended end-of-sequence token is not a model token, because the engine did not sample it.
     """
     width = turn_ids.size(1)
     difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"])[:, :width]
@@ -249,7 +249,7 @@ def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
 
 
 def engine_weights(trainer: Any, batch: Mapping[str, Any]) -> Tensor:
-    """TRL's weights π_old/μ of tokens (B, T) or sequences (B, 1), and its metrics of them."""
+    """TRL's weights π_old/μ of tokens (B, T) or sequences (B, 1), and their metrics."""
     mode, mask = trainer.vllm_importance_sampling_mode, loss_mask_of(batch).bool()
     difference = batch["old_per_token_logps"] - batch["sampling_per_token_logps"]
     bounds = trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max
@@ -280,7 +280,7 @@ def scored_rollout(
     batch: Mapping[str, Any],
     rewards_per_func: Tensor,
 ) -> ScoredRollout:
-    """What all processes know of the N trajectories, from this process's B and the (N, F) rewards of all."""
+    """What all processes know about the N trajectories, from this process's B and the (N, F) rewards of all."""
     accelerator = trainer.accelerator
     weights = trainer.reward_weights.to(rewards_per_func.device)
     turns = turn_layout(padded([row.turn_ids for row in sampled], -1).to(accelerator.device))
@@ -308,7 +308,7 @@ def scored_rollout(
 
 
 def group_size(trainer: Any) -> int:
-    """G, the trajectories of each prompt."""
+    """G, the number of trajectories per prompt."""
     return int(trainer.num_generations if trainer.model.training else trainer.num_generations_eval)
 
 
@@ -347,9 +347,9 @@ def trls_advantages(trainer: Any, scored: ScoredRollout) -> Tensor:
 
 
 def kept_masks(trainer: Any, rollout: Rollout) -> list[Tensor]:
-    """What each piece of `keep` keeps of this process's rows: (B,) or (B, T) bool. The share that it keeps is logged.
+    """What each piece of `keep` keeps of this process's rows, (B,) or (B, T) bool. The shares are logged.
 
-    T is the width that the batch is padded to.
+    T is the padded width of the batch.
     """
     masks = []
     width = rollout.batch["completion_ids"].size(1)
@@ -371,7 +371,7 @@ def kept_masks(trainer: Any, rollout: Rollout) -> list[Tensor]:
 
 
 def log_pending_metrics(trainer: Any) -> None:
-    """Log the means over all processes of what was logged by `_log_metric`, in an order that all share."""
+    """Log the means over all processes of what `_log_metric` recorded, in an order that all share."""
     logged, accelerator = trainer._metrics["train" if trainer.model.training else "eval"], trainer.accelerator
     for name in sorted({*gather_object(list(trainer._pending_metrics))}):
         values = trainer._pending_metrics.get(name, [])
@@ -382,7 +382,7 @@ def log_pending_metrics(trainer: Any) -> None:
 
 
 def log_table(trainer: Any, rollout: Rollout, advantages: Tensor) -> None:
-    """Put the rollout into TRL's table of completions, with (N,) advantages. Names are in an order that all share."""
+    """Put the rollout into TRL's table of completions, with (N,) advantages. Processes share the order of names."""
     logs = trainer._logs
     logs["prompt"].extend(gather_object(list(rollout.prompts)))
     logs["completion"].extend(gather_object(list(rollout.completions)))

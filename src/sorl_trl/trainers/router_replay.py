@@ -1,9 +1,9 @@
-"""Routing replay: a mixture is trained with the experts that were chosen before.
+"""Routing replay: a mixture of experts is trained with experts that were chosen earlier.
 
 Sources: MiniRL (arXiv 2512.01374) for R2 and R3, and R3's own paper (arXiv 2510.11370).
 
-    R2   the experts of the old-policy pass are imposed on all gradient passes
-    R3   those of the sampling engine are imposed on the old-policy pass and on all gradient passes
+    R2   gradient passes reuse the experts of the old-policy pass
+    R3   the old-policy pass and gradient passes reuse the experts of the sampling engine
 
 The choice of experts is a constant; their weights are the router's own, and have its gradient. With R3, the policy in
 training differs from the one that chooses for itself from the first update on. A router loss reads the live logits.
@@ -36,16 +36,16 @@ ROUTES = "routes"
 
 @dataclass(frozen=True)
 class Routing:
-    """A pass over a batch in which a mixture's routers take its `routes`, if it has any, and say what they chose."""
+    """A pass over a batch: a mixture's routers follow the batch's `routes`, if any, and record their own choices."""
 
     routers: Routers
     routes: Sequence[Tensor] | None
     chosen: list[Tensor] = field(default_factory=list)
-    """The experts that they chose for themselves, in the form of `ROUTES`."""
+    """The experts that the routers would have chosen, in the form of `ROUTES`."""
 
     @contextmanager
     def around(self, model: Any, plan: Plan, rows: slice, mask: Tensor) -> Iterator[None]:
-        """Within it, `model` reads `rows` of the batch, whose tokens `mask` (rows, W) marks, as the plan says."""
+        """Context in which `model` reads `rows` of the batch as planned; `mask` (rows, W) marks their tokens."""
         assert plan.sources is not None, "texts that share a beginning may differ in its routes"
         read = (plan.sources >= 0).nonzero().squeeze(1)
         order = (mask.flatten().cumsum(0) - 1)[plan.sources[read]]  # of what is read, among the tokens of the rows
@@ -59,7 +59,7 @@ class Routing:
         self.chosen.extend(torch.split(chosen()[read][order.argsort()].to(torch.int16), mask.sum(1).tolist()))
 
     def rerouted(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """For the log: at which replayed tokens some router would have chosen other experts."""
+        """For the log: the replayed tokens at which some router would have chosen other experts."""
         if self.routes is None:
             return {}
         chosen = torch.cat(self.chosen)
@@ -74,9 +74,9 @@ def replayed_routers(trainer: Any, policy: Any) -> Routers | None:
     if args.router_replay == "none":
         return None
     if trainer.is_fsdp_enabled and trainer.accelerator.state.fsdp_plugin.activation_checkpointing:
-        problem = "FSDP's `fsdp_activation_checkpointing` recomputes without it: use `gradient_checkpointing`"
+        problem = "FSDP's `fsdp_activation_checkpointing` recomputes without replay: use `gradient_checkpointing`"
     elif getattr(getattr(policy, CRITIC_ATTRIBUTE, None), "kind", None) == "adapter":
-        problem = "`critic` is 'adapter', which runs the policy's layers once more: use 'head' or 'model'"
+        problem = "`critic` is 'adapter', which runs the policy's layers a second time: use 'head' or 'model'"
     if problem is not None:
         raise ValueError(f"`router_replay` is {args.router_replay!r}, but {problem}.")
     return Routers(policy)
@@ -85,11 +85,11 @@ def replayed_routers(trainer: Any, policy: Any) -> Routers | None:
 def engine_routes(
     batch: Mapping[str, Any], rows: Sequence[Sampled], given: Sequence[Any] | None, shape: tuple[int, int]
 ) -> list[Tensor]:
-    """What an engine has chosen, as `ROUTES`. Raises ValueError if there is none, or of another shape."""
+    """The experts that an engine chose, as `ROUTES`. Raises ValueError if they are missing or have another shape."""
     if given is None:
         raise ValueError(
-            "`router_replay` is 'r3', but the rollout has not returned `routes`, the experts that its engine chose: "
-            "use `SearchRollout`, `AgentRollout` or `EndpointRollout`, or set it to 'r2'."
+            "`router_replay` is 'r3', but the rollout did not return `routes`, the experts that its engine chose: use "
+            "`SearchRollout`, `AgentRollout` or `EndpointRollout`, or set it to 'r2'."
         )
     lengths = (batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)).tolist()
     for number, own in enumerate(given):
@@ -104,7 +104,7 @@ def engine_routes(
 
 
 def log_gaps(trainer: Any, batch: Mapping[str, Any], logps: Tensor) -> None:
-    """Log the mean |log π_old − log μ| to the engine μ, replayed; and with `log_turn_details` without replay, too."""
+    """Log the mean |log π_old − log μ| to the engine μ with replay, and with `log_turn_details` also without."""
     sampling = batch.get("sampling_per_token_logps")
     if sampling is None:
         return

@@ -1,4 +1,4 @@
-"""The trajectories of one process, token by token: what a rollout function returned, checked, and what a turn read."""
+"""The trajectories of one process, token by token: checks of rollout output, and the context of each turn."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from sorl_trl.ops import turn_ids_from_mask, validate_turn_ids
 RolloutOutput = dict[str, Any]
 PER_TOKEN = ("logprobs", "env_mask", "turn_ids", "context_ids")
 _MEANING = {
-    "env_mask": "1 if it is the policy's, else 0",
-    "turn_ids": "the index of its turn, or -1",
-    "context_ids": "the number of its context, negative where the context repeats another",
+    "env_mask": "1 for the policy's tokens, else 0",
+    "turn_ids": "the index of the token's turn, or -1",
+    "context_ids": "the number of the token's context, negative where it repeats another context",
 }
 
 
 @dataclass(eq=False, repr=False)
 class Sampled:
-    """One trajectory. Its lists have an entry for each token of the completion, in which contexts follow each other.
+    """One trajectory. Its lists have one entry per token of the completion, which concatenates the contexts.
 
-    A context is what the policy read at once. Context 0 continues the prompt; each other one was read afresh, such as
-    a history without its earlier thoughts, and holds all that was read.
+    A context is what the policy read at once. Context 0 continues the prompt. Each other context was read afresh, for
+    example a history without its earlier thoughts, and contains everything that was read.
     """
 
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
     turn_ids: Sequence[int]
-    """The turn of each token, -1 where a token is not the policy's."""
+    """The turn of each token, -1 at tokens that are not the policy's."""
     context_ids: Sequence[int]
-    """The context of each token, as a negative number where a context repeats what another one has shown."""
+    """The context of each token, negative where a context repeats another."""
     turn_rewards: dict[int, list[float | None]] = field(default_factory=dict)
-    """By the index of a reward function, what it gave each turn. Functions that reward turns add to it."""
+    """By reward function index, the reward of each turn. Functions that reward turns add to it."""
     agents: Sequence[str] = ()
     """The agent of each turn, "" if the rollout names none."""
 
     @cached_property
     def turns(self) -> list[tuple[int, int]]:
-        """For each turn, the position of its first token, and the position after its last."""
+        """For each turn, the position of its first token and the position after its last."""
         first: dict[int, int] = {}
         end: dict[int, int] = {}
         for position, turn in enumerate(self.turn_ids):
@@ -55,7 +55,7 @@ class Sampled:
         return [(first[turn], end[turn]) for turn in sorted(first)]
 
     def read_before(self, position: int) -> list[int]:
-        """The tokens that the policy read, in order, when it wrote the token at `position`."""
+        """The tokens that the policy had read, in order, when it wrote the token at `position`."""
         context = abs(self.context_ids[position])
         before = zip(self.completion_ids[:position], self.context_ids[:position], strict=True)
         return [*([] if context else self.prompt_ids), *(token for token, own in before if abs(own) == context)]
@@ -74,7 +74,7 @@ class Sampled:
 def checked_rollout(rollout_func: Callable[..., RolloutOutput]) -> Callable[..., RolloutOutput]:
     """Wrap `rollout_func` to check its output before TRL pads it: TRL silently fills a short mask with 1.
 
-    If a rollout records `turn_ids` without an `env_mask`, the mask that they imply is added.
+    If a rollout records `turn_ids` without an `env_mask`, the implied mask is added.
     """
 
     @wraps(rollout_func, updated=())  # so that the options of `rollout_func` can be checked
@@ -108,7 +108,7 @@ def _integers(key: str, number: int, row: Any) -> list[int]:
 
 
 def check_rollout(output: RolloutOutput, num_prompts: int) -> None:
-    """Raise a ValueError that names the row in which lengths, masks, turns or contexts of a rollout do not match."""
+    """Raise a ValueError that names the row where a rollout's lengths, masks, turns or contexts do not match."""
     completion_ids = output.get("completion_ids")
     if completion_ids is None:
         return  # TRL names the missing keys
@@ -122,8 +122,8 @@ def check_rollout(output: RolloutOutput, num_prompts: int) -> None:
         for key in given[given.index("completion_ids") + 1 :]:
             if len(output[key][row]) != len(ids):
                 raise ValueError(
-                    f"The rollout returned {len(output[key][row])} entries of `{key}` in row {row}, whose completion "
-                    f"has {len(ids)} tokens."
+                    f"The rollout returned {len(output[key][row])} entries of `{key}` in row {row}, but its "
+                    f"completion has {len(ids)} tokens."
                 )
     for row, mask in enumerate(output.get("env_mask", [])):
         if wrong := set(mask) - {0, 1}:
@@ -139,10 +139,10 @@ def _check_contexts(row: int, contexts: Sequence[int], mask: Sequence[int], turn
     begun = {0}  # which the prompt begins
     for position, (context, is_policys) in enumerate(zip(contexts, mask, strict=True)):
         if is_policys and (context < 0 or context not in begun):
-            why = "repeats another context" if context < 0 else "is the first of its context, before which nothing is"
+            why = "repeats another context" if context < 0 else "is the first of its context, with nothing before it"
             raise ValueError(
                 f"The rollout's `context_ids` is {context} at token {position} of row {row}, which {why}, but "
-                "`env_mask` is 1 there: only tokens that the policy sampled in this context are its own."
+                "`env_mask` is 1 there. It may be 1 only on tokens that the policy sampled in this context."
             )
         begun.add(abs(context))
     found: dict[int, int] = {}
@@ -150,12 +150,12 @@ def _check_contexts(row: int, contexts: Sequence[int], mask: Sequence[int], turn
         if turn >= 0 and found.setdefault(turn, context) != context:
             raise ValueError(
                 f"The rollout's `context_ids` are {found[turn]} and {context} within turn {turn} of row {row}: a turn "
-                "is sampled in one context."
+                "must be sampled in one context."
             )
 
 
 def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """(B, T) int64 of rows of different lengths, filled up on the right."""
+    """(B, T) int64 from rows of different lengths, padded on the right."""
     return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=value)
 
 
@@ -167,11 +167,11 @@ def sampled_rows(
     context_ids: Sequence[Sequence[int]] | None,
     window: int | None = None,
 ) -> list[Sampled]:
-    """The trajectories of a rollout, with turns as recorded, or else a turn per run of 1s in the `env_mask`.
+    """The trajectories of a rollout, with turns as recorded, or else one turn per run of 1s in the `env_mask`.
 
     Raises:
-        ValueError: Tools have lengthened a completion whose turns `rollout_func` had recorded, or a context has more
-            tokens than the `window` that the policy can read at once.
+        ValueError: Tools lengthened a completion after `rollout_func` recorded its turns, or a context exceeds the
+            `window` that the policy can read at once.
     """
     masks = [[1] * len(ids) for ids in completion_ids] if env_mask is None else env_mask
     contexts = [[0] * len(ids) for ids in completion_ids] if context_ids is None else context_ids
@@ -188,14 +188,14 @@ def sampled_rows(
 
 
 def name_agents(rows: Sequence[Sampled], agents: Any) -> None:
-    """Record a rollout's `agents`, if it has them. Raises ValueError unless it names that of each turn of each row."""
+    """Record a rollout's `agents`, if any. Raises ValueError unless there is one name for each turn of each row."""
     given = agents if isinstance(agents, list) else [agents] * len(rows)
     for number, (row, names) in enumerate(zip(rows, given, strict=True)):
         names = [""] * len(row.turns) if names is None else names
         if not isinstance(names, list | tuple) or [*map(type, names)] != [str] * len(row.turns):
             raise ValueError(
                 f"The rollout's `agents` is {names!r:.200} in row {number}, but must be a list with the name of an "
-                f"agent for each of the row's {len(row.turns)} turns. If it means something else, rename it."
+                f"agent for each of the row's {len(row.turns)} turns. If the field means something else, rename it."
             )
         row.agents = names
 
@@ -207,8 +207,8 @@ def _check_window(number: int, row: Sampled, window: int) -> None:
     context, longest = max(lengths.items(), key=lambda item: item[1])
     if longest > window:
         raise ValueError(
-            f"The rollout's context {context} of row {number} has {longest} tokens, but the policy reads at most "
-            f"{window} at once."
+            f"The rollout's context {context} of row {number} has {longest} tokens, but the policy can read at most "
+            f"{window}."
         )
 
 
@@ -220,9 +220,9 @@ def _check_window(number: int, row: Sampled, window: int) -> None:
 def state_keys(rows: Sequence[Sampled], num_turns: int) -> Tensor:
     """(B, K) int64, a number in [0, 2⁶³) for the state in which each turn starts, 0 where there is no turn.
 
-    The state is the last observation, as in GiGPO (arXiv 2505.10978), or the prompt for the first turn. The state of a
-    later turn without an observation before it is all that the policy read. What a context repeats is no observation.
-    The numbers depend only on tokens, so that ranks can compare theirs.
+    The state is the last observation, as in GiGPO (arXiv 2505.10978), or the prompt for the first turn. For a later
+    turn without an observation before it, the state is everything that the policy read. What a context repeats is not
+    an observation. The numbers depend only on tokens, so ranks can compare theirs.
     """
     keys = [[*_keys(row), *[0] * num_turns][:num_turns] for row in rows]
     return torch.tensor(keys, dtype=torch.long).view(len(rows), num_turns)
@@ -239,6 +239,6 @@ def _keys(row: Sampled) -> list[int]:
 
 
 def _key(ids: Sequence[int], is_all: bool) -> int:
-    """A number for token ids. Python's own `hash` of some types differs between processes."""
+    """A number for token ids. Python's own `hash` differs between processes for some types."""
     tokens = array("q", [int(is_all), *map(int, ids)])
     return int.from_bytes(blake2b(tokens.tobytes(), digest_size=8).digest(), "little") >> 1

@@ -51,7 +51,7 @@ class SOPPOTrainer(TurnLevelTrainer):
 
     Raises:
         TypeError: `args` is not a `SOPPOConfig`.
-        ValueError: The model cannot have the critic, the method has a `credit`, or one of `SOGRPOTrainer`'s reasons.
+        ValueError: The model cannot have the critic, the method has a `credit`, or any reason of `SOGRPOTrainer`.
     """
 
     config_class: ClassVar[type[SOPPOConfig]] = SOPPOConfig
@@ -71,14 +71,14 @@ class SOPPOTrainer(TurnLevelTrainer):
             config = self.accelerator.state.deepspeed_plugin.deepspeed_config
             if named := [name for name in ("optimizer", "scheduler") if name in config]:
                 raise ValueError(
-                    f"The DeepSpeed configuration has {named[0]!r}: {config[named[0]]}, with one learning rate for "
-                    "policy and critic. Remove it there; `optim`, `learning_rate`, `critic_learning_rate` and "
-                    "`lr_scheduler_type` of `SOPPOConfig` take its place."
+                    f"The DeepSpeed configuration has {named[0]!r}: {config[named[0]]}, which has one learning rate "
+                    "for policy and critic. Remove it there, and set `optim`, `learning_rate`, "
+                    "`critic_learning_rate` and `lr_scheduler_type` in `SOPPOConfig` instead."
                 )
         if self.lr_scheduler is not None:
             raise ValueError(
-                "`optimizers` has a scheduler, made for an optimizer without the critic: pass the optimizer alone, "
-                "and choose a schedule with `lr_scheduler_type`."
+                "`optimizers` has a scheduler for an optimizer without the critic: pass only the optimizer, and "
+                "choose a schedule with `lr_scheduler_type`."
             )
         check_trained(self.model)
         self.critic = setup_critic(self.model, self.args, len(self._tokenizer))
@@ -88,8 +88,8 @@ class SOPPOTrainer(TurnLevelTrainer):
         is_adapter = self.critic.kind == "adapter"
         if is_adapter and self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.activation_checkpointing:
             raise ValueError(  # it would recompute layers with the policy's adapter
-                "`critic` is 'adapter', which FSDP's `fsdp_activation_checkpointing` does not support: set it to "
-                "False, and `gradient_checkpointing` to True."
+                "`critic` is 'adapter', which FSDP's `fsdp_activation_checkpointing` does not support: set the latter "
+                "to False, and `gradient_checkpointing` to True."
             )
         if self.args.sync_ref_model:
             self.remove_callback(SyncRefModelCallback)
@@ -139,7 +139,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         return macro_action_ids(turn_ids, torch.tensor(lengths, device=turn_ids.device))
 
     def _token_rewards(self, rollout: Rollout) -> Tensor:
-        """(B, T) the rewards of tokens, which are -beta times the reference KL with `kl_in_reward` and 0 without."""
+        """(B, T) token rewards: -beta times the reference KL with `kl_in_reward`, else 0."""
         batch, old_logps = rollout.batch, rollout.old_logps
         assert old_logps is not None  # the critic's values come from the same pass
         if not self.args.kl_in_reward:
@@ -175,11 +175,11 @@ class SOPPOTrainer(TurnLevelTrainer):
         return valued_tokens(torch.where(batch["turn_ids"] >= 0, batch["unit_ids"], -1), self.args.value_pool)
 
     def _mean_over_units(self, losses: Tensor, kept: Tensor, batch: MicroBatch) -> Tensor:
-        """The mean over units, averaged as the policy's loss is over tokens.
+        """The mean over units, aggregated in the way that the policy's loss aggregates tokens.
 
         TRL divides some losses by the number of tokens of all micro-batches and processes ("dapo", "cispo", "vespo")
-        or by a constant ("dr_grpo"), so that gradients do not depend on how a batch is split. There, the sum over the
-        micro-batch is divided by its share of the units of the whole rollout.
+        or by a constant ("dr_grpo"), so that gradients do not depend on how a batch is split. With these, the sum over
+        the micro-batch is divided by its share of the units of the whole rollout.
         """
         loss_type = self.args.loss_type
         if loss_type == "turn":
@@ -196,7 +196,7 @@ class SOPPOTrainer(TurnLevelTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """TRL's optimizer, or a user's own, with the critic's parameters in groups of their own learning rates."""
+        """TRL's optimizer, or the user's, with the critic's parameters in groups with their own learning rates."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if any(group.get("critic") for group in optimizer.param_groups):
             return optimizer
@@ -224,7 +224,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         return policy_norm
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """TRL's scheduler, with a learning rate of 0 for the policy during the critic's warm-up."""
+        """TRL's scheduler, with a policy learning rate of 0 during the critic's warm-up."""
         is_new, steps = self.lr_scheduler is None, self.args.critic_warmup_steps
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         if not (is_new and steps):
@@ -232,7 +232,8 @@ class SOPPOTrainer(TurnLevelTrainer):
         if not isinstance(scheduler, LambdaLR):  # others do not compute rates from the step alone
             raise ValueError(
                 f"`critic_warmup_steps` is {steps}, but the {type(scheduler).__name__} of `lr_scheduler_type` cannot "
-                "keep the policy's learning rate at 0 meanwhile. Use a type such as 'constant', 'linear' or 'cosine'."
+                "hold the policy's learning rate at 0 for that long. Use a type such as 'constant', 'linear' or "
+                "'cosine'."
             )
 
         def held(schedule: Callable[[int], float]) -> Callable[[int], float]:
@@ -285,18 +286,18 @@ class SOPPOTrainer(TurnLevelTrainer):
 
 @dataclass(frozen=True)
 class Experience:
-    """What GAE says of each unit of B trajectories, (B, U)."""
+    """GAE's results for each unit of B trajectories, (B, U)."""
 
     values: Tensor
-    """V of the unit, before any update."""
+    """V of the unit before any update."""
     advantages: Tensor
     """Not whitened."""
     returns: Tensor
     """The critic's targets, Â + V."""
     rewards_to_go: Tensor
-    """Discounted sum of the rewards from here on."""
+    """Discounted sum of rewards from this unit on."""
     mask: Tensor
-    """bool, where there is a unit."""
+    """bool, True where there is a unit."""
 
 
 def unit_experience(
@@ -308,9 +309,9 @@ def unit_experience(
     unit's return, as MA-RLHF's code does: ½ mean (V − R)² is ½ (mean V − R)² plus half the variance of V.
 
     Args:
-        rewards: (B, T) each: those of turns, on the last token, and those of tokens. Those of a unit are added up.
+        rewards: (B, T) each: turn rewards, on the turn's last token, and token rewards. They are summed within a unit.
         values: (B, T), V of the state before each token.
-        units: U of them, which do not cross turns.
+        units: U units, which do not cross turns.
         pool: One of `VALUE_POOLS`.
         gamma, gae_lambda: The discount per unit, and λ.
     """
@@ -325,7 +326,7 @@ def unit_experience(
 def critic_metrics(experience: Experience) -> dict[str, float]:
     """Statistics of values and advantages; docs/reference/metrics.md explains the names.
 
-    "Returns" are rewards to go, which the critic has no part in. Undefined statistics are NaN, which TRL's averages
+    "Returns" are rewards to go, which do not depend on the critic. Undefined statistics are NaN, which TRL's averages
     skip: the explained variance of equal returns, the standard deviation of fewer than two advantages, the mean of
     none. Positions without a unit are ignored.
     """

@@ -1,4 +1,4 @@
-"""The policy on vLLM: how TRL's wrapper sends it there, and how rollouts ahead check that it has arrived."""
+"""The policy on vLLM: how TRL's wrapper sends it, and how asynchronous rollouts check that it has arrived."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from sorl_trl.trainers.checkpoint import checkpoint_now
 from sorl_trl.trainers.critic import is_critic_name
 
 TOLERANCE = 0.2
-"""The largest mean difference of a probe, in nats. Rounding to bfloat16 causes less, and other weights more:
-`benchmarks/results/real_engines.md` has both for a language model."""
+"""The largest mean difference of a probe, in nats. Rounding to bfloat16 stays below it; other weights exceed it
+(`benchmarks/results/real_engines.md`)."""
 _PROBE, _APART, _MOST = 32, 2, 0.5
-"""How many tokens of the prompt a probe uses, by how many its beginnings differ, and the most that one sampled token
-counts: in bfloat16, one in a thousand is off by more than a nat."""
+"""How many prompt tokens a probe uses, by how many tokens its prefixes differ, and the cap on one token's difference,
+since one in a thousand is off by more than a nat in bfloat16."""
 _PLAIN = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos": True}
-"""Settings that make a server sample from the policy as it is, whatever its own defaults are."""
+"""Settings that make a server sample from the unmodified policy, whatever its own defaults are."""
 
 
 class WeightClient(VLLMClient):
-    """Pauses the server while its weights change, so that turns under way continue with the new weights.
+    """Pauses the server while its weights change, so that turns in progress continue with the new weights.
 
-    vLLM's pause keeps these turns, and drops what they and the prefix cache computed with the old weights. The version
-    in the server's `/weight_info` counts the updates, so a restarted server is noticed.
+    vLLM's pause keeps these turns, and drops what they and the prefix cache computed with the old weights. The
+    server's `/weight_info` counts the updates, so a restarted server is detected.
     """
 
     version = 0
@@ -59,11 +59,11 @@ class WeightClient(VLLMClient):
             raise
 
     def _check_version(self) -> None:
-        """Raise EngineUnavailable if the server has other weights than those that it was last sent."""
+        """Raise EngineUnavailable if the server does not have the weights that it was last sent."""
         if self.version and (has := self._get(f"{self.base_url}/weight_info")["weight_version"]) != str(self.version):
             raise EngineUnavailable(
-                f"The vLLM server at {self.base_url} has the weights {has!r}, but was last sent '{self.version}': it "
-                "was restarted, or another trainer uses it"
+                f"The vLLM server at {self.base_url} has weights version {has!r}, but was last sent '{self.version}': "
+                "it was restarted, or another trainer uses it"
             )
 
     def _finish_weight_update(self) -> None:
@@ -71,11 +71,11 @@ class WeightClient(VLLMClient):
         self._post(f"{self.base_url}/finish_weight_update", json={"weight_version": str(self.version)})
 
     def reset_prefix_cache(self) -> None:
-        """Nothing to do: the pause has reset it, and nothing else could while turns are under way."""
+        """Nothing to do: the pause has reset it, and nothing else could while turns are in progress."""
 
 
 class PolicyGeneration(VLLMGeneration):
-    """TRL's `VLLMGeneration`, but vLLM gets no critic, and a server is reached through a `WeightClient`."""
+    """TRL's `VLLMGeneration`, except that vLLM gets no critic, and a server is reached through a `WeightClient`."""
 
     def _init_vllm(self) -> None:
         if self.mode != "server":
@@ -92,10 +92,10 @@ class PolicyGeneration(VLLMGeneration):
 
 @contextmanager
 def used_by_trl(routes: bool = False) -> Iterator[None]:
-    """Within it, TRL's constructor of a trainer makes a `PolicyGeneration`; vLLM in its process may report routes.
+    """Context in which TRL's trainer constructor makes a `PolicyGeneration`; colocated vLLM may report routes.
 
-    TRL looks the classes up in its modules, and the object connects to a server at once. There is nothing to pass and
-    nothing to override.
+    TRL looks the classes up in its modules, and the object connects to a server at once, so there is nothing to pass
+    or override.
     """
     of_vllm = [vllm_generation] if routes and hasattr(vllm_generation, "LLM") else []
     with (
@@ -106,11 +106,11 @@ def used_by_trl(routes: bool = False) -> Iterator[None]:
 
 
 Probe: TypeAlias = "list[tuple[list[int], int, float]]"
-"""Contexts, the token that a server has sampled after each, and its log-probability."""
+"""Contexts, the token that a server sampled after each, and its log-probability."""
 
 
 class ServerPolicy:
-    """The policy on a vLLM server. Turns under way while its weights change continue with the new weights."""
+    """The policy on a vLLM server. Turns in progress while its weights change continue with the new weights."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer, self._vllm = trainer, trainer.vllm_generation
@@ -119,10 +119,10 @@ class ServerPolicy:
         trainer._last_loaded_step = -1  # send the weights, whatever an earlier run has sent
 
     def renew(self, version: int, prompt_ids: Sequence[int]) -> None:
-        """Send the weights if they have changed, and check by a probe of this prompt that they are there.
+        """Send the weights if they have changed, and verify with a probe of this prompt that they have arrived.
 
-        Each turn from now on is stamped with the `version`. All processes call it together, and all raise
-        EngineUnavailable if the server is gone, and RuntimeError if it has other weights.
+        Each turn from now on carries this `version`. All processes call it together, and all raise EngineUnavailable
+        if the server is gone, or RuntimeError if it has other weights.
         """
         raise_on_all_ranks(self._trainer, self._send)  # no process relies on weights that are still under way
         is_main = self._trainer.accelerator.is_main_process
@@ -143,9 +143,9 @@ class ServerPolicy:
         trainer._last_loaded_step = trainer.state.global_step
 
     def probe(self, prompt_ids: Sequence[int], seed: int) -> Probe:
-        """Sample a token after each of several beginnings of the prompt, at the trainer's temperature.
+        """Sample a token after each of several prefixes of the prompt, at the trainer's temperature.
 
-        The server samples all of them in one step and answers at once, however many turns are under way.
+        The server samples all of them in one step and answers at once, however many turns are in progress.
         """
         prompt = list(prompt_ids[: min(_PROBE, self._for_probes.model[1] - 1)])
         contexts = [prompt[:length] for length in range(1, len(prompt) + 1, _APART)]
@@ -161,9 +161,9 @@ class ServerPolicy:
         difference = self.difference(probe)
         if not difference <= TOLERANCE:  # true for NaN, too
             raise RuntimeError(
-                f"The vLLM server at {server_url(self._vllm)} samples from other weights than the trainer's: the "
-                f"log-probabilities of a probe differ by {difference:.2g} on average, and {TOLERANCE} is allowed. Was "
-                "it started with another model, or did an update not arrive?"
+                f"The vLLM server at {server_url(self._vllm)} does not have the trainer's weights: the "
+                f"log-probabilities of a probe differ by {difference:.2g} on average, and {TOLERANCE} is allowed. "
+                "Check that it serves the trainer's model and that weight updates reach it."
             )
 
     def difference(self, probe: Probe) -> float:
@@ -183,7 +183,7 @@ class ServerPolicy:
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
         """Make an engine for a rollout that begins now.
 
-        It follows no schema: vLLM's log-probabilities, with which ratios compare, would be those of what it allows.
+        It follows no schema: constrained sampling would change the log-probabilities that ratios compare with.
         """
         engine = VLLMServerEngine(self._vllm, end, self._server)
         engine.constrains = False
@@ -192,13 +192,13 @@ class ServerPolicy:
         return engine
 
     def close(self) -> None:
-        """Abort the requests under way."""
+        """Abort the requests in progress."""
         self._server.close()
         self._for_probes.close()
 
 
 def raise_on_all_ranks(trainer: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function on all processes, and raise an error on all if any of them raises one.
+    """Call a function on all processes, and raise an error on all of them if any raises one.
 
     If the only failure is that the engine is gone, a checkpoint is written before EngineUnavailable is raised. Call
     this before any work of the next rollout.
@@ -210,7 +210,7 @@ def raise_on_all_ranks(trainer: Any, function: Callable[..., Any], *args: Any) -
         error, failure = raised, (isinstance(raised, EngineUnavailable), str(raised) or repr(raised))
     failures = [each for each in gather_object([failure]) if each is not None]
     if failures and all(is_gone for is_gone, _ in failures):
-        folder = checkpoint_now(trainer) or "the last checkpoint, where there is one"
+        folder = checkpoint_now(trainer) or "the last checkpoint, if there is one"
         raise EngineUnavailable(f"{failures[0][1]}. Resume from {folder}.") from error
     if error is not None:
         raise error

@@ -31,7 +31,7 @@ class Engine:
         return [[Passage("1", "Bern", f"in Switzerland, k={k}")] if query == "Bern" else [] for query in queries]
 
 
-def test_a_search_tool_says_what_was_found() -> None:
+def test_a_search_tool_returns_what_was_found() -> None:
     search = search_tool(Engine(), k=2, retry=RetryPolicy(attempts=1))
     assert search("Bern") == "Doc 1(Title: Bern) in Switzerland, k=2"
     assert search("Rome") == TagProtocol().no_results

@@ -148,7 +148,7 @@ def test_images_are_refused(tmp_path: Path) -> None:
     trainer = build_agent(tmp_path)
     text, image = {"type": "text", "text": "where"}, {"type": "image", "image": object()}
     prompts = [[{"role": "user", "content": content}] for content in ("where", [text, image])]
-    with pytest.raises(ValueError, match="`SearchRollout` is for text"):
+    with pytest.raises(ValueError, match="`SearchRollout` supports only text"):
         SearchRollout(NoSearch(), limits=LIMITS)(prompts, trainer)
 
 

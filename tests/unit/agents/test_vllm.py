@@ -114,7 +114,7 @@ def test_how_a_turn_is_sampled(script: Script, wrap_either: Callable[..., Any]) 
 
 
 def test_a_turn_has_stops_and_a_schema_of_its_own(script: Script, wrap_either: Callable[..., Any]) -> None:
-    """The third turn has what the trainer says, as if the others had asked for nothing."""
+    """The third turn follows the trainer's settings, as if the others had asked for nothing."""
     script.turns = lambda context: [PARIS, FRANCE]
     wrapper = wrap_either(structured_outputs_regex="a+")
     engine = vllm_engine(wrapper, END)
@@ -180,7 +180,7 @@ def test_what_reports_no_routes_or_has_not_recorded_any_is_refused(script: Scrip
     with pytest.raises(RuntimeError, match="--enable-return-routed-experts"):
         take_turns(engine, [[DOC]], [4])
     script.routes = lambda tokens: np.zeros((len(tokens), 3, 2), dtype=np.uint8)
-    with pytest.raises(RuntimeError, match="another kernel"):
+    with pytest.raises(RuntimeError, match="another mixture-of-experts kernel"):
         take_turns(engine, [[DOC]], [4])
 
 

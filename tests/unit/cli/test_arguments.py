@@ -44,7 +44,7 @@ def test_an_agents_own_reward_is_the_default(folder: Path) -> None:
     [
         ("rewards: [agent]\n", "'agent', which is what an agent returns"),
         ("agent_command: agent\nrewards: [agent, f1]\n", "'f1', which reads actions in tags"),
-        ("rewards: [solved]\n", "'solved', which is an environment's"),
+        ("rewards: [solved]\n", "'solved', which an environment gives"),
     ],
 )
 def test_a_reward_that_what_acts_does_not_give_is_refused(folder: Path, recipe: str, named: str) -> None:

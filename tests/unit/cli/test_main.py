@@ -1,4 +1,4 @@
-"""The console command: its help, its subcommands, what it lists, and what it says of mistakes."""
+"""The console command: its help, its subcommands, what it lists, and how it reports mistakes."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_what_is_asked_at_the_keyboard_is_answered_before_anything_heavy_is_impo
         (["evaluate"], "the folder of a run"),
         (["evaluate", "a"], "a does not exist"),
         (["evaluate", "--model_name_or_path=no/such", "--output=run"], "`model_name_or_path` is 'no/such'"),
-        (["evaluate", "empty"], "empty holds no policy"),
+        (["evaluate", "empty"], "empty contains no policy"),
         (["evaluate", "policy", "--output", "policy"], "`output` is 'policy'"),
         (["evaluate", "policy", "--questions", "a"], "`questions` is 'a'"),
-        (["evaluate", "empty", "--model_name_or_path", "policy"], "empty holds no recipe.yaml"),
+        (["evaluate", "empty", "--model_name_or_path", "policy"], "empty has no recipe.yaml"),
     ],
 )
 def test_a_mistake_is_one_line(

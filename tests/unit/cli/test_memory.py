@@ -74,9 +74,9 @@ def test_a_step_by_hand(model: Any, weights: int) -> None:
 
 def test_a_copy_for_each_rollout_that_is_under_way(model: Any, weights: int) -> None:
     plain, ahead = (estimate(model, config(async_staleness=count), LONGEST) for count in (0, 2))
-    assert ahead.rows["copies that sample ahead"] == 3 * weights
+    assert ahead.rows["copies for async rollouts"] == 3 * weights
     assert (ahead.training - plain.training, ahead.generating - plain.generating) == (3 * weights, 3 * weights)
-    assert "copies that sample ahead" not in estimate(model, config(async_staleness=2, use_vllm=True), LONGEST).rows
+    assert "copies for async rollouts" not in estimate(model, config(async_staleness=2, use_vllm=True), LONGEST).rows
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -75,12 +75,12 @@ def elastic(code: int) -> ChildFailedError:
     [
         (subprocess.CalledProcessError(2, "training"), 2),
         (elastic(1), 1),
-        (subprocess.CalledProcessError(-9, "training"), "error: training was ended by SIGKILL"),
-        (elastic(-15), "error: training was ended by SIGTERM"),
+        (subprocess.CalledProcessError(-9, "training"), "error: training was terminated by SIGKILL"),
+        (elastic(-15), "error: training was terminated by SIGTERM"),
         (subprocess.CalledProcessError(-2, "training"), 130),
     ],
 )
-def test_a_training_that_failed_has_said_why(
+def test_a_training_that_failed_has_reported_why(
     error: Exception, code: int | str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(arguments: Namespace) -> None:
@@ -98,7 +98,7 @@ def test_training_ends_with_its_launcher(monkeypatch: pytest.MonkeyPatch) -> Non
         signal.raise_signal(signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    assert launch(monkeypatch, be_terminated) == "error: training was ended by SIGTERM"
+    assert launch(monkeypatch, be_terminated) == "error: training was terminated by SIGTERM"
     assert training[0].wait(10) == -signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == before
 

@@ -39,7 +39,7 @@ def python(code: str) -> Any:
         ("print(1); sys.exit('no luck')", {"reward": 0.0}, StopReason.AGENT_ERROR),
     ],
 )
-def test_a_command_says_its_reward_in_its_last_line(
+def test_a_command_prints_its_reward_in_its_last_line(
     line: str, rewards: Any, reason: StopReason, caplog: pytest.LogCaptureFixture
 ) -> None:
     output, *_ = collect(python(CALL + line))

@@ -76,7 +76,7 @@ def shown(response: Any) -> tuple[str, str, list[tuple[str, Any]], str]:
         (END, "", "", 0, "stop"),
     ],
 )
-def test_what_a_turn_says(
+def test_the_content_of_a_turn(
     api: str, streamed: bool, written: str, text: str, thoughts: str, calls: int, reason: str
 ) -> None:
     options = {"stream_options": {"include_usage": True}} if streamed and api == "chat" else {}
@@ -90,7 +90,7 @@ def test_what_a_turn_says(
     assert response.model == "m"
 
 
-def test_a_turn_that_was_cut_says_so() -> None:
+def test_a_turn_that_was_cut_is_marked() -> None:
     def agent(client: OpenAI) -> Any:
         chunks = [*client.chat.completions.create(model="m", messages=HI, stream=True)]
         events = [*client.responses.create(model="m", input="hi", stream=True)]
@@ -172,7 +172,7 @@ def test_structured_output(constrains: bool, caplog: pytest.LogCaptureFixture) -
     assert "response_format" in caplog.text, "if it offers tools, which it could not call"
 
 
-def test_what_has_no_effect_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_has_no_effect_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     options: Any = {"temperature": 0, "seed": 1, "tool_choice": "required", "parallel_tool_calls": False}
 
     def agent(client: OpenAI) -> Any:

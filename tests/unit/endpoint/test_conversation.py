@@ -79,7 +79,7 @@ def test_a_context_is_extended_by_what_follows() -> None:
         (f"Yes.{END}", sent("No."), NEW_CONTEXT),
     ],
 )
-def test_a_turn_stays_as_it_was_sampled_if_its_client_says_the_same(
+def test_a_turn_stays_as_it_was_sampled_if_its_client_sends_the_same(
     written: str, returned: Message, kind: str
 ) -> None:
     conversation = Conversation(chat_of(), stride=10)

@@ -46,7 +46,7 @@ def test_a_path_that_is_not_served_is_the_agents_mistake() -> None:
         urllib.request.urlopen(urllib.request.Request(f"{endpoint.base_url}/embeddings", b"{}", headers))
         return 1.0
 
-    with pytest.raises(ValueError, match="/v1/embeddings is not served"):
+    with pytest.raises(ValueError, match="/v1/embeddings is not supported"):
         run_agent(agent, {}, qwen_tokenizer(), answer)
 
 

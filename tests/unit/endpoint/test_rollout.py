@@ -150,7 +150,7 @@ def test_agents_may_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, caplog:
     rollout = EndpointRollout(agent)
     output, _ = rollout.collect(setup_of(TOKENIZER), ["hi"] * 6, [{}] * 6, engine, any_active)
     assert output["agent_rewards"] == [{"reward": 1.0}] * 6
-    assert caplog.text.count("the others go on") == 1
+    assert caplog.text.count("the others continue") == 1
     assert len(waits) < 1.5 * len(engine.polled), "it does not wait for the same agents at every step"
 
 

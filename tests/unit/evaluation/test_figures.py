@@ -139,5 +139,5 @@ class TestComparison:
         (before / name / "config.json").write_text("22")
         assert read_run(str(moved)) == {}
         (moved / name / "config.json").write_text("trained on")
-        with pytest.raises(ValueError, match="outdated"):
+        with pytest.raises(ValueError, match="stale"):
             read_run(str(moved))

@@ -156,7 +156,7 @@ class TestFolder:
                 run.claim(run_settings(parse_arguments([*ASKED, *changed], {}), {}, None))
 
     def test_an_agent_that_raised_has_not_solved_its_task(self, run: RunFolder) -> None:
-        """Nor has it said so, for it returned nothing."""
+        """And it has not reported it, because it returned nothing."""
 
         def correct(*all_measured: dict[str, float] | None) -> Any:
             rows = []
@@ -178,7 +178,7 @@ class TestFolder:
 ASKED = ["--model_name_or_path", "some/policy", "--output", "out", "--questions", "own.jsonl"]
 
 
-def test_who_acts_on_the_command_line_need_not_read_what_a_recipe_says() -> None:
+def test_an_actor_on_the_command_line_may_ignore_a_recipes_values() -> None:
     recipe = {"agent": "nowhere:agent", "protocol": "terse", "max_turns": 4, "max_turn_tokens": 7}
     arguments = parse_arguments([*ASKED, "--agent_command", "python"], recipe)
     check_read(arguments.rollout, QUESTIONS, arguments.given)
@@ -214,7 +214,7 @@ class TestMeasure:
         scores = measure(CHOICE, answered("(B)"))
         assert (scores["correct"], scores["choice_accuracy"], scores["exact_match"]) == (1, 1, 0)
 
-    def test_a_task_is_right_where_its_environment_says_so(self) -> None:
+    def test_a_task_is_right_where_its_environment_reports_so(self) -> None:
         scores = measure(question("Ann"), answered("Ann"), {"solved": 0.5})
         assert (scores["correct"], scores["exact_match"], scores["searches"], scores["turns"]) == (
             0.5,

@@ -58,7 +58,7 @@ def test_each_agents_turns_are_sampled_with_its_weights() -> None:
 def test_an_agent_without_weights_is_refused() -> None:
     engine, *_ = team()
     engine.open(1)
-    with pytest.raises(ValueError, match=r"'writer', but `agents` has \['planner', 'searcher'\]"):
+    with pytest.raises(ValueError, match=r"'writer', but `agents` are \['planner', 'searcher'\]"):
         engine.of_agent("writer")
     with pytest.raises(ValueError, match="agent ''"):
         engine.submit(0, [5], 1)

@@ -293,7 +293,7 @@ class TestCheckpoints:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "problem"),
     [
         ({"use_vllm": True}, "`use_vllm` is True"),
         ({"async_staleness": 1}, "`async_staleness` is 1"),
@@ -316,8 +316,8 @@ class TestCheckpoints:
         ({"agents": {"planner": lora_config(bias="all")}}, r"agents\['planner'\].*bias='all'"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(tmp_path: Path, tokenizer: Any, options: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_honoured_is_refused(tmp_path: Path, tokenizer: Any, options: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
         build(tmp_path, tokenizer, **options)
 
 

@@ -40,7 +40,7 @@ OUTCOMES = torch.tensor([1.0, 0.0, 0.5, 0.5])
 
 
 def rollout(turn_ids: Tensor = TURN_IDS, outcomes: Tensor = OUTCOMES, **fields: Any) -> ScoredRollout:
-    """Trajectories with outcomes alone, NaN where there is none, or as `fields` say."""
+    """Trajectories with outcomes alone, NaN where there is none, or as set by `fields`."""
     turns = turn_layout(turn_ids)
     nothing = torch.zeros(turns.turn_mask.shape, dtype=outcomes.dtype)
     given: dict[str, Any] = {
@@ -62,7 +62,7 @@ def rollout(turn_ids: Tensor = TURN_IDS, outcomes: Tensor = OUTCOMES, **fields: 
 
 
 def micro_batch(logps: Tensor, old_logps: Tensor, advantages: Tensor, **fields: Any) -> MicroBatch:
-    """One trajectory of one turn, with token ratios unless `fields` say otherwise."""
+    """One trajectory of one turn, with token ratios unless `fields` override them."""
     turns, clip = turn_layout(torch.zeros(1, logps.size(1), dtype=torch.long)), ClipRange(0.2, 0.2)
     ranges = {"token_range": clip, "turn_range": clip, "clip_range": clip}
     given = {"level": "token", "turn_ratio": "geometric", "sampling_logps": old_logps, **ranges, **fields}
@@ -117,7 +117,7 @@ def test_a_named_reward_decides() -> None:
         ZeroVariance("x")(given)
 
 
-def test_void_trajectories_are_left_out_where_the_rollout_says_so() -> None:
+def test_void_trajectories_are_left_out_where_the_rollout_records_them() -> None:
     void = torch.tensor([False, True, False, False])
     assert NotVoid()(rollout(void=void)).tolist() == [True, False, True, True]
     with pytest.raises(ValueError, match="NotVoid"):

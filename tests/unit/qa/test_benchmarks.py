@@ -158,7 +158,7 @@ def test_a_copy_of_the_hubs_repository(folder):
         ("medmcqa", "validation", [MEDMCQA, MEDMCQA | {"cop": 4}], r"medmcqa, split 'validation', row 1: `cop`"),
         ("nq", "test", [MEDQA], r"nq, split 'test', row 0: 'golden_answers' is missing"),
         ("nq", "train", [FLASHRAG], r"split of nq must be one of train, got 'test'"),
-        ("nq", "test", [FLASHRAG | {"golden_answers": []}], r"nq, split 'test': no row can be used \(1: "),
+        ("nq", "test", [FLASHRAG | {"golden_answers": []}], r"nq, split 'test': no usable row \(1: "),
     ],
 )
 def test_what_is_wrong_is_named(folder, name, file, rows, named):

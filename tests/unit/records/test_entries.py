@@ -145,12 +145,12 @@ class TestTrainingEntry:
 
 
 class TestOpenRun:
-    def test_an_evaluation_that_is_not_finished_says_so(self, tmp_path: Path) -> None:
+    def test_an_unfinished_evaluation_has_a_note(self, tmp_path: Path) -> None:
         write_evaluation(tmp_path, evaluated(question("Ada"), answered("Ada")))
         source = open_run(tmp_path)
         assert source.kind == EVALUATION
         assert keys(source) == ["nq/q/0"]
-        assert "not finished" in source.notes[0]
+        assert "unfinished" in source.notes[0]
         RunFolder(tmp_path).finish({}, "")
         assert not open_run(tmp_path).notes
 

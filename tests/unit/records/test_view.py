@@ -19,7 +19,7 @@ def shown(page: Path) -> Any:
     return content(Parsed(page.read_text("utf-8")))
 
 
-def test_each_step_has_as_many_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+def test_each_step_has_as_many_and_what_is_left_out_is_noted(tmp_path: Path) -> None:
     for step in (10, 20):
         write_trained(tmp_path, step, 0, [replace(TRAINED, step=step)] * 5)
     assert write_page(tmp_path, tmp_path / "page.html", limit=4)[:2] == (4, 10)
@@ -30,9 +30,7 @@ def test_each_step_has_as_many_and_what_is_left_out_is_said(tmp_path: Path) -> N
     assert write_page(tmp_path, tmp_path / "page.html", limit=10)[:2] == (10, 10)
 
 
-def test_of_training_says_where_the_evaluation_beside_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_note_on_training_names_the_evaluation_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").touch()
     write_trained(tmp_path, 10, 0, [TRAINED])
     write_evaluation(tmp_path / "evaluation", evaluated(question("Ada"), answered("Ada")))

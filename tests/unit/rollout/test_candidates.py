@@ -58,7 +58,7 @@ HOWS = {
 
 
 class Remembers:
-    """A game that says how many guesses it has heard."""
+    """A game that replies with how many guesses it has heard."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -128,7 +128,7 @@ def test_a_single_candidate_is_the_plain_rollout_to_the_bit() -> None:
 
 @pytest.mark.parametrize("how", HOWS.values(), ids=HOWS)
 def test_what_is_kept_has_its_own_environment_and_log_probabilities(how: Any) -> None:
-    """Environments have heard what the trajectory says, and nothing that was discarded; the engine has no row left."""
+    """Environments have heard what the trajectory contains, and nothing discarded; the engine has no row left."""
     steps: list[Turn] = []
 
     class Counted(Remembers):
@@ -296,7 +296,7 @@ def test_a_rank_whose_rows_have_ended_polls_on() -> None:
 
 
 class Forks(Remembers):
-    """Has something that cannot be copied, and says how to do without."""
+    """Has something that cannot be copied, and defines how to do without."""
 
     forks = 0
 

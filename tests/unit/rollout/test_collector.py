@@ -166,7 +166,7 @@ def test_a_prompt_that_fills_the_window_has_no_turn(caplog: pytest.LogCaptureFix
     assert [t.stop_reason.value for t in trajectories] == ["answered", "context_limit", "context_limit"]
     assert [t.segments == () for t in trajectories] == [False, True, True]
     assert generator.calls == [[(11, 11, 11)]]
-    assert "2 of 3 prompts are too long" in caplog.text and "the longest has 9 tokens, and 6 are read" in caplog.text
+    assert "2 of 3 prompts are too long" in caplog.text and "the longest has 9 tokens" in caplog.text
     rows = assemble(trajectories)
     check_rows(trajectories)
     assert [len(row.completion_ids) for row in rows] == [3, 0, 0]
@@ -208,7 +208,7 @@ limits_strategy = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(turns, min_size=4, max_size=4), min_size=1, max_size=4), limits_strategy, st.data())
-def test_whatever_the_policy_says_the_invariants_hold(
+def test_whatever_the_policy_writes_the_invariants_hold(
     scripts: list[list[Generation]], limits: RolloutLimits, data: st.DataObject
 ) -> None:
     failures = data.draw(st.lists(st.just(SearchUnavailable("down")), max_size=3))

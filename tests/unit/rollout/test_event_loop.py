@@ -186,7 +186,7 @@ def test_a_refused_query_spoils_no_other() -> None:
 
 
 @pytest.mark.parametrize("found", [None, [None], {"a": []}, [[{"text": "t"}]]])
-def test_what_is_no_passage_is_said(found: Any) -> None:
+def test_what_is_not_a_passage_is_reported(found: Any) -> None:
     search = FakeSearch()
     search.search_batch = lambda queries, k: found  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="must return a list of `Passage` for each query"):
@@ -194,7 +194,7 @@ def test_what_is_no_passage_is_said(found: Any) -> None:
 
 
 class Rewarding(BatchResponder):
-    """Gives what the test says to every turn."""
+    """Replies to every turn as the test asks."""
 
     def __init__(self, reply: Any) -> None:
         super().__init__(1)

@@ -1,4 +1,4 @@
-"""What an environment says, in observations and at the end of prompts."""
+"""Environment text, in observations and at the end of prompts."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_a_reply_of_another_kind_is_refused(arguments: dict[str, Any]) -> None:
 
 
 class Returns:
-    """What its row says, from `reset` and from `step`; errors are raised."""
+    """Its row's text, from `reset` and from `step`; errors are raised."""
 
     def reset(self, at_first: Any = None, later: Any = None) -> Any:
         self.later = later
@@ -264,7 +264,7 @@ class Team:
         return Reply("go on")
 
 
-def test_an_environment_says_whose_turn_is_next(opened: Any) -> None:
+def test_an_environment_names_the_next_agent(opened: Any) -> None:
     responder = opened(Team, {}, {})
     ask(responder, "a")
     assert [responder.agent_of(row) for row in (0, 1)] == ["searcher", "planner"]
@@ -281,7 +281,7 @@ class Game:
 
 
 class Picky:
-    """Takes one column, and says nothing."""
+    """Takes one column, and returns nothing."""
 
     async def reset(self, number: int) -> None:
         self.number = number

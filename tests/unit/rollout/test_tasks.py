@@ -117,7 +117,7 @@ def test_what_has_no_meaning_for_what_acts_is_refused(
     rollout, asked = RolloutArguments(**acts), [Task("1", "where", ())]
     check_read(rollout, asked, dict.fromkeys(read, 1))
     for name in unread:
-        with pytest.raises(ValueError, match=f"`{name}` is 1, but has no meaning with {rollout.actor or 'a search'}"):
+        with pytest.raises(ValueError, match=f"`{name}` is 1, but has no effect with {rollout.actor or 'a search'}"):
             check_read(rollout, asked, {name: 1})
 
 
@@ -125,10 +125,10 @@ def test_what_has_no_meaning_for_what_acts_is_refused(
     ("given", "named"),
     [
         ({"agent": f"{__name__}:agent", "agent_command": "agent"}, "`agent` is .* and `agent_command` is 'agent'"),
-        ({"environment": f"{__name__}.World", "rollout_func": f"{__name__}.rollout_func"}, "name one"),
+        ({"environment": f"{__name__}.World", "rollout_func": f"{__name__}.rollout_func"}, "set only one"),
         ({"agent": f"{__name__}:CHATML"}, "`agent` .* takes an example and an endpoint"),
-        ({"agent": f"{__name__}:rollout_func"}, "name it as `rollout_func`"),
-        ({"agent": f"{__name__}:rollout_of"}, "name it as `rollout_func`"),
+        ({"agent": f"{__name__}:rollout_func"}, "set it as `rollout_func`"),
+        ({"agent": f"{__name__}:rollout_of"}, "set it as `rollout_func`"),
         ({"agent": f"{__name__}:nobody"}, "`agent` .* has no 'nobody'"),
     ],
 )

@@ -264,7 +264,7 @@ class Toolless:
         ([], Toolless, "no tool"),
         ([], object, "a method `reset`"),
         ([halve, halve], None, r"\['halve', 'halve'\]"),
-        ([partial(halve, 1)], None, "which has a name"),
+        ([partial(halve, 1)], None, "method with a name"),
     ],
 )
 def test_what_cannot_be_a_tool_is_named(tools: Any, factory: Any, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""A search server on this machine that does as a test says."""
+"""A search server on this machine that behaves as a test asks."""
 
 from __future__ import annotations
 

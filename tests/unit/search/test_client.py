@@ -135,7 +135,7 @@ def test_a_password_is_sent_and_never_shown(server: Server) -> None:
         ((408, 429, 500, 502, 503, 504), SearchUnavailable),
     ],
 )
-def test_a_status_says_whose_fault_it_is(server: Server, statuses: tuple[int, ...], error: type[Exception]) -> None:
+def test_a_status_shows_who_is_at_fault(server: Server, statuses: tuple[int, ...], error: type[Exception]) -> None:
     for status in statuses:
         server.reply = lambda _, status=status: Reply(b"out of memory" + b"!" * 10_000, status)
         with pytest.raises(error, match=f"{server.url}: HTTP {status}.*out of memory!!!") as caught:

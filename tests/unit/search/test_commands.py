@@ -18,7 +18,7 @@ def index_command(*arguments: object) -> int:
     return main(["index", *map(str, arguments)])
 
 
-def test_the_command_line_says_what_it_made(corpus_path, tmp_path, capsys):
+def test_the_command_line_reports_what_it_made(corpus_path, tmp_path, capsys):
     output = tmp_path / "deep/index"
     assert index_command("--corpus", corpus_path, corpus_path, "--output", output, "--engine", "tantivy") == 0
     shown = capsys.readouterr()

@@ -60,7 +60,7 @@ def ids(index: Any, query: str, k: int = 3) -> list[str]:
     return [passage.id for passage in index.search_batch([query], k)[0]]
 
 
-def test_what_is_built_is_opened_by_what_its_manifest_says(
+def test_an_index_is_opened_by_the_engine_of_its_manifest(
     build: Build, directory: Path, corpus_path: Path, tmp_path: Path
 ) -> None:
     again, opened = build(corpus_path, tmp_path / "deep" / "again"), open_index(directory)

@@ -101,7 +101,7 @@ def texts_of(batch: dict[str, Tensor]) -> list[tuple[int, Tensor]]:
 
 
 def one_by_one(model: Any, value_of: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
-    """What plain passes say of each token: `value_of` gives (1, L) values for (1, L) ids."""
+    """The results of plain passes for each token: `value_of` gives (1, L) values for (1, L) ids."""
     ids, _ = whole(BATCH)
     found = {name: torch.zeros(ids.shape, dtype=torch.float64) for name in ("logps", "entropies", "values")}
     for row, places in texts_of(BATCH):
@@ -122,7 +122,7 @@ def whole(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def laid_out(model: Any, layout: str, with_values: bool = False, scored: Tensor = SCORED) -> dict[str, Tensor]:
-    """What a pass in a layout says, in TRL's two chunks of rows."""
+    """The results of a pass in a layout, in TRL's two chunks of rows."""
     ids, mask = whole(BATCH)
     labels = ids.masked_fill(mask == 0, -100)
     labels[:, :-LENGTH] = -100
@@ -252,7 +252,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_these_read_padded_rows(
     family: str, bypassed: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their class or config says so; if it did not, the first pass would find it out."""
+    """Their class or config shows it; if it did not, the first pass would find out."""
     make, reason = UNFOLDED[family]
     model = families.build(make).float()
     plain = detached(one_by_one(model))
@@ -264,7 +264,7 @@ def test_these_read_padded_rows(
     found = asked(forward, model)
     assert forward.layouts == ("unfolded",)
     assert forward.reason is not None and reason in forward.reason
-    assert ["is right" in text for text in warnings_of(caplog)] == [True]
+    assert ["Results are correct" in text for text in warnings_of(caplog)] == [True]
     torch.testing.assert_close(found, {name: plain[name] for name in found}, rtol=1e-3, atol=1e-3)
 
 

@@ -23,7 +23,7 @@ GROUPS, ROWS, PROMPTS = 2, 2, 6
 
 
 class Run:
-    """A trainer without a policy: it takes one batch after the other, and their rollouts take as long as is said.
+    """A trainer without a policy: it takes one batch after the other, and their rollouts take as long as specified.
 
     It is its rollout as well.
     """
@@ -188,7 +188,7 @@ def test_groups_with_agents_and_without_are_one_batch() -> None:
 
 def test_another_batch_than_the_sampler_has_shown_is_an_error() -> None:
     run = Run(4, 1, False, [0.0])
-    with run.ahead.running(), pytest.raises(RuntimeError, match="changes or skips rows"):
+    with run.ahead.running(), pytest.raises(RuntimeError, match="neither changes nor skips rows"):
         run.ahead.begin_at(0)
         run.ahead([99] * 4, run.trainer)
 

@@ -154,7 +154,7 @@ def begin(control: KLControl, optimizer: Any, scheduler: Any) -> None:
 
 
 def test_factors_worked_by_hand() -> None:
-    """Target 0.1: down above 0.2, up below 0.05, and 0 says nothing; at a hundredth it stops."""
+    """Target 0.1: down above 0.2, up below 0.05, and 0 has no effect; at a hundredth it stops."""
     kls = [0.0, 0.3, 0.5, 0.1, 0.2, 0.05, 0.04, 0.0, 0.01, 0.01, 9.0]
     expected = [1, 2 / 3, 4 / 9, 4 / 9, 4 / 9, 4 / 9, 2 / 3, 2 / 3, 1, 1, 2 / 3]
     assert Run().factors(kls) == pytest.approx(expected)

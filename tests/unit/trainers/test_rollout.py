@@ -92,7 +92,7 @@ def test_turns_are_recorded_or_runs_of_the_mask() -> None:
 def test_a_context_longer_than_the_policy_reads_is_named() -> None:
     ids, mask, contexts = [[4, 5, 6, 7]], [[1, 0, 0, 1]], [[0, -1, 1, 1]]
     assert turns(ids, mask, None, contexts, window=3) == [[0, -1, -1, 1]]
-    with pytest.raises(ValueError, match="context 1 of row 0 has 3 tokens, but the policy reads at most 2"):
+    with pytest.raises(ValueError, match="context 1 of row 0 has 3 tokens, but the policy can read at most 2"):
         turns(ids, mask, None, contexts, window=2)
 
 
@@ -123,7 +123,7 @@ def test_where_turns_lie_and_what_the_policy_read_before_them() -> None:
 
 
 def test_a_state_is_the_last_observation() -> None:
-    """Whatever the policy had said before, and however long ago the observation was the first."""
+    """Whatever the policy had written before, and however long ago the observation was the first."""
     first = ([5], [7, 20, 21, 8], [0, -1, -1, 1])
     later = ([5], [9, 9, 20, 22, 9, 20, 21, 8], [0, 0, -1, -1, 1, -1, -1, 2])
     (_, of_first, _), (_, other, of_later) = keys(first, later)
@@ -131,7 +131,7 @@ def test_a_state_is_the_last_observation() -> None:
 
 
 def test_the_first_turn_starts_in_the_prompt() -> None:
-    """With what the environment has said before it, and it is no observation of the same tokens."""
+    """With the environment's text before it, and it is not an observation of the same tokens."""
     [[one], [same], [greeted], [other]] = keys(
         ([5, 6], [7], [0]), ([5, 6], [8], [0]), ([5, 6], [20, 8], [-1, 0]), ([6, 5], [7], [0])
     )

@@ -59,7 +59,7 @@ def test_a_router_with_its_own_choice_imposed_computes_the_same(family: str) -> 
         other[3, 0] = (last()[3, 0] + 1) % 8  # one token, in one layer
         with routers.replayed(other) as again:
             changed = (model(IDS).logits - plain).abs().amax(-1).flatten() > 0
-    assert torch.equal(again()[:, 0], last()[:, 0]), "the routers say what they would have taken"
+    assert torch.equal(again()[:, 0], last()[:, 0]), "the routers report what they would have taken"
     reads = [3, 4, 5] if routers.shape[0] > 1 else [3]  # in the last layer, no other token reads it
     assert changed.nonzero().squeeze(1).tolist() == reads
 
@@ -101,7 +101,7 @@ def test_other_models_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="LlamaForCausalLM has no router"):
         Routers(hf.LlamaForCausalLM(hf.LlamaConfig(**GQA)))
     phi = hf.PhimoeForCausalLM(hf.PhimoeConfig(**SHAPE, num_local_experts=4, num_key_value_heads=2))
-    with pytest.raises(ValueError, match="PhimoeTopKRouter, but they must be Qwen2MoeTopKRouter, "):
+    with pytest.raises(ValueError, match="PhimoeTopKRouter: they must be Qwen2MoeTopKRouter, "):
         Routers(phi)
 
 
@@ -252,7 +252,7 @@ def test_what_backward_recomputes_is_replayed(tmp_path: Path, tokenizer: Any, re
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "says"),
+    ("kind", "fields", "problem"),
     [
         (
             (SOGRPOTrainer, SOGRPOConfig),
@@ -263,19 +263,21 @@ def test_what_backward_recomputes_is_replayed(tmp_path: Path, tokenizer: Any, re
         ((SOPPOTrainer, SOPPOConfig), {"router_replay": "r2", "critic": "adapter"}, "adapter"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused(tmp_path: Path, tokenizer: Any, kind: Any, fields: Any, says: str) -> None:
+def test_what_cannot_be_replayed_is_refused(
+    tmp_path: Path, tokenizer: Any, kind: Any, fields: Any, problem: str
+) -> None:
     if fields.get("critic") == "adapter":
         fields = {
             **fields,
             "model": get_peft_model(build(FAMILIES["qwen3_moe"]), LoraConfig(target_modules=["q_proj"])),
         }
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=problem):
         trainer_of(tmp_path, tokenizer, kind, **fields)
 
 
 def test_r3_without_routes_is_one_plain_error(tmp_path: Path, tokenizer: Any) -> None:
     trainer = trainer_of(tmp_path, tokenizer, router_replay="r3", rollout_func=SeveralContexts())
-    with pytest.raises(ValueError, match="has not returned `routes`"):
+    with pytest.raises(ValueError, match="did not return `routes`"):
         rollout_of(trainer)
 
 

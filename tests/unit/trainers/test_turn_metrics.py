@@ -99,7 +99,7 @@ def test_of_each_agent_by_hand() -> None:
     assert agent_metrics(*without_gradient, alone, False) == {}
 
 
-def test_a_micro_batch_without_an_agent_says_nothing_of_it() -> None:
+def test_a_micro_batch_without_an_agent_has_no_metrics_of_it() -> None:
     """An optimizer step may train on several rollouts, which have different agents."""
     first, second = MetricSums(), MetricSums()
     first.add("loss", torch.tensor(1.0))

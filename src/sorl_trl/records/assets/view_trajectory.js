@@ -5,8 +5,8 @@ const STEPS = 4; // shades on either side of the middle
 const LEGEND_DIGITS = 3;
 const CLIP_STATES = {
   i: { name: "inside", meaning: "inside the clip range" },
-  o: { name: "outside", meaning: "outside, the gradient remains" },
-  c: { name: "clipped", meaning: "outside, the gradient is gone" },
+  o: { name: "outside", meaning: "outside, with a gradient" },
+  c: { name: "clipped", meaning: "outside, no gradient" },
 };
 const QUANTITIES = [
   { name: "ratios", label: "Ratio in the loss", isRatio: true },
@@ -26,7 +26,7 @@ function scaleOf(entries, { name, isRatio }) {
   return finite[Math.round(QUANTILE * (finite.length - 1))] || finite.at(-1) || 1;
 }
 
-/** What a token of the page says: span -> {index, tokens}. */
+/** The data of each token on the page: span -> {index, tokens}. */
 const tokenOf = new WeakMap();
 
 function trajectoryView(entry, data) {

@@ -1,4 +1,4 @@
-"""Generates with a Hugging Face model in this process. Each token is read once; its keys and values stay in a slot."""
+"""Generates with a Hugging Face model in this process. Each row's KV cache survives between turns, in a slot."""
 
 from sorl_trl.rollout.slots.engine import SlotEngine, model_engine
 from sorl_trl.rollout.slots.support import NotServed, check_served

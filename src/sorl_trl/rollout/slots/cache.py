@@ -1,4 +1,4 @@
-"""A cache that holds the keys and values of many rows, each in its own slot, and one forward of the model with it."""
+"""A cache with a slot of keys and values for each of many rows, and one forward pass of the model with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SlotCache(Cache):
     """A `Cache` of transformers over one key and one value buffer per layer: (slots, heads, capacity, head size).
 
     Every position after a row's last token is zero, because attention multiplies it by a weight of 0, and 0·NaN is not
-    0. So only tokens are written, never padding, and whoever removes tokens clears their positions (`clear`).
+    0. Therefore, only tokens are written, never padding, and code that removes tokens must `clear` their positions.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
@@ -62,11 +62,11 @@ class SlotCache(Cache):
         return buffer[aim.first : aim.first + aim.rows, :, : aim.width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Rows differ in length, so the caller passes the model all that depends on it (positions and mask)."""
+        """0, because rows differ in length: the caller passes the model positions and mask."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """The size of a mask that the model would build. It builds none, because it is given one."""
+        """The size of a mask that the model would build; unused, because it is given one."""
         assert self.aim is not None
         return self.aim.width, 0
 

@@ -34,32 +34,32 @@ logger = logging.getLogger(__name__)
 _BELOW_ONE = 1 - 2**-32  # keeps rounding from putting a draw beyond the last token
 
 CACHE_SHARE = {"cuda": 0.6, "cpu": 0.5}
-"""Which part of the free memory of a device keys and values may take by default. Ours."""
+"""The share of a device's free memory that the KV cache may take by default. Our choice."""
 
 
 class SlotEngine(Engine):
-    """Generates with a model of transformers in this process, and computes keys and values of each token once.
+    """Generates with a transformers model in this process; each row's KV cache survives between turns.
 
     A poll is one prefill of the new tokens of submitted contexts, and one decode step of all rows that generate. Rows
-    of one poll with the same context share its prefill. A row keeps its slot between its turns. Where memory is short,
-    rows wait until others are released. If every row that has a slot waits for a reply, some give their slots up and
-    are prefilled again later.
+    of one poll with the same context share its prefill. A row keeps its slot between its turns. If memory is short,
+    rows wait until others are released. If all rows with slots wait for replies, some give up their slots and are
+    prefilled again later.
 
-    Turns end, and tokens are sampled, as with `HFGenerator`, but each row has its own random numbers: they depend on
-    the row and on one seed per rollout, drawn from torch's global generator. The caller chooses eval mode and gathers
-    sharded parameters. Dropout of a model in training mode acts as it does in `model.generate`.
+    Turns end and tokens are sampled as with `HFGenerator`, but each row has its own random numbers, which depend on
+    the row and on one seed per rollout from torch's global generator. The caller sets eval mode and gathers sharded
+    parameters. Dropout of a model in training mode acts as it does in `model.generate`.
 
     Args:
         model: A model of transformers, with or without adapters.
         end: Where a turn ends.
-        generation_config: How to sample. What it leaves at None comes from `model.generation_config`.
+        generation_config: How to sample. Options at None come from `model.generation_config`.
         cache_bytes: The most memory that keys and values may take. By default, three fifths of what is free on a GPU
             as a rollout begins; on a CPU, half of what is available, shared with the other local ranks.
-        prefill_tokens: How many context tokens, padding included, one forward reads (ours, to bound attention's
-            memory).
+        prefill_tokens: How many context tokens, padding included, one forward reads (our choice, to bound
+            attention's memory).
 
     Raises:
-        NotServed: The engine would not compute what `model.generate` does. This is a ValueError that says why.
+        NotServed: The engine would not compute what `model.generate` does. This is a ValueError with the reason.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SlotEngine(Engine):
         prefill_tokens: int = 2048,
     ) -> None:
         self.logprobs_at: float | None = None
-        """The temperature at which generations include log-probabilities, among all tokens; None for none."""
+        """The temperature of the log-probabilities (over all tokens) in generations; None for no log-probabilities."""
         self.prefilled_tokens = 0
         """Context tokens that went through the model in this rollout, without padding."""
         self._cache_bytes = cache_bytes
@@ -143,7 +143,7 @@ class SlotEngine(Engine):
         return not self._waiting and not self._table.decoding
 
     def _row(self, index: int) -> Row:
-        """The row of this number, made when it is first asked for."""
+        """The row of this number, created on first use."""
         if index not in self._rows:
             seed = self._row_seed
             # NumPy's generators, because torch's keep 32 bits of a seed: rows of different rollouts would coincide.
@@ -170,11 +170,11 @@ class SlotEngine(Engine):
         chosen = set(started)
         self._waiting = [row for row in self._waiting if row not in chosen]
         if self._waiting:
-            _warn_once("Rows wait for memory for keys and values, so that fewer generate at once (`kv_cache_gib`).")
+            _warn_once("Rows wait for KV cache memory, so fewer generate at once (see `kv_cache_gib`).")
         return started
 
     def _evict_for(self, row: Row) -> None:
-        """No row generates, so none will make room: take slots from rows that wait for a reply."""
+        """Take slots from rows that wait for a reply, when no row generates and thus none will make room."""
         table = self._table
         for other in table.placed():
             if other is not row and not table.has_room(table.extent_with(row, table.extent())):
@@ -194,7 +194,7 @@ class SlotEngine(Engine):
         return self._take(stage.rows(), logits[torch.tensor(stage.sources(), device=logits.device)])
 
     def _read(self, batch: Sequence[Row]) -> torch.Tensor:
-        """Run the new tokens of rows in consecutive slots through the model. A long row comes alone, and in parts."""
+        """Run the new tokens of rows in consecutive slots through the model. A long row comes alone and in parts."""
         logits = None
         size = self._prefill_tokens if len(batch) == 1 else max(len(row.context) for row in batch)
         assert batch[0].slot is not None
@@ -219,7 +219,7 @@ class SlotEngine(Engine):
     def _run(
         self, forward: Callable[[], torch.Tensor], rows: Sequence[Row], new: Sequence[Sequence[int]]
     ) -> torch.Tensor:
-        """Make a forward that reads `new` tokens of rows, which then are cached. Returns its logits."""
+        """Run a forward pass that reads and caches `new` tokens of rows. Returns its logits."""
         routes: Any = [()] * len(rows)
         recording: Any = nullcontext() if self._routers is None else self._routers.replayed()
         with recording as experts:
@@ -232,7 +232,7 @@ class SlotEngine(Engine):
         return logits
 
     def _take(self, rows: Sequence[Row], logits: torch.Tensor) -> list[tuple[int, Generation]]:
-        """Sample one token per row, and park the rows whose turn it ends."""
+        """Sample one token per row, and park the rows that end their turn."""
         uniforms = [row.random.random() for row in rows if row.random is not None]
         tokens, logprobs = self._sampler.choose(logits, uniforms, self.logprobs_at)
         for i, row in enumerate(rows):
@@ -251,9 +251,9 @@ class SlotEngine(Engine):
 
 
 class Sampler:
-    """Chooses tokens as `generate` does: by temperature, top-k, top-p and min-p, in that order, or the likeliest.
+    """Chooses tokens as `generate` does: by temperature, top-k, top-p and min-p, in that order, or greedily.
 
-    `is_random` says whether it needs random numbers.
+    `is_random` tells whether it needs random numbers.
     """
 
     def __init__(self, config: GenerationConfig) -> None:
@@ -275,10 +275,10 @@ class Sampler:
     ) -> tuple[list[int], list[float] | None]:
         """Choose a token per row of `logits` (B, V).
 
-        With a temperature `logprobs_at`, return its log-probability among all tokens at that temperature as well,
-        whatever top-k, top-p and min-p have left to choose from.
+        With a temperature `logprobs_at`, also return the token's log-probability among all tokens at that temperature,
+        regardless of top-k, top-p and min-p.
 
-        `uniforms` has one number per row, or none where the likeliest token is chosen.
+        `uniforms` has one number per row, or none for greedy decoding.
         """
         # None of these processors reads the ids that it is given.
         scores: torch.Tensor = self._processors(None, logits.float())
@@ -293,7 +293,7 @@ class Sampler:
 
 
 def _at(uniforms: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """The tokens at these points of the cumulative distributions; never a token with probability 0.
+    """The tokens at these points of the cumulative distributions; never one with probability 0.
 
     Raises RuntimeError if the scores are NaN or infinite.
     """
@@ -301,12 +301,12 @@ def _at(uniforms: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     cumulative = torch.softmax(scores, -1).double().cumsum(-1)
     points = uniforms.to(scores.device)[:, None] * _BELOW_ONE * cumulative[:, -1:]
     if not points.isfinite().all():
-        raise RuntimeError("the policy's logits are NaN or infinite: there is nothing to sample from")
+        raise RuntimeError("the policy's logits are NaN or infinite, so sampling is impossible")
     return torch.searchsorted(cumulative, points, right=True)
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Part of the memory that is free now. A forward needs the rest, and so do buffers while they grow."""
+    """Part of the memory that is currently free. A forward pass, and buffers while they grow, need the rest."""
     if device.type == "cuda":
         unclaimed, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -323,37 +323,37 @@ def model_engine(
     kv_cache_gib: float | None = None,
     synced_gpus: bool = False,
 ) -> Engine:
-    """Make the engine that was asked for.
+    """Make the requested engine.
 
-    `auto` is slots on a CPU, if they serve the model. Otherwise it is lock-step, and says why once.
+    `auto` is "slots" on a CPU if it supports the model; otherwise it is "lockstep", and the reason is logged once.
 
     Args:
-        model: A model of transformers, with or without adapters. Its mode and its parameters are the caller's.
+        model: A model of transformers, with or without adapters. The caller sets its mode and gathers its parameters.
         end: Where a turn ends.
-        generation_config: How to sample. What it leaves at None comes from `model.generation_config`.
+        generation_config: How to sample. Options at None come from `model.generation_config`.
         engine: "auto", "slots" or "lockstep".
         kv_cache_gib: How much memory the keys and values of slots may take.
         synced_gpus: Whether parameters stay sharded, so that all ranks must make the same calls.
 
     Raises:
-        NotServed: `engine` is "slots", and slots do not serve the model. This is a ValueError.
+        NotServed: `engine` is "slots", which does not support the model. This is a ValueError.
         ValueError: `engine` is none of these, or `generation_config` returns more than one row per context.
     """
     check_choice("engine", engine, ENGINES)
     if engine != "lockstep":
         try:
             if synced_gpus:
-                raise NotServed("its parameters stay sharded over the ranks, which then compute each step together")
+                raise NotServed("its parameters stay sharded over ranks, which must compute each step together")
             if engine == "auto" and model.device.type != "cpu":
                 raise NotServed("slots are slower on a GPU, where vLLM (`use_vllm`) is much faster than both")
             cache_bytes = None if kv_cache_gib is None else max(int(kv_cache_gib * 2**30), 1)
             return SlotEngine(model, end, generation_config, cache_bytes)
         except NotServed as reason:
             if engine == "slots":
-                raise NotServed(f"engine='slots' cannot serve this model: {reason}") from reason
+                raise NotServed(f"engine='slots' does not support this model: {reason}") from reason
             _warn_once(
-                "Rollouts generate in lock-step, and prefill each turn's whole context, so that "
-                f"`rejoin_after` and `kv_cache_gib` have no effect: {reason}."
+                "Rollouts generate in lock-step and prefill each turn's whole context, so `rejoin_after` and "
+                f"`kv_cache_gib` have no effect. Reason: {reason}."
             )
     generator = HFGenerator(
         model, end.tokenizer, end.stop_strings, generation_config, end.eos_token_ids, synced_gpus=synced_gpus

@@ -16,7 +16,7 @@ _GROWTH = 1.5
 
 @dataclass(eq=False)
 class Row:
-    """What a row has in its slot, and the turn that it generates or waits to generate."""
+    """The contents of a row's slot, and the turn that it generates or waits to generate."""
 
     index: int
     random: np.random.Generator | None
@@ -41,13 +41,13 @@ class Row:
         self.sampled, self.logprobs = [], []
 
     def known(self) -> int:
-        """How many cached tokens begin the context; 0 if others do. The context's last token is always read again."""
+        """How many cached tokens the context begins with; 0 if it diverges. The context's last token is reread."""
         most = min(len(self.cached), len(self.context) - 1)
         return most if tuple(self.cached[:most]) == self.context[:most] else 0
 
     @property
     def reach(self) -> int:
-        """How many positions it may need until its turn ends. A turn does not read the last token that it samples."""
+        """The most positions needed until its turn ends. A turn does not read the last token that it samples."""
         return max(len(self.context) + self.limit - 1 if self.busy else 0, len(self.cached))
 
 
@@ -63,7 +63,7 @@ class SlotTable:
         self.decoding = 0
         self._rows: list[Row | None] = []
         self._left: dict[int, int] = {}
-        """Slots whose rows have given them up but which are not cleared yet -> how many positions to clear."""
+        """Slots that rows gave up but that are not cleared yet -> how many positions to clear."""
 
     def decoding_rows(self) -> list[Row]:
         return [row for row in self._rows[: self.decoding] if row is not None]
@@ -72,7 +72,7 @@ class SlotTable:
         return [row for row in self._rows if row is not None]
 
     def extent(self) -> tuple[int, int]:
-        """How many rows have a slot, and how many positions the longest of them may need."""
+        """How many rows have a slot, and the most positions that any of them may need."""
         placed = self.placed()
         return len(placed), max((row.reach for row in placed), default=0)
 
@@ -113,7 +113,7 @@ class SlotTable:
             self._rows.pop()
 
     def move(self, row: Row, slot: int) -> None:
-        """Put a row into a slot, and the row that was there into this row's. `_settle` moves their keys and values."""
+        """Swap a row with the row in another slot. `_settle` moves their keys and values."""
         assert row.slot is not None
         other = self._rows[slot]
         self._rows[row.slot], self._rows[slot] = other, row
@@ -122,7 +122,7 @@ class SlotTable:
         row.slot = slot
 
     def line_up(self, batches: Sequence[list[Row]]) -> None:
-        """Place batches in turn behind the rows that decode, each in the order that moves the fewest rows."""
+        """Place batches one by one behind the rows that decode, each in the order that moves the fewest rows."""
         first = self.decoding
         for batch in batches:
             places = set(range(first, first + len(batch)))
@@ -163,7 +163,7 @@ class SlotTable:
         self.cache.copy(sources, targets, max(len(row.cached) for row, _ in twins))
 
     def truncate(self, row: Row, length: int) -> None:
-        """Forget the row's cached tokens from index `length` on."""
+        """Drop the row's cached tokens from index `length` on."""
         if row.home is not None and length < len(row.cached):
             self.cache.clear([row.home], length, len(row.cached))
             del row.cached[length:], row.routes[length:]
@@ -175,7 +175,7 @@ class SlotTable:
         row.busy = False
 
     def give_up(self, row: Row) -> None:
-        """Take the slot of a row that does not decode, and forget what it holds."""
+        """Take the slot of a row that does not decode, and drop its contents."""
         if row.cached and row.home is not None:
             self._left[row.home] = len(row.cached)
         if row.slot is not None:
@@ -204,7 +204,7 @@ class Stage:
 
 
 def plan(started: Sequence[Row], most_tokens: int) -> Stage:
-    """Read a context once for all rows that have it, but those that hold part of it, and batch rows of similar length.
+    """Read a context once for all rows that share it, except those with part of it cached; batch rows by length.
 
     A batch has at most `most_tokens` tokens, padding included, unless it is a single row.
     """

@@ -1,4 +1,4 @@
-"""Decides by class, config and trial whether slots serve a model exactly, and says why if they do not."""
+"""Decides by class, config and trial whether slots reproduce a model exactly, with the reason if they do not."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ _TOLERANCE = 0.05  # of the largest logit: rounding in half precision changes le
 
 
 class NotServed(ValueError):
-    """The slot engine would not compute what `model.generate` does; the message is the reason."""
+    """The slot engine would not compute what `model.generate` does; the message gives the reason."""
 
 
 def base_model(model: Any) -> PreTrainedModel:
-    """Find the model of transformers in adapters. Raises NotServed if there is none, or the adapter adds tokens."""
+    """Find the transformers model under adapters. Raises NotServed if there is none, or an adapter adds tokens."""
     peft_config = getattr(model, "active_peft_config", None) if hasattr(model, "get_base_model") else None
     if peft_config is not None:
         if peft_config.is_prompt_learning:
             raise NotServed(f"the adapter ({type(peft_config).__name__}) puts virtual tokens in front of the context")
         model = model.get_base_model()
     if not isinstance(model, PreTrainedModel):
-        raise NotServed(f"{type(model).__name__} is no `PreTrainedModel`")
+        raise NotServed(f"{type(model).__name__} is not a `PreTrainedModel`")
     return model
 
 
 def check_model(base: PreTrainedModel) -> None:
-    """Raise NotServed if the class or the config of a model says that slots would be wrong."""
+    """Raise NotServed if a model's class or config shows that slots would be wrong."""
     name, config = type(base).__name__, base.config.get_text_config(decoder=True)
     if base.config.is_encoder_decoder:
         raise NotServed(f"{name} has an encoder")
     for method in _GENERATION_METHODS:
         if getattr(type(base), method, None) is not getattr(GenerationMixin, method) or method in vars(base):
-            raise NotServed(f"{name} has a `{method}` of its own")
+            raise NotServed(f"{name} overrides `{method}`")
     if config._attn_implementation not in _ATTENTION:
-        raise NotServed(f"attn_implementation={config._attn_implementation!r} is none of {', '.join(_ATTENTION)}")
+        raise NotServed(f"attn_implementation={config._attn_implementation!r} must be one of {', '.join(_ATTENTION)}")
     if len(set(getattr(base, "hf_device_map", {}).values())) > 1:
         raise NotServed(f"{name} is spread over several devices")
     if base.training and base.is_gradient_checkpointing:
-        raise NotServed(f"gradient checkpointing is on, with which {name} has no cache")
+        raise NotServed(f"gradient checkpointing is on, which disables the cache of {name}")
     _check_layers(config)
     _check_positions(config)
 
 
 def _check_layers(config: Any) -> None:
-    """Ask the cache that `generate` would build, in which windows, chunks and states are layers of other classes."""
+    """Check the cache that `generate` would build: its layers for windows, chunks and states have other classes."""
     if not getattr(config, "is_causal", True):
         raise NotServed("its attention is not causal")
     others = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
@@ -106,7 +106,7 @@ def resolved(generation_config: GenerationConfig, model: PreTrainedModel) -> Gen
 
 
 def check_generation_config(generation_config: GenerationConfig, model: Any) -> GenerationConfig:
-    """Return the config as `generate` would read it. Raises NotServed for an option that slots do not know."""
+    """Return the config as `generate` would read it. Raises NotServed for an option that slots do not support."""
     config, defaults = resolved(generation_config, model), GenerationConfig._get_default_generation_params()
     for name, value in vars(config).items():
         known = name.startswith("_") or name in _SERVED_OPTIONS or value in (None, defaults.get(name))
@@ -116,7 +116,7 @@ def check_generation_config(generation_config: GenerationConfig, model: Any) -> 
 
 
 def check_served(model: Any, generation_config: GenerationConfig) -> None:
-    """Raise NotServed if slots would not serve the model in eval mode."""
+    """Raise NotServed if slots do not support the model in eval mode."""
     with _in_eval_mode(model):
         base = base_model(model)
         check_model(base)
@@ -127,8 +127,8 @@ def check_served(model: Any, generation_config: GenerationConfig) -> None:
 def bytes_per_token(model: Any, base: PreTrainedModel) -> int:
     """Measure how many bytes a token takes in the cache.
 
-    Takes four short forwards: one reads a few tokens at once, three read them in a slot, beside a longer row. Raises
-    NotServed where the logits disagree, or the model fails or does not use the cache.
+    Takes four short forward passes: one reads a few tokens at once, three read them in a slot, beside a longer row.
+    Raises NotServed if the logits disagree, or the model fails or does not use the cache.
     """
     ids = [each % base.config.get_text_config().vocab_size for each in _IDS]
     cache = SlotCache(2, len(ids))
@@ -137,12 +137,12 @@ def bytes_per_token(model: Any, base: PreTrainedModel) -> int:
             plain = model(input_ids=torch.tensor([ids], device=base.device), use_cache=False).logits[0, -1].float()
             logits = _in_slots(Forward(model, base), cache, ids)
         except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            raise NotServed(f"{type(base).__name__} failed on a cache of slots ({error})") from error
+            raise NotServed(f"{type(base).__name__} failed with a slot cache ({error})") from error
     if not cache.bytes_per_token:
         raise NotServed(f"{type(base).__name__} does not use the cache that it is given")
     off = (logits - plain).abs().max()
     if plain.isfinite().all() and not off <= _TOLERANCE * plain.abs().max():
-        raise NotServed(f"{type(base).__name__} computes other logits with slots (off by {off:.2g})")
+        raise NotServed(f"{type(base).__name__} computes different logits with slots (off by {off:.2g})")
     return cache.bytes_per_token
 
 
@@ -155,7 +155,7 @@ def _in_slots(forward: Forward, cache: SlotCache, ids: list[int]) -> torch.Tenso
 
 @contextmanager
 def _in_eval_mode(model: Any) -> Iterator[None]:
-    """Switch dropout off, then restore every module's mode. Random generators do not advance."""
+    """Switch dropout off, and restore every module's mode afterwards. Random generators do not advance."""
     training = [module for module in model.modules() if module.training]
     try:
         for module in training:

@@ -68,7 +68,7 @@ def test_a_group_is_prefilled_once(llama: Any) -> None:
     assert generate_turns(fresh, rest, [5] * 6) == again
 
 
-def test_rows_wait_for_memory_and_this_is_said_once(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_wait_for_memory_and_this_is_logged_once(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
     engine_module._warn_once.cache_clear()
     plan = families.random_plan(rows=8)
     expected = families.play(slots(llama), plan)

@@ -70,7 +70,7 @@ def test_what_would_differ_is_refused(family: str) -> None:
         ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}, "DynamicSlidingWindowLayer"),
     ],
 )
-def test_what_a_config_says_is_refused(llama: Any, change: dict[str, Any], reason: str) -> None:
+def test_what_a_config_shows_is_refused(llama: Any, change: dict[str, Any], reason: str) -> None:
     for name, value in change.items():
         setattr(llama.config, name, value)
     with pytest.raises(NotServed, match=reason):
@@ -114,9 +114,9 @@ class OwnMask(LlamaForCausalLM):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (OwnGenerate, "OwnGenerate has a `generate` of its own"),
+        (OwnGenerate, "OwnGenerate overrides `generate`"),
         (NoCache, "does not use the cache"),
-        (OwnMask, "computes other logits with slots"),
+        (OwnMask, "computes different logits with slots"),
     ],
 )
 def test_what_only_a_forward_shows_is_refused(llama: Any, kind: Any, reason: str) -> None:
