@@ -123,7 +123,7 @@ def test_an_engine_without_routes_is_refused_where_replay_asks_for_them(tmp_path
     dense, mixture = build_policy(), build_moe_policy()
     for model, kind, reason in (
         (dense, "slots", "has no router"),
-        (mixture, "lockstep", "`rollout_engine`.*'slots'"),
+        (mixture, "lockstep", "`rollout_engine='slots'`"),
     ):
         rollout = SearchRollout(NoSearch(), limits=LIMITS, engine=EngineOptions(rollout_engine=kind))
         trainer = build_agent(tmp_path, NoSearch(), model=model, rollout_func=rollout)
