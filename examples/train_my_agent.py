@@ -1,7 +1,6 @@
 """Trains an agent of the OpenAI SDK: copy this script, and put your agent, your questions and your reward into it.
 
-python quickstart.py  # writes the default questions and corpus
-python examples/train_my_agent.py --output_dir runs/mine --use_vllm
+python quickstart.py && python examples/train_my_agent.py --output_dir runs/mine --use_vllm
 """
 
 import json
@@ -13,6 +12,7 @@ from openai import AsyncOpenAI, OpenAIError
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from sorl_trl import EndpointRollout, SOGRPOConfig, SOGRPOTrainer, agent_reward
+from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.qa import exact_match, load_questions
 from sorl_trl.search import BM25Index
 
@@ -65,16 +65,16 @@ if __name__ == "__main__":
     size = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 32, "steps_per_generation": 64}
     test = {"eval_on_start": True, "num_generations_eval": 1, "per_device_eval_batch_size": 32}
     vllm = {"vllm_mode": "colocate", "vllm_enable_sleep_mode": True, "vllm_importance_sampling_mode": "token_truncate"}
-    more = {"max_completion_length": 6144, "max_steps": 200, "output_dir": "out"}
-    parser.set_defaults(model_name_or_path="Qwen/Qwen3-4B", dtype="bfloat16", **lora, **size, **test, **vllm, **more)
+    base = {"model_name_or_path": "Qwen/Qwen3-4B", "dtype": "bfloat16", "max_completion_length": 6144}
+    logs = {"output_dir": "out", "max_steps": 200, "logging_steps": 1, "save_steps": 50, "save_trajectories_steps": 20}
+    parser.set_defaults(**base, **lora, **size, **test, **vllm, **logs)
     args, config, model = parser.parse_args_and_config()
     config.model_init_kwargs = {"dtype": model.dtype}
     loaded = map(load_questions, (args.questions, args.held_out))
     sets = [Dataset.from_list([{"prompt": each.question, **vars(each)} for each in rows]) for rows in loaded]
-    # For tools without an API, pass `tools=[…]` and a reward function instead: docs/how_to/tools.md.
     rollout = EndpointRollout(partial(agent, judge=args.judge), args.max_turn_tokens)
-    name, adapter = model.model_name_or_path, get_peft_config(model)
-    trainer = SOGRPOTrainer(name, agent_reward, config, *sets, rollout_func=rollout, peft_config=adapter)
-    trainer.train()
+    more = {"rollout_func": rollout, "peft_config": get_peft_config(model), "callbacks": [CollapseGuard("stop")]}
+    trainer = SOGRPOTrainer(model.model_name_or_path, agent_reward, config, *sets, **more)
+    trainer.train(config.resume_from_checkpoint)
     trainer.save_model()
     trainer.evaluate()

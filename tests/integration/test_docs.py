@@ -12,9 +12,11 @@ import trl
 from datasets import Dataset
 from trl.chat_template_utils import is_chat_template_prefix_preserving
 
-from sorl_trl import SOGRPOTrainer
+from sorl_trl import SearchRollout, SOGRPOTrainer
 from sorl_trl.agents import policy_rollout
+from sorl_trl.qa import build_prompt_rows, exact_match_reward, load_questions
 from sorl_trl.rollout import Generation, LockStepEngine
+from sorl_trl.search import BM25Index
 from tests.agents import build_agent
 from tests.documentation import ROOT, logged, run_blocks, set_stage, small
 from tests.endpoint import tokenizer_of
@@ -68,12 +70,13 @@ def test_readme(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
     assert logged(trainers[0], "tools/call_frequency") == 1
     assert names["correct"]([[{"content": "It is 345,117."}]] * 2, [345117, 345118]) == [1, 0]
     assert logged(trainers[1], "endpoint/error_share") == 0
+
+
+def test_critic() -> None:
+    given = {"dataset": Dataset.from_list(build_prompt_rows(load_questions("questions.jsonl")))}
+    given |= {"rollout": SearchRollout(BM25Index.open("corpus.jsonl", "index")), "reward": exact_match_reward}
+    names = run_blocks(HOW_TO / "critic.md", model="policy", **given)
     assert names["critic"].head.weight.shape == (1, 16)
-
-
-def test_concepts() -> None:
-    names = run_blocks(ROOT / "docs" / "concepts.md")
-    assert names["trainer"].state.global_step == 1
     assert json.loads(Path("out-ppo/critic/critic_config.json").read_text())["kind"] == "adapter"
 
 

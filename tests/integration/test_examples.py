@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sorl_trl.endpoint import command_agent
+from sorl_trl.records.view import write_page
 from sorl_trl.search import BM25Index
 from sorl_trl.types import Action, ActionKind, StopReason, Turn
 from tests.agents import agent_policy, agent_tokenizer
@@ -163,18 +164,19 @@ def my_agent(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_train_my_agent(monkeypatch: pytest.MonkeyPatch, my_agent: Any) -> None:
-    """With LoRA, and evaluated before and after; what it saves is an adapter."""
+    """With LoRA, and evaluated before and after; it saves an adapter, checkpoints and what `sorl view` shows."""
     tokenizer = qwen_tokenizer()
     policy = build_policy(vocab_size=len(tokenizer))
     policy.config.max_position_embeddings = 4096
     words = ["--gradient_accumulation_steps", "1", "--dtype", "float32", "--max_turn_tokens", "16"]
-    words += ["--max_completion_length", "64", "--output_dir", "out"]
+    words += ["--max_completion_length", "64", "--output_dir", "out", "--save_trajectories_steps", "1"]
     script = [word.replace("--model", "--model_name_or_path") for word in QUICK]
     monkeypatch.setattr(f"{__name__}.QUICK", script)
     trainer = run(monkeypatch, "train_my_agent", policy, tokenizer, *BRIEF, *words)
     assert [each["eval_reward"] for each in trainer.state.log_history if "eval_reward" in each] == [0, 0]
     assert logged(trainer, "turns/per_trajectory") >= 1
-    assert Path("out/adapter_model.safetensors").exists()
+    assert Path("out/adapter_model.safetensors").exists() and Path("out/checkpoint-1").is_dir()
+    assert trainer.args.save_steps < 200 and write_page(Path("out"), Path("page.html"))[0] == 4
 
 
 def test_my_agent_thinks_and_searches(my_agent: Any) -> None:

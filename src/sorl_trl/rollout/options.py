@@ -128,7 +128,7 @@ class RolloutArguments:
     agent: str | None = field(
         default=None,
         metadata={
-            "help": "Path of your own agent, such as my_module:agent: a function `agent(example, endpoint)`, plain or "
+            "help": "Path of your own agent, such as my_module.agent: a function `agent(example, endpoint)`, plain or "
             "async, that makes API calls to the policy, and may return its reward."
         },
     )
