@@ -47,33 +47,49 @@ OVERRIDDEN = {
 }
 """Each body that we override, to the first 16 digits of its SHA-256 when it was read."""
 RELIED_ON = {
-    "transformers:Trainer._has_mixed_mesh_grads": "3989094eae1988ed",
-    "transformers:Trainer.log": "bfef50c056d9537e",
-    "trl.generation.vllm_client:VLLMClient._finish_weight_update": "1043c5b06f372048",
-    "trl.generation.vllm_client:VLLMClient._start_weight_update": "400261c143a02f09",
-    "trl.generation.vllm_client:VLLMClient.generate": "06b564b91032739e",
-    "trl.generation.vllm_client:VLLMClient.init_communicator": "73133c3aceb8f2b8",
-    "trl.generation.vllm_client:VLLMClient.reset_prefix_cache": "9389b9b4b47f3ec8",
-    "trl.generation.vllm_client:VLLMClient.update_named_params": "2dfb66bd20f5708a",
+    # Calling rollouts and rewards, encoding and logging as TRL does.
+    "trl:GRPOTrainer._calculate_rewards": "4c66445bf52d726a",
+    "trl:GRPOTrainer._generate": "5f57e70d7e3a9f03",
+    "trl:GRPOTrainer._log_metric": "3023e26467c6d90f",
+    "trl:GRPOTrainer._tokenize_prompts": "83f93c43265e66e9",
+    # Reading rows in chunks, with `LaidOut` in place of the model.
+    "trl:GRPOTrainer._get_per_token_logps_and_entropies": "796113cec15a741f",
+    "trl.trainer.utils:add_fused_lm_head": "e95cef3f560a3fbb",
+    # Masks and weights of the loss.
+    "trl:GRPOTrainer.get_gamma_weights": "e918afe3c22a5e7f",
+    "trl:GRPOTrainer.get_high_entropy_mask": "a487c8645bc29317",
+    "trl:GRPOTrainer.get_off_policy_mask": "cbd80498a5204fbb",
+    # Splitting a rollout.
+    "trl.trainer.utils:shuffle_sequence_dict": "5d27e84cc54e95cd",
+    "trl.trainer.utils:split_tensor_dict": "637cf2357191965d",
+    # Gathering sharded parameters.
+    "trl.models.utils:_unwrap_model_for_generation": "db86ab98d204115d",
+    # vLLM: `PolicyGeneration` replaces the class while a trainer is built, and sends no critic.
     "trl.generation.vllm_generation:VLLMGeneration._init_vllm": "da18fa6ef45cf006",
     "trl.generation.vllm_generation:VLLMGeneration._iter_named_params": "3cf9c78911630941",
     "trl.generation.vllm_generation:VLLMGeneration.generate": "bc1767e81d2624dd",
     "trl.generation.vllm_generation:VLLMGeneration.sync_weights": "5c09888febfccb68",
-    "trl.models.utils:_unwrap_model_for_generation": "db86ab98d204115d",
+    # A server: `WeightClient` pauses it around updates and counts versions.
+    "trl.generation.vllm_client:VLLMClient._finish_weight_update": "1043c5b06f372048",
+    "trl.generation.vllm_client:VLLMClient.generate": "06b564b91032739e",
+    "trl.generation.vllm_client:VLLMClient.reset_prefix_cache": "9389b9b4b47f3ec8",
+    "trl.generation.vllm_client:VLLMClient.update_named_params": "2dfb66bd20f5708a",
+    # The tests of a server.
+    "trl.generation.vllm_client:VLLMClient._start_weight_update": "400261c143a02f09",
+    "trl.generation.vllm_client:VLLMClient.init_communicator": "73133c3aceb8f2b8",
+    # Hiding the critic; the guard; gradients on several meshes.
     "trl.trainer.callbacks:SyncRefModelCallback.on_step_end": "9188791b5c3e4313",
-    "trl.trainer.utils:add_fused_lm_head": "e95cef3f560a3fbb",
-    "trl.trainer.utils:shuffle_sequence_dict": "5d27e84cc54e95cd",
-    "trl.trainer.utils:split_tensor_dict": "637cf2357191965d",
-    "trl:GRPOTrainer._calculate_rewards": "4c66445bf52d726a",
-    "trl:GRPOTrainer._generate": "5f57e70d7e3a9f03",
-    "trl:GRPOTrainer._get_per_token_logps_and_entropies": "796113cec15a741f",
-    "trl:GRPOTrainer._log_metric": "3023e26467c6d90f",
-    "trl:GRPOTrainer._tokenize_prompts": "83f93c43265e66e9",
-    "trl:GRPOTrainer.get_gamma_weights": "e918afe3c22a5e7f",
-    "trl:GRPOTrainer.get_high_entropy_mask": "a487c8645bc29317",
-    "trl:GRPOTrainer.get_off_policy_mask": "cbd80498a5204fbb",
+    "transformers:Trainer.log": "bfef50c056d9537e",
+    "transformers:Trainer._has_mixed_mesh_grads": "3989094eae1988ed",
 }
-"""Bodies that we call, or rest on otherwise; docs/internals/architecture.md explains what for."""
+"""Bodies that we call, or rest on otherwise, and for what.
+
+We also read and write attributes of the trainer, which have no body: `_logs`, `_metrics`, `_pending_metrics` and
+`_pending_extra_logs` (what TRL logs of a rollout); `_buffered_inputs` and `_step` (splitting a rollout);
+`_environment_pool`, `_multi_environment`, `_standalone_tools`, `environments`, `_batch_environments`,
+`_sync_tool_dicts`, `_async_tool_dicts` and `async_loop` (environments and tools); `_dist` (sharded parameters);
+`_last_loaded_step` (when asynchronous rollouts need weights). `split_pixel_values_by_grid` splits images.
+"""
 READ = OVERRIDDEN | RELIED_ON
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trl
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.chat_template_utils import is_chat_template_prefix_preserving
 
 from sorl_trl import SearchRollout, SOGRPOTrainer
@@ -149,7 +152,14 @@ def test_search() -> None:
 
 
 def test_debug(tmp_path: Path) -> None:
+    """A checkpoint with LoRA becomes a model that says the same, and a guard watches."""
+    config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
+    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained("policy"), config)
+    for each in (adapter, AutoTokenizer.from_pretrained("policy")):
+        each.save_pretrained("runs/mine/checkpoint-200")
     trainer = build_agent(tmp_path, save_strategy="steps", save_steps=1, max_steps=2)
     run_blocks(HOW_TO / "debug.md", trainer=trainer)
+    merged, ids = AutoModelForCausalLM.from_pretrained("runs/merged"), torch.tensor([[3, 4, 5]])
+    torch.testing.assert_close(merged(ids).logits, adapter(ids).logits)
     trainer.train()
     assert trainer.state.global_step == 2

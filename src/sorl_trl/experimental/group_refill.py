@@ -70,6 +70,9 @@ class GroupRefillTrainer(TurnLevelTrainer):
     whole, and no group appears twice. The method drops groups that no round could replace, so its `keep` must have
     `ZeroVariance`, as in the default, "dapo". All processes decide alike, from all rewards.
 
+    Metrics: `groups/refill_rounds`; `groups/refilled`, the share of groups that were replaced; `groups/left`, the
+    share that is dropped because all rewards were still equal.
+
     Example:
 
     ```python

@@ -106,6 +106,9 @@ class SeeUPOTrainer(TurnLevelTrainer):
     Each rollout takes `num_iterations` passes with gradients and as many without; TRL also makes one of the latter.
     The pass after a turn's updates gives M's factor and the old log-probabilities of the turn before it.
 
+    Metrics: `seeupo/turn`, the turn in training; `seeupo/trajectories_with_turn`, the share of trajectories that have
+    it; `seeupo/multiplier_mean`, the mean of M over these.
+
     Example:
 
     ```python
