@@ -14,7 +14,7 @@ import sorl_trl
 SOURCE = Path(sorl_trl.__file__).parent
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 OPTIONAL = {
-    *("deepspeed", "fastapi", "matplotlib", "pydantic", "sentence_transformers", "starlette"),
+    *("deepspeed", "fastapi", "pydantic", "sentence_transformers", "starlette"),
     *("tantivy", "uvicorn", "vllm"),
 }
 """Whoever has not installed them must still be able to import every module."""
