@@ -1,7 +1,8 @@
-"""A smolagents `CodeAgent`, which writes Python to search and to answer, and its training.
+"""Trains a smolagents `CodeAgent`, which searches and answers by writing Python.
 
-The policy's code runs in smolagents' own executor, within this process. That restricts imports and built-in functions,
-but its authors call it no sandbox: train where nothing can be lost, or pass an `executor_type` such as "docker".
+The policy's code runs in smolagents' own executor, within this process. The executor restricts imports and built-in
+functions, but its authors do not call it a sandbox: train where nothing can be lost, or pass an `executor_type` such
+as "docker".
 
 pip install 'smolagents[openai]'
 python quickstart.py  # writes the default questions and corpus

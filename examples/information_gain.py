@@ -1,4 +1,4 @@
-"""IGPO's reward (arXiv 2510.14967), computed by the policy itself: turns earn what makes the golden answer likelier.
+"""IGPO's reward (arXiv 2510.14967), computed by the policy: it rewards turns that make the golden answer likelier.
 
 python quickstart.py  # writes the default questions and corpus
 sorl train --config so_grpo --method igpo --rewards f1 examples.information_gain.InformationGain
@@ -26,7 +26,7 @@ class InformationGain:
     at the sampling temperature. No gradient flows.
 
     Args:
-        column: The dataset column with the answer: a string, or a list of strings, for its first one.
+        column: The dataset column with the answer: a string, or a list of strings, of which the first is used.
         prefix: The text that the policy would write right before an answer: an `<answer>` tag with `SearchRollout`.
         coef: Weight of the gain. `method="igpo"` cancels it, unless another function also gives turn rewards.
     """
@@ -44,7 +44,7 @@ class InformationGain:
         self._trainer = trainer
 
     def __call__(self, _sampled: Sequence[Sampled], **columns: Any) -> list[list[float | None]]:
-        """One gain per turn for each of B trajectories, None for a turn without. All processes call it together."""
+        """One gain per turn for each of B trajectories, None for turns without. All processes call it together."""
         if self.column not in columns:
             raise ValueError(f"`column` is {self.column!r}, but the data set has no such column: {sorted(columns)}.")
         window = positions_of(self._trainer.accelerator.unwrap_model(self._trainer.model))

@@ -1,4 +1,4 @@
-"""A LangGraph agent with a search tool, as in LangGraph's documentation, and its training.
+"""Trains a LangGraph agent with a search tool, built as in LangGraph's documentation.
 
 python -m examples.tool_imitation HuggingFaceTB/SmolLM2-135M-Instruct runs/langgraph  # writes questions and corpus
 python examples/langgraph_agent.py --model runs/langgraph/warm-start --output_dir runs/langgraph/policy

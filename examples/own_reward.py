@@ -23,7 +23,7 @@ class Arguments:
 
 
 def right_and_brief(trajectory, golden_answers, **_):
-    """1 for a right answer, less 0.1 for each search after the first; None if the search was down."""
+    """1 for a right answer, minus 0.1 for each search after the first; None if the search was down."""
     rewards = []
     for each, gold in zip(trajectory, golden_answers, strict=True):
         if each.stop_reason.is_infrastructure_failure:

@@ -1,4 +1,4 @@
-"""Three agents that share a policy: a verifier decides whether to search, a searcher does, and an answerer answers.
+"""Three agents that share a policy: a verifier decides whether to search, a searcher searches, an answerer answers.
 
 python quickstart.py  # writes the default questions and corpus
 python examples/search_team.py --model Qwen/Qwen2.5-0.5B-Instruct --output_dir out

@@ -1,4 +1,4 @@
-"""Weights π/q that correct for choosing trajectories among M candidates, by the law of best of M.
+"""Weights π/q that correct for choosing trajectories among M candidates, under best-of-M sampling.
 
 They are optional, for a comparison with training on the chosen trajectories without weights:
 
@@ -21,7 +21,7 @@ def selection_ratio(trajectory, **_):
     """π/q of each trajectory, the product over its turns: a reward function with weight 0. None if a search was down.
 
     The probabilities of scores are the shares of candidates that have them, so the ratio is a biased estimate. A beam
-    records no scores, because the law is that of a greedy choice.
+    records no scores, because the formula assumes a greedy choice.
     """
     down = [each.stop_reason.is_infrastructure_failure for each in trajectory]
     ratios = [math.prod(_ratio(turn.scores) for turn in each.turns if turn.scores) for each in trajectory]

@@ -1,6 +1,6 @@
 """Writes the quickstart's atlas, and teaches a chat model to call the search tool of `langgraph_agent.py`.
 
-It learns from an expert that often answers after too few searches.
+The model learns from an expert that often answers after too few searches.
 
 python -m examples.tool_imitation models/smollm2-135m runs/langgraph
 """
@@ -22,7 +22,7 @@ from sorl_trl.qa import Question
 from sorl_trl.rollout import LockStepEngine, RolloutLimits
 
 HASTE = ExpertNoise(missing_keyword=0.0, wrong_keyword=0.0, half_name=0.0, early_answer=0.4)
-"""Of ten questions that need two searches, the expert searches once for four."""
+"""On four of ten questions that need two searches, the expert searches only once."""
 QUESTION = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>")
 
 

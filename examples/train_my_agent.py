@@ -1,4 +1,4 @@
-"""Trains an agent of the OpenAI SDK: copy this script, and put your agent, your questions and your reward into it.
+"""Trains an agent built on the OpenAI SDK. Copy this script, and put in your agent, questions and reward.
 
 python quickstart.py && python examples/train_my_agent.py --output_dir runs/mine --use_vllm
 """
@@ -33,7 +33,7 @@ class Arguments:
 
 
 async def agent(example, endpoint, judge=None):
-    """Your agent. It gets a row of the questions and returns its reward; each API call is a turn of the policy."""
+    """Your agent. It gets one question and returns its reward; each API call is a turn of the policy."""
     client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
     messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": example["question"]}]
     tools, index = [{"type": "function", "function": SEARCH}], open_index(f"{WORLD}/corpus.jsonl", f"{WORLD}/index")
