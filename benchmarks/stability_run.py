@@ -71,7 +71,8 @@ def settings_of(job: Job) -> str:
     """All that decides a run besides the code: a record made with other settings is of another run."""
     regime, method = regime_of(job), EVERY_METHOD[job.method]
     parts = (regime.updates, regime.trajectories, regime.minibatch, regime.rollouts, regime.staleness)
-    described = (parts, regime.world.name, regime.world.settings, method.trainer, method.method)
+    pieces = replace(method.method, source="")  # whose wording decides nothing
+    described = (parts, regime.world.name, regime.world.settings, method.trainer, pieces)
     more = (method.reward, method.gain, method.follows, regime.against_sampler)
     return repr((*described, sorted(own_settings(method).items()), *more))
 
