@@ -86,7 +86,7 @@ def test_a_server_that_was_started_anew_is_told(tmp_path: Path, server: str) -> 
     client = trainer.vllm_generation.vllm_client
     trainer.vllm_generation.sync_weights()
     client.version = 7
-    with pytest.raises(EngineUnavailable, match="has the weights '1', but was last sent '7'"):
+    with pytest.raises(EngineUnavailable, match="has weights version '1', but was last sent '7'"):
         trainer.vllm_generation.sync_weights()
 
 
