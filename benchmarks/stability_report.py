@@ -183,10 +183,11 @@ run. The start was evaluated once, on 200 questions (standard error about .03).
 
 **¹ and ²** mark rows of the first two versions of this benchmark, whose evaluations draw other random numbers: they
 compare with each other, not with rows of the third. With {methods} methods, one comparison in twenty has an interval
-without 0 by chance. **Made before the code changed**, and not again since: Turn-PPO, ST-PPO and "SO-PPO, narrow, token
-GAE", when a turn's ratio still averaged the advantages of its tokens; GiGPO, "sequence, GiGPO's turns" and "sequence,
-γ = .95", when turns were compared with one mean per group, whatever their index. All rows with a critic: its head read
-hidden states as they are, at the learning rate of the value model, and one norm clipped both gradients. Runs of many
+without 0 by chance. **Made before the code changed**, and not again since: "SO-PPO, narrow, token GAE", and, but
+for Reuse, Hot and Stale, Turn-PPO and ST-PPO, when a turn's ratio still averaged the advantages of its tokens; but for
+Reuse and, with GiGPO, hunts of that kind, GiGPO, "sequence, GiGPO's turns" and "sequence, γ = .95", when turns were
+compared with one mean per group, whatever their index. All other rows with a critic: its head read hidden states as
+they are, at the learning rate of the value model, and one norm clipped both gradients. Runs of many
 updates at a high rate end elsewhere on another processor, seed by seed.
 
 **Seeds** 101 and 102 chose all settings, and enter no result. Seeds {judging} chose no setting of a method; but that
