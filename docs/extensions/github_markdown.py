@@ -12,9 +12,6 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
-linked_code: set[str] = set()
-"""Python files that pages link to, from the root of the repository."""
-
 
 def strip_backticks(app: Sphinx, document: nodes.document) -> None:
     """In $`x`$, dollarmath takes the backticks for a part of the formula."""
@@ -39,7 +36,6 @@ def open_code(app: Sphinx, document: nodes.document, page: str) -> None:
     for link in list(document.findall(addnodes.download_reference)):
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page), link["reftarget"]))
         if path.endswith(".py") and app.builder.format == "html":
-            linked_code.add(path)
             uri = app.builder.get_relative_uri(page, code_page(path))
             link.replace_self(nodes.reference("", "", *link.children, internal=True, refuri=uri))
 
@@ -53,7 +49,8 @@ def make_code_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     """The pages of linked code of which viewcode makes none, because the API pages describe nothing in it."""
     builder: Any = app.builder
     described = {f"_modules/{name.replace('.', '/')}" for name, found in app.env._viewcode_modules.items() if found}
-    for path in sorted(each for each in linked_code if code_page(each) not in described):
+    linked = (path for path in map(str, app.env.dlfiles) if path.endswith(".py"))
+    for path in sorted(each for each in linked if code_page(each) not in described):
         code = builder.highlighter.highlight_block((Path(app.srcdir) / path).read_text("utf-8"), "python")
         yield code_page(path), {"title": path, "body": f"<h1>{path}</h1>\n{code}"}, "page.html"
 
