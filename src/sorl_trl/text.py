@@ -47,6 +47,19 @@ def storable(value: Any) -> Any:
     return [storable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+def nests(value: Any, levels: int) -> bool:
+    """Whether JSON data has more than this many levels of lists and objects. Data of any depth can be checked."""
+    inner = [value]
+    for _ in range(levels + 1):
+        containers = [
+            each.values() if isinstance(each, dict) else each for each in inner if isinstance(each, dict | list)
+        ]
+        inner = [each for container in containers for each in container]
+        if not containers:
+            return False
+    return True
+
+
 def json_object(line: bytes, kind: str) -> dict[str, Any]:
     """Read a line of a UTF-8 JSONL file. Raises ValueError if it is not an object; `kind` names what it should be."""
     try:

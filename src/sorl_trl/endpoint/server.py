@@ -22,6 +22,7 @@ from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.conversation import Call, Conversation
 from sorl_trl.endpoint.messages import BadRequest, Request
 from sorl_trl.endpoint.turns import RunEnded, TurnQueue, TurnRequest
+from sorl_trl.text import nests
 from sorl_trl.threads import start
 from sorl_trl.types import StopReason
 
@@ -32,6 +33,8 @@ _GRACE_S = 5.0
 """How long an abandoned or undelivered turn is kept in case its request is sent again. Our choice."""
 _REMEMBERED = 256
 """How many requests per trajectory are kept for this."""
+_LEVELS = 128
+"""How deep a request may nest, so that whatever walks over it reaches its end: twice as deep as calls. Our choice."""
 _KEY = "sorl-"
 _LIMITED_BY = {
     StopReason.TRAJECTORY_LIMIT: "`max_completion_length` limits everything after the trajectory's first prompt",
@@ -387,6 +390,8 @@ def _json_object(body: bytes) -> dict[str, Any]:
         asked = None
     if not isinstance(asked, dict):
         raise BadRequest("the body is not a JSON object")
+    if nests(asked, _LEVELS):
+        raise BadRequest(f"the body nests in more than {_LEVELS} levels")
     return asked
 
 

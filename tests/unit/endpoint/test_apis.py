@@ -101,24 +101,33 @@ def test_a_turn_that_was_cut_is_marked() -> None:
     assert talk(agent, lambda *_: whole + "ha") == expected
 
 
+def nested(levels: int) -> str:
+    return CALL.replace('"ø"', "[" * levels + "]" * levels)
+
+
 @API
-def test_a_conversation_goes_on_with_what_the_api_returned(api: str) -> None:
+@STREAMED
+@pytest.mark.parametrize("written", [f"{THINKS}I look.\n{CALL}\n{CALL}", *map(nested, (9, 100, 600, 900, 5000))])
+def test_a_conversation_goes_on_with_what_the_api_returned(api: str, streamed: bool, written: str) -> None:
+    """Even if calls nest so deeply that not all code could follow them."""
+
     def agent(client: OpenAI) -> None:
         history: list[Any] = [*HI]
         for _ in range(3):
             more: dict[str, Any] = {"messages" if api == "chat" else "input": history, "tools": TOOLS[api]}
-            response = create(client, api, False, **more)
+            response = create(client, api, streamed, **more)
             if api == "chat":
                 message = response.choices[0].message
-                results = [{"role": "tool", "tool_call_id": each.id, "content": "x"} for each in message.tool_calls]
-                history += [message, *results]
+                calls = message.tool_calls or ()
+                results = [{"role": "tool", "tool_call_id": each.id, "content": "x"} for each in calls]
+                history += [message, *(results or HI)]
             else:
                 calls = [each for each in response.output if each.type == "function_call"]
                 results = [{"type": "function_call_output", "call_id": c.call_id, "output": "x"} for c in calls]
-                history += [*response.output, *results]
+                history += [*response.output, *(results or HI)]
 
     asked: list[list[int]] = []
-    talk(agent, lambda row, ids: asked.append(ids) or f"{THINKS}I look.\n{CALL}\n{CALL}{END}")
+    talk(agent, lambda row, ids: asked.append(ids) or written + END, turn=20_000)
     assert len(asked) == 3
     assert all(later[: len(before)] == before for before, later in pairwise(asked))
 

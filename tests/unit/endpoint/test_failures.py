@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import urllib.request
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from openai import OpenAI
 
 from sorl_trl.endpoint.conversation import Conversation
-from tests.endpoint import SEARCH, run_agent
+from tests.endpoint import SEARCH, collect, run_agent
 from tests.tools import qwen_tokenizer
 
 
@@ -64,6 +65,22 @@ def test_arguments_that_nest_too_deeply_are_text() -> None:
 
     ran = run_agent(agent, {}, qwen_tokenizer(), lambda *_: f"<tool_call>\n{nested}\n</tool_call>", turn=10_000)
     assert (ran.rewards, len(ran.trajectory.turns)) == ({"reward": 1.0}, 2)
+
+
+def test_a_body_that_nests_too_deeply_costs_its_trajectory() -> None:
+    def agent(example: Any, endpoint: Any) -> float:
+        asking()(example, endpoint)
+        if example["i"]:
+            return 1.0
+        nested = "[" * 900 + "]" * 900
+        body = f'{{"messages": [{{"role": "user", "content": "hi"}}], "tools": {nested}}}'.encode()
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+        with pytest.raises(HTTPError, match="400"):
+            urllib.request.urlopen(urllib.request.Request(f"{endpoint.base_url}/chat/completions", body, headers))
+        raise ValueError("an agent's error")
+
+    output, *_ = collect(agent, 2)
+    assert output["agent_rewards"] == [{"reward": 0.0}, {"reward": 1.0}]
 
 
 def test_tools_need_a_tokenizer_that_reads_calls() -> None:
