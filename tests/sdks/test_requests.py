@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from sorl_trl.endpoint.conversation import Conversation
 from sorl_trl.endpoint.server import Endpoint
 from sorl_trl.types import StopReason
-from tests.endpoint import run_agent
+from tests.endpoint import ScriptedEngine, collect, run_agent
 from tests.sdks.agents import AGENTS, with_reward
 from tests.tools import qwen_tokenizer, tool_call
 
@@ -153,6 +153,22 @@ def test_a_refusal_is_final(name: str, search: Any, statuses: list[int]) -> None
     assert statuses == [200, 400]
     assert ran.rewards == {"reward": 0.0}
     assert ran.trajectory.stop_reason == StopReason.TRAJECTORY_LIMIT
+
+
+def test_litellm_knows_a_full_context_as_such() -> None:
+    """Agents over it then stop, instead of asking again."""
+    import litellm
+
+    def agent(example: Any, endpoint: Any) -> float:
+        access = {"api_base": endpoint.base_url, "api_key": endpoint.api_key}
+        with pytest.raises(litellm.ContextWindowExceededError):
+            litellm.completion("openai/policy", [{"role": "user", "content": "x" * 99}], num_retries=0, **access)
+        return 1.0
+
+    tokenizer = qwen_tokenizer()
+    engine = ScriptedEngine(lambda *_: "Yes.", tokenizer, window=100)
+    output, *_ = collect(agent, 1, engine=engine, tokenizer=tokenizer)
+    assert output["agent_rewards"] == [{"reward": 1.0}]
 
 
 @pytest.mark.parametrize("name", AGENTS)

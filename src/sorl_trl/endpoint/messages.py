@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import groupby
 from typing import Any, TypeAlias
 
 from trl.chat_template_utils import add_response_schema
@@ -243,7 +244,8 @@ def read_messages(given: Any) -> list[Message]:
     """The messages of a Chat Completions request. Raises BadRequest if they are malformed or not text."""
     if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
         raise BadRequest("`messages` must be a list with at least one message", "messages")
-    return [read_message(each, f"messages[{number}]") for number, each in enumerate(given)]
+    read = [read_message(each, f"messages[{number}]") for number, each in enumerate(given)]
+    return in_order_of_calls(read)
 
 
 def read_message(given: Mapping[str, Any], field: str) -> Message:
@@ -271,8 +273,24 @@ def _call(given: Any, field: str) -> Message:
     return tool_call(given.get("id"), function["name"], function.get("arguments"))
 
 
+def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with results in the order of their calls: many templates show no ids, but only the order.
+
+    Results stay in the order in which they came if the id of one is that of no call, or of several.
+    """
+    ordered: list[Message] = []
+    for is_result, run in groupby(messages, lambda message: message["role"] == "tool"):
+        results = [*run]
+        ids = [call["id"] for call in ordered[-1].get("tool_calls", ())] if is_result and ordered else []
+        if all(ids.count(result.get("tool_call_id")) == 1 for result in results):
+            results.sort(key=lambda result: ids.index(result["tool_call_id"]))
+        ordered += results
+    return ordered
+
+
 def tool_call(call_id: Any, name: str, arguments: Any) -> Message:
     """A call as templates read it."""
+    call_id = None if call_id is None else str(call_id)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _read_arguments(arguments)}}
 
 

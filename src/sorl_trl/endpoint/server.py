@@ -17,12 +17,11 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from sorl_trl.endpoint import completions, responses
-from sorl_trl.endpoint.completions import IGNORED, Served
+from sorl_trl.endpoint.completions import Served
 from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.conversation import Call, Conversation
 from sorl_trl.endpoint.messages import BadRequest, Request
 from sorl_trl.endpoint.turns import RunEnded, TurnQueue, TurnRequest
-from sorl_trl.text import nests
 from sorl_trl.threads import start
 from sorl_trl.types import StopReason
 
@@ -33,8 +32,6 @@ _GRACE_S = 5.0
 """How long an abandoned or undelivered turn is kept in case its request is sent again. Our choice."""
 _REMEMBERED = 256
 """How many requests per trajectory are kept for this."""
-_LEVELS = 128
-"""How deep a request may nest, so that whatever walks over it reaches its end: twice as deep as calls. Our choice."""
 _KEY = "sorl-"
 _LIMITED_BY = {
     StopReason.TRAJECTORY_LIMIT: "`max_completion_length` limits everything after the trajectory's first prompt",
@@ -183,16 +180,17 @@ class Endpoint:
         try:
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
             run, path = self._run_of(headers), scope["path"].rstrip("/")
-            if scope["method"] == "GET" and path == "/v1/models":
-                model = {"id": "policy", "object": "model", "created": 0, "owned_by": "sorl-trl"}
-                return 200, {"object": "list", "data": [model]}, None
+            if scope["method"] == "GET" and f"{path}/".startswith("/v1/models/"):
+                name = path.removeprefix("/v1/models").strip("/")
+                model = {"id": name or "policy", "object": "model", "created": 0, "owned_by": "sorl-trl"}
+                return 200, model if name else {"object": "list", "data": [model]}, None
             if scope["method"] != "POST" or path not in _APIS:
                 refusal = BadRequest(
                     f"{scope['method']} {path} is not supported: POST to {' or '.join(_APIS)}", "path"
                 )
                 run.refuse(refusal if scope["method"] == "POST" else None)
                 return 404, _error(str(refusal), "invalid_request_error", "not_found"), None
-            api, asked = _APIS[path], _json_object(body)
+            api, asked = _APIS[path], completions.read_body(body)
             shared = self._shared_turn(run, path, body, asked, headers)
             _, answer, read = await shared.result()
             served = Served(asked, answer, read, shared.response_id, shared.created)
@@ -210,7 +208,8 @@ class Endpoint:
             return 500, _error(f"{type(error).__name__}: {error}", "server_error"), None
 
     def _run_of(self, headers: Mapping[str, str]) -> Run:
-        key = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        scheme, _, rest = headers.get("authorization", "").strip().partition(" ")
+        key = rest.strip() if scheme.lower() == "bearer" else scheme
         run = self._runs.get(key)
         if run.has_ended if run else key.startswith(_KEY):
             raise RunEnded("this trajectory has ended (its agent returned, or its time is up), or never began")
@@ -255,8 +254,8 @@ class Endpoint:
             raise
         turn: TurnRequest | None = None
         try:
-            self._warn_of_ignored(run, request, asked)
             token_ids, schema = [*call.context.token_ids], _schema(run, request)
+            _warn_of_ignored(run, completions.without_effect(asked, api.FIELDS, request.schema != schema))
             call.limit = _room(run, call)
             asked_for = token_ids, call.limit, request.stops, schema, request.model
             turn = TurnRequest(run.number, call.context.row, *asked_for)
@@ -268,19 +267,6 @@ class Endpoint:
                 run.turns.withdraw(turn)
             run.conversation.cancel(call)
             raise
-
-    def _warn_of_ignored(self, run: Run, request: Request, asked: Mapping[str, Any]) -> None:
-        """Warn once per field that it has no effect."""
-        found = {name: "the trainer's config decides" for name in IGNORED if asked.get(name) not in (None, [], {})}
-        if request.schema is not None and _schema(run, request) is None:
-            found["response_format"] = "only vLLM constrains turns to a schema, and only turns that cannot call tools"
-        if asked.get("tool_choice") not in (None, "auto", "none"):
-            found["tool_choice"] = "the policy cannot be forced to call a tool"
-        if asked.get("parallel_tool_calls") is False:
-            found["parallel_tool_calls"] = "the policy cannot be kept from making several calls at once"
-        for name in found.keys() - run.warned:
-            run.warned.add(name)
-            logger.warning("An agent sets `%s`, which has no effect: %s.", name, found[name])
 
 
 def check_installed() -> None:
@@ -332,6 +318,13 @@ class _SharedTurn:
         self.task.cancel()
 
 
+def _warn_of_ignored(run: Run, found: Mapping[str, str]) -> None:
+    """Warn once per field that it has no effect."""
+    for name in found.keys() - run.warned:
+        run.warned.add(name)
+        logger.warning("An agent sets `%s`, which has no effect: %s.", name, found[name])
+
+
 def _schema(run: Run, request: Request) -> Mapping[str, Any] | None:
     """The JSON schema that a turn must follow; None for a turn that may call tools, which a schema would prevent."""
     may_call = request.tools and request.may_call
@@ -339,7 +332,10 @@ def _schema(run: Run, request: Request) -> Mapping[str, Any] | None:
 
 
 def _room(run: Run, call: Call) -> int:
-    """The most tokens for a call's turn. Raises BadRequest, worded as OpenAI's, if there is no room."""
+    """The most tokens for a call's turn. Raises BadRequest if there is no room.
+
+    Its text begins as OpenAI's, by which LiteLLM and others recognize it.
+    """
     limits, read = run.limits, len(call.context.token_ids)
     room = {StopReason.TURN_LIMIT: limits.turn}
     if limits.trajectory is not None:
@@ -350,8 +346,9 @@ def _room(run: Run, call: Call) -> int:
     if least < 1:
         run.limit_reached = reason
         raise BadRequest(
-            f"These messages have {read} tokens, which leaves {least} for an answer, because {_LIMITED_BY[reason]}. "
-            "Please reduce the length of the messages.",
+            f"This model's maximum context length is {max(read + least, 0)} tokens. However, your messages resulted "
+            f"in {read} tokens, which leaves {least} for an answer: {_LIMITED_BY[reason]}. Please reduce the length "
+            "of the messages.",
             "messages",
             "context_length_exceeded",
         )
@@ -381,18 +378,6 @@ async def _send(send: Any, status: int, content: Any) -> None:
     for chunk in chunks:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        asked = json.loads(body)
-    except (ValueError, RecursionError):
-        asked = None
-    if not isinstance(asked, dict):
-        raise BadRequest("the body is not a JSON object")
-    if nests(asked, _LEVELS):
-        raise BadRequest(f"the body nests in more than {_LEVELS} levels")
-    return asked
 
 
 def _error(message: str, kind: str, code: str | None = None, field: str | None = None) -> dict[str, Any]:

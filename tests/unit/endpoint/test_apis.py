@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -51,6 +52,10 @@ def create(client: OpenAI, api: str, streamed: bool, **more: Any) -> Any:
         return events.get_final_completion() if api == "chat" else events.get_final_response()
 
 
+def create_events(place: Any, **body: Any) -> Any:
+    return place.create(model="m", stream=True, **body)
+
+
 def shown(response: Any) -> tuple[str, str, list[tuple[str, Any]], str]:
     """Text, thoughts, calls, and how the turn ended."""
     if hasattr(response, "choices"):
@@ -90,15 +95,20 @@ def test_the_content_of_a_turn(
     assert response.model == "m"
 
 
-def test_a_turn_that_was_cut_is_marked() -> None:
-    def agent(client: OpenAI) -> Any:
-        chunks = [*client.chat.completions.create(model="m", messages=HI, stream=True)]
-        events = [*client.responses.create(model="m", input="hi", stream=True)]
-        return chunks[-1].choices[0].finish_reason, events[-1].type, shown(create(client, "responses", False))
+@pytest.mark.parametrize("call", ["", CALL])
+def test_a_turn_that_was_cut_is_marked(call: str) -> None:
+    """Even if a call was complete before."""
 
-    whole = "ha" * 256
-    expected = ("length", "response.incomplete", (whole, "", [], "incomplete max_output_tokens"))
-    assert talk(agent, lambda *_: whole + "ha") == expected
+    def agent(client: OpenAI) -> Any:
+        chunks = [*create_events(client.chat.completions, messages=HI, tools=TOOLS["chat"])]
+        events = [*create_events(client.responses, input="hi", tools=TOOLS["responses"])]
+        wholes = [shown(create(client, api, False, tools=TOOLS[api])) for api in TOOLS]
+        return chunks[-1].choices[0].finish_reason, events[-1].type, wholes
+
+    text, calls = "ha" * 256, [("search", {"query": "ø"})] if call else []
+    limit = len(tokenizer_of("qwen3").encode(call + text))
+    wholes = [(text, "", calls, reason) for reason in ("length", "incomplete max_output_tokens")]
+    assert talk(agent, lambda *_: call + text + "ha", turn=limit) == ("length", "response.incomplete", wholes)
 
 
 def nested(levels: int) -> str:
@@ -181,21 +191,25 @@ def test_structured_output(constrains: bool, caplog: pytest.LogCaptureFixture) -
     assert "response_format" in caplog.text, "if it offers tools, which it could not call"
 
 
-def test_what_has_no_effect_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    options: Any = {"temperature": 0, "seed": 1, "tool_choice": "required", "parallel_tool_calls": False}
+@API
+def test_what_has_no_effect_is_logged_once(api: str, caplog: pytest.LogCaptureFixture) -> None:
+    options: Any = {"temperature": 0, "tool_choice": "required", "parallel_tool_calls": False}
+    unknown: Any = {"stop_token_ids": [5], "enable_thinking": False, "chat_template": "x", "guided_choice": ["a", "b"]}
+    harmless: Any = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "flex"}
 
     def agent(client: OpenAI) -> Any:
-        return [create(client, "chat", False, tools=TOOLS["chat"], **options) for _ in range(2)]
+        more = {**options, **harmless, "extra_body": {**unknown, "n": 1, "best_of": None}}
+        return [create(client, api, False, tools=TOOLS[api], **more) for _ in range(2)]
 
     assert len(talk(agent, f"Yes.{END}")) == 2
-    assert all(caplog.text.count(f"`{name}`") == 1 for name in options)
+    assert sorted(re.findall("An agent sets `(.*?)`", caplog.text)) == sorted({**options, **unknown})
 
 
 def test_limits_and_stop_strings_of_a_request() -> None:
     def agent(client: OpenAI) -> Any:
         cut = create(client, "chat", False, max_tokens=9, max_completion_tokens=3)
         stopped = create(client, "chat", False, stop=["ll", "H!"])
-        assert [each.id for each in client.models.list()] == ["policy"]
+        assert [*(each.id for each in client.models.list()), client.models.retrieve("m").id] == ["policy", "m"]
         return shown(cut)[::3], shown(create(client, "responses", False, max_output_tokens=2))[0], shown(stopped)[::3]
 
     assert talk(agent, "Hello.") == (("Hel", "length"), "He", ("He", "stop"))
@@ -208,6 +222,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"logprobs": True}, "logprobs"),
     (CHAT, {"logit_bias": {"1": 1}}, "logit_bias"),
     (CHAT, {"functions": [{}]}, "functions"),
+    (CHAT, {"continue_final_message": True}, "continue_final_message"),
     *((CHAT, {"max_tokens": limit}, "max_tokens") for limit in (0, -1, "9", 1.5)),
     *((CHAT, {"stop": stop}, "stop") for stop in ("a", [""], [1], 5, {"a": 1})[1:]),
     (CHAT, {"tools": [{"type": "web_search"}]}, "tools"),
@@ -282,7 +297,14 @@ def test_the_sdk_sends_a_refused_request_once() -> None:
 
 def test_a_key_is_for_one_trajectory_as_long_as_its_agent_runs() -> None:
     keys: list[Access] = []
-    collect(EndpointRollout(lambda example, endpoint: keys.append(endpoint)), 2)
+
+    def agent(example: Any, endpoint: Access) -> None:
+        keys.append(endpoint)
+        for scheme in ("Bearer", "bearer"):
+            headers = {"Authorization": f"{scheme} {endpoint.api_key}"}
+            assert httpx2.get(f"{endpoint.base_url}/models", headers=headers).status_code == 200
+
+    collect(EndpointRollout(agent), 2)
     assert len({each.api_key for each in keys}) == 2
     for key, error in ((keys[0].api_key, PermissionDeniedError), ("sk-1", AuthenticationError)):
         with OpenAI(base_url=keys[0].base_url, api_key=key) as client, pytest.raises(error):

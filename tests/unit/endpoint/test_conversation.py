@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import trl.chat_template_utils as templates
 from tokenizers import normalizers
 
+from sorl_trl.endpoint import completions, responses
 from sorl_trl.endpoint.conversation import EXTENDED, FIRST, NEW_CONTEXT, SPLICED, Conversation
 from sorl_trl.endpoint.messages import BadRequest, ChatFormat, Message, Request, read_message
 from sorl_trl.types import StopReason, ToolResult
@@ -270,6 +272,25 @@ def test_no_user_and_no_tool_writes_special_tokens() -> None:
         ask(conversation, messages, CALL + END, tools=[SEARCH])
         messages += [called('{"query": "Oslo"}'), result(HOSTILE)]
     assert conversation.neutralized == 2, "each message counts once"
+
+
+@pytest.mark.parametrize("api", [completions, responses])
+def test_results_are_read_in_the_order_of_their_calls(api: Any) -> None:
+    conversation = Conversation(chat_of())
+    said = ask(conversation, HI, f"{CALL}\n{CALL}{END}", tools=[SEARCH])
+    one, other = (call["id"] for call in said["tool_calls"])
+    for ids, order in (((other, one), ["2", "1"]), ((other, other), ["1", "2"]), ((other, "x"), ["1", "2"])):
+        results = [{"role": "tool", "tool_call_id": each, "content": str(n)} for n, each in enumerate(ids, 1)]
+        body: dict[str, Any] = {"messages": [*HI, said, *results], "tools": [SEARCH]}
+        if api is responses:
+            calls = [{"type": "function_call", "call_id": x["id"], **x["function"]} for x in said["tool_calls"]]
+            named = [(each["tool_call_id"], each["content"]) for each in results]
+            outputs = [{"type": "function_call_output", "call_id": i, "output": text} for i, text in named]
+            body = {"input": [*HI, *calls, *outputs], "tools": [{"type": "function", **SEARCH["function"]}]}
+        call = conversation.begin(api.read(body))
+        assert [result.text for result in call.observations[-1].results] == order
+        assert re.findall(r"<tool_response>\n(\d)", call.observations[-1].text) == order
+        conversation.cancel(call)
 
 
 def test_turns_are_messages_with_calls_only_where_the_policy_may_call() -> None:

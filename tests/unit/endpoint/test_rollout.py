@@ -29,9 +29,9 @@ from sorl_trl.rollout import EngineOptions, SlotEngine, TurnEnd
 from sorl_trl.rollout.routing import Routers
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows
 from sorl_trl.types import StopReason
-from tests.endpoint import END, HTTP, ScriptedEngine, ask, ask_sdk, collect, end_time_limits, setup_of
+from tests.endpoint import END, HTTP, SEARCH, ScriptedEngine, ask, ask_sdk, collect, end_time_limits, setup_of
 from tests.model_families import GQA, build
-from tests.tools import qwen_tokenizer
+from tests.tools import qwen_tokenizer, tool_call
 
 TOKENIZER = qwen_tokenizer()
 
@@ -323,9 +323,19 @@ def test_full_contexts_and_trajectories_refuse_calls() -> None:
     assert ended(window=200) == ([StopReason.CONTEXT_LIMIT], 4)
     assert ended(size=200, window=200) == ([StopReason.CONTEXT_LIMIT], 0)
     assert ended(shortens=True, window=200) == ([StopReason.ENVIRONMENT_DONE], 7)
-    assert all("400" in each and "context_length_exceeded" in each for each in refusals)
+    begins = '"message": "This model\'s maximum context length is 200 tokens. However, your messages resulted in '
+    assert all("400" in each and "context_length_exceeded" in each and begins in each for each in refusals)
     assert ended(trajectory=100, turn=50) == ([StopReason.TRAJECTORY_LIMIT], 4)
     assert ended(turn=3) == ([StopReason.TURN_LIMIT], 8)
+
+
+def test_a_turn_that_its_limit_cuts_after_a_call_has_reached_the_limit() -> None:
+    async def agent(example: Any, endpoint: Access) -> None:
+        await ask(endpoint, "hi", tools=[SEARCH])
+
+    call = tool_call("search", query="Oslo")
+    output, *_ = collect(agent, 1, lambda row, ids: call + "x" * 9, turn=len(call) + 5)
+    assert reasons(output) == [StopReason.TURN_LIMIT]
 
 
 def test_messages_are_completions_where_prompts_are() -> None:
