@@ -98,10 +98,12 @@ def check_fields(body: Body) -> None:
 
 def without_effect(body: Body, fields: Set[str], lacks_schema: bool) -> dict[str, str]:
     """Why fields of a request have no effect, by name; `fields` are those that have one in its API."""
+    parts = {f"text.{name}": part for name, part in (body.get("text") or {}).items()} if "text" in fields else {}
+    given = {**body, **parts}
     found = {
         name: "the trainer's config decides" if name in IGNORED else "the endpoint does not support it"
-        for name in body.keys() - fields - HARMLESS - REFUSED.keys()
-        if body[name] not in (None, [], {})
+        for name in given.keys() - fields - HARMLESS - REFUSED.keys()
+        if given[name] not in (None, [], {})
     }
     if lacks_schema:
         found["response_format"] = "only vLLM constrains turns to a schema, and only turns that cannot call tools"

@@ -29,7 +29,7 @@ from sorl_trl.endpoint.messages import (
     tool_call,
 )
 
-FIELDS = COMMON | {"input", "instructions", "text"}
+FIELDS = COMMON | {"input", "instructions", "text", "text.format"}
 """The fields that have an effect in this API."""
 
 
