@@ -297,6 +297,13 @@ class TurnLevelTrainer(GRPOTrainer):
         return EpochRepeatSampler.like(super()._get_train_sampler(dataset))
 
     def _run_epoch(self, **kwargs: Any) -> Any:
+        step, most = self.state.global_step, self.state.max_steps
+        if step >= most:
+            warn_on_main_process(
+                self.args, f"The checkpoint is at step {step}, but `max_steps` is {most}: raise it to continue."
+            )
+            self.control.should_training_stop = True
+            return None
         # In a resumed run of several processes, transformers wraps the sampler once more before it sets the epoch.
         kwargs["train_dataloader"].set_epoch(kwargs["epoch"])
         if self._ahead is not None:
