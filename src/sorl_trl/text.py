@@ -47,6 +47,19 @@ def storable(value: Any) -> Any:
     return [storable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+def nests_deeply(value: Any, most: int = 100) -> bool:
+    """Whether dictionaries and lists nest more than `most` levels deep.
+
+    A policy that repeats a bracket writes such JSON. Code that walks it, such as `copy.deepcopy`, `pickle` and `repr`,
+    would exceed Python's recursion limit.
+    """
+    level = [value]
+    for _ in range(most):
+        inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [each for values in inside for each in values]
+    return any(isinstance(each, dict | list) for each in level)
+
+
 def json_object(line: bytes, kind: str) -> dict[str, Any]:
     """Read a line of a UTF-8 JSONL file. Raises ValueError if it is not an object; `kind` names what it should be."""
     try:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.text import encodable, one_line, without_user
+from sorl_trl.text import encodable, nests_deeply, one_line, without_user
 
 ANY_TEXT = st.text(st.characters())
 """With halves of surrogate pairs."""
@@ -34,3 +34,12 @@ def test_the_user_of_a_url_is_left_out() -> None:
     assert without_user("postgres://me@host") == "postgres://host"
     for text in ("http://host/a@b", "http://host?to=a@b", "http://host#a@b", "mail me@host", "a://b c@d"):
         assert without_user(text) == text
+
+
+def test_what_nests_deeply() -> None:
+    assert not nests_deeply("[[", 0)
+    assert nests_deeply([1, {"a": [[]]}], 3) and not nests_deeply([1, {"a": [[]]}], 4)
+    deep: list[object] = []
+    for _ in range(10_000):
+        deep = [deep]
+    assert nests_deeply(deep)
