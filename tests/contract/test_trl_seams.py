@@ -90,7 +90,8 @@ We also read and write attributes of the trainer, which have no body: `_logs`, `
 `_pending_extra_logs` (what TRL logs of a rollout); `_buffered_inputs` and `_step` (splitting a rollout);
 `_environment_pool`, `_multi_environment`, `_standalone_tools`, `environments`, `_batch_environments`,
 `_sync_tool_dicts`, `_async_tool_dicts` and `async_loop` (environments and tools); `_dist` (sharded parameters);
-`_last_loaded_step` (when asynchronous rollouts need weights); `_tokenizer` (parsing messages). `split_pixel_values_by_grid` splits images.
+`_last_loaded_step` (when asynchronous rollouts need weights); `_tokenizer` (parsing messages).
+`split_pixel_values_by_grid` splits images.
 """
 READ = OVERRIDDEN | RELIED_ON
 
