@@ -70,6 +70,7 @@ class TurnLevelTrainer(GRPOTrainer):
     """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
     _ahead: RolloutsAhead | None = None
     _buffered_inputs: Any
+    _tokenizer: Any
     _has_critic: ClassVar[bool] = False
 
     def __init__(
