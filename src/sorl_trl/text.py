@@ -48,16 +48,16 @@ def storable(value: Any) -> Any:
 
 
 def nests(value: Any, levels: int) -> bool:
-    """Whether JSON data has more than this many levels of lists and objects. Data of any depth can be checked."""
-    inner = [value]
-    for _ in range(levels + 1):
-        containers = [
-            each.values() if isinstance(each, dict) else each for each in inner if isinstance(each, dict | list)
-        ]
-        inner = [each for container in containers for each in container]
-        if not containers:
-            return False
-    return True
+    """Whether JSON data has more than this many levels of lists and objects. Data of any depth can be checked.
+
+    A policy that repeats a bracket writes such data. Code that walks over it, such as `copy.deepcopy`, `pickle` and
+    `repr`, would exceed Python's recursion limit.
+    """
+    level = [value]
+    for _ in range(levels):
+        inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [each for values in inside for each in values]
+    return any(isinstance(each, dict | list) for each in level)
 
 
 def json_object(line: bytes, kind: str) -> dict[str, Any]:

@@ -226,19 +226,37 @@ class Stop(TrainerCallback):  # type: ignore[misc]
             raise self.error
 
 
-def test_a_resumed_run_asks_the_prompts_that_are_left(whole: Any, tmp_path: Path) -> None:
-    """In the middle of a rollout's updates, and after them. What was under way is sampled anew."""
-    first = build(tmp_path / "first", save_strategy="steps", save_steps=1)
-    first.add_callback(Stop(9, RuntimeError("power")))
+def saved_at(folder: Path, step: int, **options: Any) -> Path:
+    """The checkpoint of a run that is interrupted soon after."""
+    first = build(folder, save_strategy="steps", save_steps=step, **options)
+    first.add_callback(Stop(step + 1, RuntimeError("power")))
     with pytest.raises(RuntimeError, match="power"):
         first.train()
-    for step in (5, 8):
-        folder = tmp_path / "first" / f"checkpoint-{step}"
-        rest = build(tmp_path / f"rest-{step}")
-        rest.train(resume_from_checkpoint=str(folder))
-        begun = -(-step // 4)
-        assert asked(rest) == asked(whole)[begun:]
-        assert max(logged(rest, "async/age_max")[-(6 - begun) :]) <= 2
+    return folder / f"checkpoint-{step}"
+
+
+@pytest.mark.parametrize(("step", "trainer_class"), [(5, SOGRPOTrainer), (8, SOPPOTrainer)])
+def test_a_resumed_run_continues_with_the_rollouts_in_progress(tmp_path: Path, step: int, trainer_class: Any) -> None:
+    """In the middle of a rollout's updates, and after them."""
+    options = {"trainer_class": trainer_class, "max_steps": 16}
+    whole, rest = (build(tmp_path / name, **options) for name in ("whole", "rest"))
+    whole.train()
+    rest.train(resume_from_checkpoint=str(saved_at(tmp_path / "first", step, **options)))
+    begun = -(-step // 4)
+    assert rest.asked == whole.asked[begun:]
+    assert logged(rest, "async/age_max")[-(4 - begun) :] == [2] * (4 - begun)
+    for (name, ours), (_, theirs) in zip(rest.model.named_parameters(), whole.model.named_parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_rollouts_of_other_settings_are_sampled_anew(
+    whole: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rest = build(tmp_path / "rest", async_staleness=1)
+    rest.train(resume_from_checkpoint=str(saved_at(tmp_path / "first", 8)))
+    assert "rollouts in progress are sampled anew" in caplog.text
+    assert asked(rest) == asked(whole)[2:]
+    assert max(logged(rest, "async/age_max")[2:]) == 1
 
 
 ACROSS = {"num_iterations": 3, "steps_per_generation": 1, "gradient_accumulation_steps": 2}

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import groupby
 from typing import Any, TypeAlias
 
 from trl.chat_template_utils import add_response_schema
 
 from sorl_trl.agents.chat import RolloutSetup, reads_calls
+from sorl_trl.rollout.protocol import LEVELS, MessageReader
 from sorl_trl.rollout.trajectories import decode
 from sorl_trl.text import encodable, nests, one_line
-
-logger = logging.getLogger(__name__)
 
 Message: TypeAlias = dict[str, Any]
 """A message as chat templates read it: `role`, `content`, and optionally `reasoning_content`, `tool_calls` (with
@@ -26,8 +24,6 @@ arguments as objects), `name` and `tool_call_id`."""
 
 _PREFIX = 64
 """How many tokens before a turn its parser reads: a prompt's end may open the policy's thoughts."""
-_LEVELS = 64
-"""How deep a call may nest, so that whatever walks over its arguments reaches their end. Our choice."""
 _THOUGHTS, _REST = ("reasoning_content", "thinking"), "rest"
 """The fields of response templates for thoughts, and ours for what belongs to no other."""
 _OTHER_BRACKETS = str.maketrans("<>[]", "[]()")
@@ -176,17 +172,14 @@ class ChatFormat:
         """The message in a turn's text; None if the parser cannot read it, or if a call nests too deeply."""
         prefix = decode(self.tokenizer, before[-_PREFIX:])
         try:
-            read = self.tokenizer.parse_response(
+            read = MessageReader(self.tokenizer).parse_response(
                 written, schema=self._response_template, prefix=prefix, tools=[*tools] or None
             )
-        except (ValueError, TypeError, RecursionError):  # a malformed call
-            return None
-        except Exception as error:  # a parser may raise anything, too
-            _warn_of_parser(type(error).__name__)
+        except ValueError:
             return None
         calls = [call.get("function", call) if isinstance(call, dict) else call for call in read.get("tool_calls", ())]
         are_named = all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls)
-        if not are_named or nests(calls, _LEVELS):
+        if not are_named:
             return None
         return self._message(read, _in_utf8(calls))
 
@@ -205,11 +198,6 @@ class ChatFormat:
             functions = [{"name": call["name"], "arguments": call.get("arguments") or {}} for call in calls]
             message["tool_calls"] = [{"type": "function", "function": each} for each in functions]
         return message
-
-
-@cache
-def _warn_of_parser(error: str) -> None:
-    logger.warning("`tokenizer.response_template` raises %s: turns that it cannot parse stay text.", error)
 
 
 def _in_utf8(value: Any) -> Any:
@@ -299,7 +287,7 @@ def _read_arguments(given: Any) -> Any:
     if isinstance(given, str):
         with suppress(ValueError, RecursionError):  # brackets may nest too deeply
             read = json.loads(given) if given.strip() else {}
-            return given if nests(read, _LEVELS) else read or {}
+            return given if nests(read, LEVELS) else read or {}
     return given or {}
 
 

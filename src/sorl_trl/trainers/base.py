@@ -29,6 +29,7 @@ from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_layout
 from sorl_trl.records.resume_point import resume_point
+from sorl_trl.rollout.protocol import MessageReader
 from sorl_trl.trainers.agents import agent_metrics
 from sorl_trl.trainers.batch import GOOD_TOKENS, advantages_of, micro_batches, turns_of
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler, load_cycle, load_weights, save_cycle
@@ -69,6 +70,7 @@ class TurnLevelTrainer(GRPOTrainer):
     """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
     _ahead: RolloutsAhead | None = None
     _buffered_inputs: Any
+    _tokenizer: Any
     _has_critic: ClassVar[bool] = False
 
     def __init__(
@@ -99,6 +101,7 @@ class TurnLevelTrainer(GRPOTrainer):
         self._tools = ToolSanitizer(self)
         with used_by_trl(asks_for_routes(args)):
             super().__init__(**given)
+        self._tokenizer = MessageReader(self._tokenizer)  # with which TRL parses whatever the policy writes
         if args.disable_dropout:
             disable_noise(self.model)
         check_optimizers(self)
@@ -297,6 +300,9 @@ class TurnLevelTrainer(GRPOTrainer):
         return EpochRepeatSampler.like(super()._get_train_sampler(dataset))
 
     def _run_epoch(self, **kwargs: Any) -> Any:
+        if self.state.global_step >= self.state.max_steps:  # a finished run was resumed
+            self.control.should_training_stop = True
+            return None
         # In a resumed run of several processes, transformers wraps the sampler once more before it sets the epoch.
         kwargs["train_dataloader"].set_epoch(kwargs["epoch"])
         if self._ahead is not None:
@@ -331,6 +337,9 @@ class TurnLevelTrainer(GRPOTrainer):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if resume_from_checkpoint is not None:
             self.state.compute_steps(self.args, max_steps)  # from this run's settings
+            if (step := self.state.global_step) >= max_steps:
+                at = f"{resume_from_checkpoint} is at step {step}"
+                warn_on_main_process(self.args, f"{at}, but `max_steps` is {max_steps}: raise it to continue.")
         return prepared
 
 

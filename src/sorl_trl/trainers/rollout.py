@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_width
 from trl.trainer.utils import nanmax, nanmin, nanstd, pad, use_adapter
 
+from sorl_trl.agents.chat import tabular
 from sorl_trl.agents.policy_rollout import MESSAGES
 from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import bounded_log_ratio, engine_ratio, outcome_advantages, summed_advantages, turn_layout
@@ -385,7 +386,7 @@ def log_table(trainer: Any, rollout: Rollout, advantages: Tensor) -> None:
     """Put the rollout into TRL's table of completions, with (N,) advantages. Processes share the order of names."""
     logs = trainer._logs
     logs["prompt"].extend(gather_object(list(rollout.prompts)))
-    logs["completion"].extend(gather_object(list(rollout.completions)))
+    logs["completion"].extend(gather_object([*map(tabular, rollout.completions)]))
     for i, name in enumerate(rollout.scored.reward_names):
         logs["rewards"][name].extend(rollout.scored.rewards_per_func[:, i].tolist())
     for name in sorted({*gather_object(list(rollout.extra))}):
