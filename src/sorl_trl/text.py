@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
 HAN_AND_KANA = (
@@ -60,14 +61,19 @@ def nests(value: Any, levels: int) -> bool:
     return any(isinstance(each, dict | list) for each in level)
 
 
-def json_object(line: bytes, kind: str) -> dict[str, Any]:
-    """Read a line of a UTF-8 JSONL file. Raises ValueError if it is not an object; `kind` names what it should be."""
+def json_object(line: bytes, kind: str, needs: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a line of a UTF-8 JSONL file; `kind` names what it should be.
+
+    Raises ValueError if it is not an object, or lacks a field that it `needs`; the message lists the fields found.
+    """
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from error
     if not isinstance(record, dict):
         raise ValueError(f"{kind} must be a JSON object, got {type(record).__name__}")
+    if absent := [f"`{name}`" for name in needs if record.get(name) is None]:
+        raise ValueError(f"{kind} needs {', '.join(absent)}, got fields {sorted(record)}")
     return record
 
 

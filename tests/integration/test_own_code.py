@@ -236,6 +236,7 @@ def test_a_rollout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"environment": None, "search_backend": "own_code.Game"}, "`search_backend`"),
         ({"rollout_func": "own_code.rollout"}, "`rollout_func`"),
         ({"no_search": True}, "`no_search`"),
+        ({"environment": None, "no_search": True, "rewards": ["own_code.number_of_row"]}, "needs `number`"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_argument(

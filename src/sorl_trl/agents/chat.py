@@ -130,9 +130,10 @@ def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote
         processing_class = loader.from_pretrained(policy, trust_remote_code=trust_remote_code, **left)
     if not supports_tool_calling(processing_class):
         raise ValueError(
-            "tools or an environment are given, but the chat template does not support tool calls: for a ChatML "
-            "model, `processing_class=chatml_tools(tokenizer)` sets a template that does; an environment with a "
-            "method `step`, as in `rollout_func=AgentRollout(EnvironmentResponder(…))`, does not need one."
+            "The chat template does not support tool calls, which tools and environments need: for a ChatML model, "
+            "`processing_class=chatml_tools(tokenizer)` sets one that does, and the model must learn the calls; an "
+            "environment with a method `step`, as in `rollout_func=AgentRollout(EnvironmentResponder(…))`, does not "
+            "need one."
         )
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not reads_calls(tokenizer):

@@ -23,6 +23,7 @@ from sorl_trl.rollout import Collector
 from sorl_trl.rollout.tasks import check_read, load_rows, prompt_rows
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.base import TurnLevelTrainer
+from sorl_trl.trainers.rewards import OF_ROLLOUTS, check_columns
 
 
 def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, Dataset | None]:
@@ -39,6 +40,8 @@ def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tu
     check_read(rollout, questions, arguments.given)
     check_rewards(arguments, questions)
     prompts = Dataset.from_list(prompt_rows(train, rollout, tokenizer))
+    for name in () if rollout.rollout_func else task.rewards:  # a `rollout_func` may add columns
+        check_columns(reward_function(name), name, [*prompts.column_names, *OF_ROLLOUTS])
     prompts.info.dataset_name = Path(task.train_questions).name  # for the model card
     return prompts, evaluation and Dataset.from_list(prompt_rows(evaluation, rollout, tokenizer))
 

@@ -102,8 +102,8 @@ class ChatFormat:
         """Raise BadRequest for tools if there is no parser for calls in the policy's turns."""
         if tools and not self.parses_calls:
             raise BadRequest(
-                "`tools` are given, but TRL has no call parser for the chat template: set "
-                "`tokenizer.response_template`, as `trl.chat_template_utils.add_response_schema` does",
+                "`tools` are given, but TRL has no call parser for the chat template: for a ChatML model, give the "
+                "trainer `processing_class=chatml_tools(tokenizer)`; for others, set `tokenizer.response_template`",
                 "tools",
                 "unsupported",
             )

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tqdm.auto import tqdm
 
-from sorl_trl.command_line import Parser, mistakes, port
+from sorl_trl.command_line import Parser, UserMistake, mistakes, port
 from sorl_trl.search.arguments import ENGINES, open_index
 from sorl_trl.search.dense import DenseIndex, DenseOptions
 from sorl_trl.search.index import SavedIndex, as_contents
@@ -66,6 +66,8 @@ LONGEST_QUERY = 10_000
 def index(words: Sequence[str] | None = None) -> None:
     """Run `sorl index`."""
     options = _index_parser().parse_args(words)
+    if options.output.exists():
+        raise UserMistake(f"`--output` is {str(options.output)!r}, which exists: delete it, or choose another folder")
     with mistakes():
         built = _build(options)
     size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())

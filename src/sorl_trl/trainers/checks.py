@@ -18,6 +18,7 @@ from sorl_trl.methods.dr_mas import AgentWise
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.slots import NotServed, check_served
 from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
+from sorl_trl.trainers.rewards import check_columns
 
 logger = logging.getLogger(__name__)
 
@@ -115,18 +116,25 @@ def check_trained(model: nn.Module) -> None:
 
 
 def check_dataset(trainer: Any) -> None:
-    """Raise ValueError for rows without a prompt, for text where messages are needed, and for too few rows.
+    """Raise ValueError for rows without a prompt, for text where messages are needed, and for none or too few rows.
 
-    TRL would train on no rows at all if a rollout took more than there are. Warn if messages do not end generation.
+    Also for a column that a reward function needs and no `rollout_func` could add. TRL would train on no rows at all
+    if a rollout took more than there are. Warn if messages do not end generation.
     """
     args, dataset, asked = trainer.args, trainer.train_dataset, trainer.eval_dataset
     asked = asked if isinstance(asked, dict) else {"eval_dataset": asked}
     known = {name: rows for name, rows in {"train_dataset": dataset, **asked}.items() if isinstance(rows, Dataset)}
     for name, rows in known.items():
-        if "prompt" in rows.column_names and len(rows):
+        if not len(rows):
+            raise ValueError(f"`{name}` is empty, but must have at least one row.")
+        if "prompt" in rows.column_names:
             _check_prompt(trainer, name, rows[0]["prompt"])
-        elif "prompt" not in rows.column_names and trainer.environment_factories is None:
+        elif trainer.environment_factories is None:
             raise ValueError(f"`{name}` has the columns {rows.column_names}, but must have `prompt`.")
+        if trainer.rollout_func is None:
+            for function, called in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True):
+                if not isinstance(function, nn.Module):
+                    check_columns(function, called, rows[0])
     prompts = int(args.generation_batch_size) // int(args.num_generations)
     if isinstance(dataset, Dataset) and len(dataset) < prompts:
         raise ValueError(

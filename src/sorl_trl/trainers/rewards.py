@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -20,6 +20,13 @@ SAMPLED = "_sampled"
 TURN_IDS = "turn_ids"
 """A parameter that a reward function may have, to get the turn of each token, for each completion.
 A dataset column of this name takes precedence."""
+OF_TRL = (
+    *("prompts", "completions", "completion_ids"),
+    *("trainer_state", "log_extra", "log_metric", "environments"),
+)
+"""What TRL gives to each reward function besides columns."""
+OF_ROLLOUTS = ("trajectory", "agents", "agent_rewards")
+"""What the rollouts of this package add to the columns."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
         own: dict[str, Any] = {SAMPLED: sampled} if takes_sampled else {}
         if takes_turns:
             own[TURN_IDS] = [list(row.turn_ids) for row in sampled]
+        check_columns(reward_func, name, {**own, **arguments})
         return sampled, {**own, **arguments}
 
     if is_async_callable(reward_func):
@@ -156,6 +164,25 @@ def split_rewards(
         outcomes=(outcomes * weights).nansum(-1),
         has_outcome=~outcomes.isnan().all(-1),
     )
+
+
+def check_columns(reward_func: Callable[..., Any], name: str, columns: Collection[str]) -> None:
+    """Raise ValueError if a reward function needs an argument that is neither among `columns` nor given by TRL."""
+    always = {*OF_TRL, SAMPLED, TURN_IDS}
+    try:
+        parameters = inspect.signature(reward_func).parameters.values()
+    except (TypeError, ValueError):  # for example, a function in C
+        return
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind in _BY_NAME]
+    if absent := [each for each in needed if each not in {*columns} | always]:
+        raise ValueError(
+            f"The reward function {name!r} needs `{absent[0]}`, but the columns are "
+            f"{sorted({*columns} - {*always, *OF_ROLLOUTS})}: rename the argument or the column, or give the argument "
+            "a default."
+        )
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _takes(reward_func: Callable[..., Any], parameter: str) -> bool:

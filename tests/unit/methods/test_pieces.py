@@ -287,10 +287,10 @@ class TestParsing:
     @pytest.mark.parametrize(
         ("value", "message"),
         [
-            ("lop", "`method` is 'lop'"),
+            ("lop", r"`method` is 'lop'.*did you mean loop\?"),
             (3, "`method` is 3"),
             ({"credits": "gigpo"}, "`method` has 'credits'"),
-            ({"credit": "gigp"}, r"`method\.credit` is 'gigp'"),
+            ({"credit": "gigp"}, r"`method\.credit` is 'gigp'.*did you mean gigpo\?"),
             ({"keep": [{"top_k": {"shar": 1}}]}, r"`method\.keep\.top_k` has 'shar'"),
             ({"keep": [{"top_k": {"share": 2}}]}, "`share` is 2"),
             ({"credit": {"agent_wise": {"votes": "step"}}}, "`votes` is 'step'"),

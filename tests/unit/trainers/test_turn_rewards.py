@@ -52,6 +52,16 @@ def test_a_trajectory_with_an_infinite_turn_reward_has_no_others(rewards: list[f
     assert not parts.turn_rewards.any() and not parts.has_turn_reward.any()
 
 
+def test_a_missing_column_is_named_with_those_there_are() -> None:
+    def right(completions: Any, answer: Any, *, level: int = 0, **_: Any) -> list[float]:
+        return [1.0]
+
+    given = {SAMPLED: trajectories([1]), "completions": ["a"], "prompts": ["b"], "log_extra": None, "gold": ["a"]}
+    with pytest.raises(ValueError, match=r"'right' needs `answer`, but the columns are \['gold'\]"):
+        rewarding_turns(right, 0, "right")(**given)
+    assert rewarding_turns(right, 0, "right")(**given, answer=["a"]) == [1.0]
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
