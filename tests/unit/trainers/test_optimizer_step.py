@@ -16,7 +16,6 @@ from torch.optim import lr_scheduler
 
 from sorl_trl.methods import ClipRange, MicroBatch, Objective
 from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.metrics import mean_kl
 from sorl_trl.trainers.optimizer_step import ClippingBiasNormalizer, KLControl, clip_apart
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -134,11 +133,11 @@ class Run:
         self.control = KLControl(target, lambda factor: None)
         begin(self.control, self.optimizer, self.scheduler)
 
-    def update(self, *kl: float) -> tuple[float, list[float]]:
-        """With one KL per micro-batch: the factor, and the rates with which the optimizer steps."""
+    def update(self, kl: float = math.nan) -> tuple[float, list[float]]:
+        """The factor, and the rates with which the optimizer steps."""
         factor = 1.0
         if self.control is not None and self.control.target_kl:
-            factor = self.control.adjust(mean_kl([({"kl_to_old": each}, True) for each in kl]))
+            factor = self.control.adjust(kl)
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.step()
         self.scheduler.step(*[1.0] * isinstance(self.scheduler, lr_scheduler.ReduceLROnPlateau))
@@ -163,14 +162,9 @@ def test_factors_worked_by_hand() -> None:
     assert factors[11:] == [0.01] * 4
 
 
-def test_the_mean_of_micro_batches_counts() -> None:
-    """Of those with a token, in which the policy had moved."""
+def test_an_update_without_a_kl_leaves_the_factor() -> None:
     run = Run()
-    assert run.update(0.1, 0.29)[0] == 1.0
-    assert run.update(0.1, 0.31)[0] == pytest.approx(2 / 3)
-    assert run.update(math.nan, 0.3)[0] == pytest.approx(4 / 9)
-    assert run.update(math.nan)[0] == run.update()[0] == pytest.approx(4 / 9)
-    assert math.isnan(mean_kl([({"kl_to_old": 9.0}, False)]))
+    assert run.update(0.3)[0] == run.update(math.nan)[0] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
