@@ -43,8 +43,9 @@ class MultiAgentTrainer(TurnLevelTrainer):
 
     An agent's turns are sampled and trained with its adapter, which reads the whole context, including other agents'
     turns. Each agent has its own pass in every micro-batch, its own learning rate, and its own gradient clipping by
-    `max_grad_norm`. An update without a token of an agent does not change its adapter. The reference policy (`beta`) is the base model. Every adapter is saved in a folder of its name;
-    `PeftModel.from_pretrained(base, "out/planner", adapter_name="planner")` loads it.
+    `max_grad_norm`. An update without a token of an agent does not change its adapter. The reference policy (`beta`)
+    is the base model. Every adapter is saved in a folder of its name; `PeftModel.from_pretrained(base, "out/planner",
+    adapter_name="planner")` loads it.
 
     The rollout names each turn's agent: through the environment of an `AgentRollout`, the `model` of API calls to an
     `EndpointRollout`, or the returned `agents` of a function that samples within `trainer.acting(agent)`.

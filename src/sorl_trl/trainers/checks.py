@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -12,14 +13,18 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from sorl_trl.agents.agent_rollout import AgentRollout
-from sorl_trl.agents.policy_rollout import PolicyRollout
+from sorl_trl.agents.policy_rollout import ADDED_COLUMNS, PolicyRollout
 from sorl_trl.methods import EngineTurnMask, EngineVeto, LeaveOneOut, Method, TopK, TopP, TurnRatio, ZeroVariance
 from sorl_trl.methods.dr_mas import AgentWise
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.slots import NotServed, check_served
 from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
+from sorl_trl.trainers.rewards import SAMPLED
 
 logger = logging.getLogger(__name__)
+
+_PASSED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", SAMPLED)
+"""What TRL and this package pass to every reward function."""
 
 
 def warn_on_main_process(args: TurnLevelConfig, message: str) -> None:
@@ -115,7 +120,7 @@ def check_trained(model: nn.Module) -> None:
 
 
 def check_dataset(trainer: Any) -> None:
-    """Raise ValueError for rows without a prompt, for text where messages are needed, and for too few rows.
+    """Raise ValueError for rows without a prompt, text where messages are needed, taken names, and too few rows.
 
     TRL would train on no rows at all if a rollout took more than there are. Warn if messages do not end generation.
     """
@@ -123,6 +128,7 @@ def check_dataset(trainer: Any) -> None:
     asked = asked if isinstance(asked, dict) else {"eval_dataset": asked}
     known = {name: rows for name, rows in {"train_dataset": dataset, **asked}.items() if isinstance(rows, Dataset)}
     for name, rows in known.items():
+        check_columns(trainer, f"`{name}`", rows.column_names)
         if "prompt" in rows.column_names and len(rows):
             _check_prompt(trainer, name, rows[0]["prompt"])
         elif "prompt" not in rows.column_names and trainer.environment_factories is None:
@@ -132,6 +138,20 @@ def check_dataset(trainer: Any) -> None:
         raise ValueError(
             f"`train_dataset` has {len(dataset)} prompts, but a rollout takes {prompts}: `generation_batch_size` "
             f"{args.generation_batch_size} / `num_generations` {args.num_generations}."
+        )
+
+
+def check_columns(trainer: Any, name: str, columns: Iterable[str]) -> None:
+    """Raise ValueError for a column under whose name reward functions would get something else."""
+    taken = {*_PASSED}
+    if policy_rollout_of(trainer) is not None:
+        taken |= {*ADDED_COLUMNS}
+    elif trainer.environment_factories is not None:
+        taken.add("environments")
+    if found := sorted(taken & {*columns}):
+        raise ValueError(
+            f"{name} has the column {found[0]!r}, but reward functions get something else under the names "
+            f"{sorted(taken)}: rename the column."
         )
 
 

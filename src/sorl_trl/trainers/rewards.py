@@ -42,7 +42,8 @@ def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
     For each completion, the function may return a float (an outcome reward), a sequence with one float per turn (None
     for a turn that has none), or `None` (not scored by this function), in any mixture. NaN counts as `None`, as in
     TRL; a trajectory with an infinite reward is not scored at all. The floats per turn go into the trajectory's
-    `turn_rewards`, and TRL gets their sum.
+    `turn_rewards`, and TRL gets their sum. A call without `SAMPLED`, as an overridden `_calculate_rewards` may make,
+    reaches the function as it is.
     """
     if isinstance(reward_func, nn.Module):
         return reward_func
@@ -58,16 +59,20 @@ def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
     if is_async_callable(reward_func):
 
         @wraps(reward_func, updated=())
-        async def rewards_async(**arguments: Any) -> list[Any]:
+        async def rewards_async(*positional: Any, **arguments: Any) -> Any:
+            if SAMPLED not in arguments:
+                return await reward_func(*positional, **arguments)
             sampled, arguments = given(arguments)
-            return _recorded(await reward_func(**arguments), sampled, index, name)
+            return _recorded(await reward_func(*positional, **arguments), sampled, index, name)
 
         return rewards_async
 
     @wraps(reward_func, updated=())
-    def rewards(**arguments: Any) -> list[Any]:
+    def rewards(*positional: Any, **arguments: Any) -> Any:
+        if SAMPLED not in arguments:
+            return reward_func(*positional, **arguments)
         sampled, arguments = given(arguments)
-        return _recorded(reward_func(**arguments), sampled, index, name)
+        return _recorded(reward_func(*positional, **arguments), sampled, index, name)
 
     return rewards
 
