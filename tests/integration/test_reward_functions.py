@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,25 @@ class TestUnscored:
             returns.append([] if row in (1, 5) else returns_of(rewards, 1.0))
         assert_advantages(batch, returns)
 
+    @pytest.mark.parametrize("infinite", [math.inf, -math.inf])
+    def test_an_infinite_reward_of_one_function_leaves_the_trajectory_out(
+        self, tmp_path: Path, tokenizer: Any, infinite: float
+    ) -> None:
+        """As if no function had scored it: its group would have no finite mean."""
+
+        def last(reward: float | None) -> Any:
+            return lambda completions, **_: [*map(float, range(7)), reward]
+
+        def rest(completions: Any, **_: Any) -> list[float | None]:
+            return [1.0] * 7 + [None]
+
+        advantages = []
+        for functions in ([last(infinite), parity_reward], [last(None), rest]):
+            trainer = with_turns(tmp_path, tokenizer, functions, reward_weights=[1.0, 0.0])
+            advantages.append(batch_of(trainer)["advantages"].tolist())
+            assert trainer._metrics["train"]["trajectories_unscored"] == [1 / 8]
+        assert advantages[0] == pytest.approx(advantages[1]) and advantages[0][-1] == 0.0
+
     @pytest.mark.parametrize("reward", [100.0, [100.0] * 3], ids=str)
     def test_a_trajectory_without_a_turn_is_unscored(self, tmp_path: Path, tokenizer: Any, reward: Any) -> None:
         """Its search was down: the function may have seen turns that training does not."""
@@ -323,3 +343,4 @@ class TestUnscored:
         totals = [row[0] for row in returns if row]
         assert trainer._metrics["train"]["reward"] == [pytest.approx(sum(totals) / 6)]
         assert trainer._metrics["train"]["trajectories_without_turn"] == [0.25]
+        assert trainer._metrics["train"]["trajectories_unscored"] == [0.0]

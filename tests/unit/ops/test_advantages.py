@@ -199,3 +199,10 @@ class TestOutcomes:
         kept = torch.tensor([1.0, 3.0, 2.0, 7.0], dtype=torch.float64)
         assert advantages[[0, 2, 3, 4]].tolist() == pytest.approx(outcome_advantages(kept, 2, scale)[0].tolist())
         assert advantages[[1, 5]].tolist() == [0.0, 0.0]
+
+    def test_a_spread_takes_two_values_unless_there_is_but_one(self):
+        """NaN is no σ of 0, which would say that rewards are equal."""
+        rewards = torch.tensor([1.0, math.nan, math.nan, 3.0, 5.0, math.nan, 2.0, 2.0, 2.0])
+        _, std = outcome_advantages(rewards, 3, "group")
+        assert std.tolist() == pytest.approx([math.nan] * 3 + [math.sqrt(2)] * 3 + [0.0] * 3, nan_ok=True)
+        assert outcome_advantages(rewards[:2], 1, "group")[1].tolist() == [0.0, 0.0]
