@@ -48,28 +48,36 @@ def test_hand_worked_over_two_micro_batches() -> None:
     assert weights.grad.tolist() == pytest.approx([2.0, -1.0]), "a norm below 1 divides nothing"
 
 
-def observed(weights: nn.Parameter, stopped: list[bool], is_training: bool = True) -> ClippingBiasNormalizer:
+def observed(weights: nn.Parameter, stopped: list[bool], engine: Any = None, **fields: Any) -> ClippingBiasNormalizer:
     """One of two micro-batches: two trajectories of two tokens and of one, of advantages 3 and -1."""
     turns, none = turn_layout(torch.tensor([[0, 0], [0, -1]])), ClipRange(0.2, 0.2)
     log_ratio = torch.stack([weights[:2], weights[2:]])
     batch = MicroBatch(
         logps=log_ratio, old_logps=log_ratio, sampling_logps=log_ratio, log_ratio=log_ratio, turns=turns,
         advantages=torch.tensor([[3.0], [-1.0]], dtype=torch.float64), level="token", turn_ratio="geometric",
-        token_range=none, turn_range=none, clip_range=none, is_training=is_training,
+        token_range=none, turn_range=none, clip_range=none,
+        inputs={"importance_sampling_ratio": engine}, **fields,
     )  # fmt: skip
     normalizer = ClippingBiasNormalizer([weights])
-    trainer: Any = SimpleNamespace(args=SimpleNamespace(async_staleness=0), use_vllm=False, _micro_batches=lambda: 2.0)
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(async_staleness=0), _micro_batches=lambda: 2.0)
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = engine is not None
     normalizer.observe(trainer, batch, Objective(log_ratio, torch.tensor(stopped).view(2, 2)))
     return normalizer
 
 
 def test_a_micro_batch_adds_what_clipping_removed() -> None:
-    """mean_i (1/|y_i|) Σ_{t clipped} w_t Â_t, halved by its two micro-batches; the last position is no token."""
+    """mean_i (1/|y_i|) Σ_{t clipped} w_t Â_t, halved by its two micro-batches; the last position is no token.
+
+    Engine weights multiply it as they do the loss, and dropped rows leave its mean.
+    """
     weights = parameter(0.5, 0.1, -0.4, 9.0)
     (found,) = observed(weights, [True, False, True, True])._gradients or []
     w = weights.detach().exp()
     expected = torch.stack([w[0] * 3 / 2, w[1] * 0, -w[2], w[3] * 0]) / 2 / 2
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
+    engine = torch.tensor([[2.0, 1.0], [0.5, 1.0]])
+    (found,) = observed(weights, [True, False, True, True], engine, row_scale=3.0)._gradients or []
+    torch.testing.assert_close(found.double(), expected * engine.flatten() * 3, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", ["nothing is stopped", "evaluation", "no gradient"])
