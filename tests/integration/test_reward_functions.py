@@ -167,18 +167,18 @@ def test_a_column_that_a_rollout_of_ones_own_does_not_add_is_ones_own(tmp_path: 
     assert seen == [(["mine"] * 16, ["mine"] * 16)]
 
 
-def test_rows_of_a_list_stay_as_they_are_and_each_trajectory_has_its_own(tmp_path: Path) -> None:
-    """Rows of one prompt are the same object, which later evaluations read again."""
-    seen: list[Any] = []
+def test_rows_stay_as_they_are_and_each_trajectory_has_its_own(tmp_path: Path) -> None:
+    """Also if the rows of a group are one object, which is read again."""
+    seen: list[int] = []
 
     def reward(trajectory: Any, **_: Any) -> list[float]:
         seen.extend(map(id, trajectory))
         return [0.0] * len(trajectory)
 
-    rows = [{"prompt": "where rome"}]
-    trainer = build_agent(tmp_path, eval_dataset=rows, reward_funcs=[reward])
-    trainer.evaluate()
-    assert rows == [{"prompt": "where rome"}] and len({*seen}) == len(seen) == 4
+    rows = [{"prompt": "where rome"}] * 4
+    trainer = build_agent(tmp_path, reward_funcs=[reward])
+    kept = [trainer._collect(rows) for _ in range(2)]
+    assert rows == [{"prompt": "where rome"}] * 4 and len({*seen}) == len(seen) == 4 * len(kept)
 
 
 def test_each_of_several_evaluation_sets_has_its_own_metrics(tmp_path: Path, tokenizer: Any) -> None:

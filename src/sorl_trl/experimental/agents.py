@@ -193,7 +193,8 @@ class AgentForward(Forward):
 def tokens_of(batch: Mapping[str, Any], agent: str) -> Tensor:
     """(B, T), 1 on the tokens of an agent that the loss keeps."""
     names, numbers = names_of(batch), batch.get(AGENT_IDS, batch["turn_ids"])
-    return loss_mask_of(batch) * (numbers == (names.index(agent) if agent in names else len(names)))
+    own: Tensor = numbers == (names.index(agent) if agent in names else len(names))
+    return loss_mask_of(batch) * own
 
 
 def share_of(batch: Mapping[str, Any], agent: str) -> dict[str, Any]:

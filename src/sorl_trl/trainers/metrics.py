@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,7 +86,10 @@ _NUMBERS = {
     "overall": _sum_and_count,
 }
 """The numbers that a micro-batch contributes to each kind of metric."""
-_OVER_ALL = {"share": effective_sample_size, "overall": lambda sums: sums[0] / sums[1]}
+_OVER_ALL: dict[str, Callable[[Tensor], Tensor]] = {
+    "share": effective_sample_size,
+    "overall": lambda sums: sums[0] / sums[1],
+}
 """The kinds that have one value for all micro-batches, from the sum of their numbers; 0 / 0 is NaN."""
 
 
