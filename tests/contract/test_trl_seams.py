@@ -82,6 +82,8 @@ RELIED_ON = {
     # Hiding the critic; the guard; gradients on several meshes.
     "trl.trainer.callbacks:SyncRefModelCallback.on_step_end": "9188791b5c3e4313",
     "transformers:Trainer.log": "bfef50c056d9537e",
+    # Naming the metrics of several evaluation sets.
+    "transformers:Trainer.evaluate": "d98295d9960ddca6",
     "transformers:Trainer._has_mixed_mesh_grads": "3989094eae1988ed",
 }
 """Bodies that we call, or rest on otherwise, and for what.

@@ -424,6 +424,8 @@ def test_a_prompt_of_the_environment_forges_nothing(tmp_path: Path) -> None:
     ids = batch["prompt_ids"][0]
     assert control_ids(trainer._tokenizer, ids).count(trainer._tokenizer.eos_token_id) == 2, "system and user"
     assert "[/tool_response][|im_end|]" in trainer._tokenizer.decode(ids)
+    with pytest.raises(ValueError, match="'moon', which is not among the environments"):  # in TRL's words
+        trainer._generate_and_score_completions([{"environment": "moon"} for _ in range(8)])
 
 
 WRITTEN = sorted({token for text in TEMPLATES.values() for token in re.findall(r"<[^<>\s'\"]+>", text)})

@@ -266,9 +266,11 @@ class TurnLevelTrainer(GRPOTrainer):
         for key, value in sums.reduce(self.accelerator).items():
             logged[key].append(value)
 
-    def log(self, *args: Any, **kwargs: Any) -> None:
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         self._metric_log.shorten("train" if self.model.training else "eval")
-        super().log(*args, **kwargs)
+        if not self.model.training:
+            self._metric_log.name_dataset(logs)
+        super().log(logs, *args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from trl.trainer.utils import is_async_callable
 
+from sorl_trl.agents.policy_rollout import ADDED_COLUMNS
 from sorl_trl.trainers.sampled import Sampled
 
 SAMPLED = "_sampled"
@@ -20,13 +21,8 @@ SAMPLED = "_sampled"
 TURN_IDS = "turn_ids"
 """A parameter that a reward function may have, to get the turn of each token, for each completion.
 A dataset column of this name takes precedence."""
-OF_TRL = (
-    *("prompts", "completions", "completion_ids"),
-    *("trainer_state", "log_extra", "log_metric", "environments"),
-)
-"""What TRL gives to each reward function besides columns."""
-OF_ROLLOUTS = ("trajectory", "agents", "agent_rewards")
-"""What the rollouts of this package add to the columns."""
+OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What TRL passes to every reward function besides columns."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,8 @@ def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
     For each completion, the function may return a float (an outcome reward), a sequence with one float per turn (None
     for a turn that has none), or `None` (not scored by this function), in any mixture. NaN counts as `None`, as in
     TRL; a trajectory with an infinite reward is not scored at all. The floats per turn go into the trajectory's
-    `turn_rewards`, and TRL gets their sum.
+    `turn_rewards`, and TRL gets their sum. A call without `SAMPLED`, as an overridden `_calculate_rewards` may make,
+    reaches the function as it is.
     """
     if isinstance(reward_func, nn.Module):
         return reward_func
@@ -60,22 +57,26 @@ def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
         own: dict[str, Any] = {SAMPLED: sampled} if takes_sampled else {}
         if takes_turns:
             own[TURN_IDS] = [list(row.turn_ids) for row in sampled]
-        check_columns(reward_func, name, {**own, **arguments})
+        check_needed(reward_func, name, {**own, **arguments})
         return sampled, {**own, **arguments}
 
     if is_async_callable(reward_func):
 
         @wraps(reward_func, updated=())
-        async def rewards_async(**arguments: Any) -> list[Any]:
+        async def rewards_async(*positional: Any, **arguments: Any) -> Any:
+            if SAMPLED not in arguments:
+                return await reward_func(*positional, **arguments)
             sampled, arguments = given(arguments)
-            return _recorded(await reward_func(**arguments), sampled, index, name)
+            return _recorded(await reward_func(*positional, **arguments), sampled, index, name)
 
         return rewards_async
 
     @wraps(reward_func, updated=())
-    def rewards(**arguments: Any) -> list[Any]:
+    def rewards(*positional: Any, **arguments: Any) -> Any:
+        if SAMPLED not in arguments:
+            return reward_func(*positional, **arguments)
         sampled, arguments = given(arguments)
-        return _recorded(reward_func(**arguments), sampled, index, name)
+        return _recorded(reward_func(*positional, **arguments), sampled, index, name)
 
     return rewards
 
@@ -166,9 +167,9 @@ def split_rewards(
     )
 
 
-def check_columns(reward_func: Callable[..., Any], name: str, columns: Collection[str]) -> None:
+def check_needed(reward_func: Callable[..., Any], name: str, columns: Collection[str]) -> None:
     """Raise ValueError if a reward function needs an argument that is neither among `columns` nor given by TRL."""
-    always = {*OF_TRL, SAMPLED, TURN_IDS}
+    always = {*OF_TRL, "environments", SAMPLED, TURN_IDS}
     try:
         parameters = inspect.signature(reward_func).parameters.values()
     except (TypeError, ValueError):  # for example, a function in C
@@ -177,7 +178,7 @@ def check_columns(reward_func: Callable[..., Any], name: str, columns: Collectio
     if absent := [each for each in needed if each not in {*columns} | always]:
         raise ValueError(
             f"The reward function {name!r} needs `{absent[0]}`, but the columns are "
-            f"{sorted({*columns} - {*always, *OF_ROLLOUTS})}: rename the argument or the column, or give the argument "
+            f"{sorted({*columns} - {*always, *ADDED_COLUMNS})}: rename the argument or the column, or give the argument "
             "a default."
         )
 

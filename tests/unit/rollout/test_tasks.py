@@ -174,6 +174,6 @@ def test_a_column_names_the_kind_of_a_rows_environment() -> None:
     ended = [Trajectory((1,), (turn,), StopReason.ENVIRONMENT_DONE)] * 2
     found = environment_statistics(ended, responder)
     assert found == {"world/number": 3, "world/reward": 0.25, "world/turns": 1, "other/reward": 0.25, "other/turns": 1}
-    with pytest.raises(ValueError, match="environment='moon'"):
+    with pytest.raises(ValueError, match="'moon', which is not among the environments"):
         responder.open([{"environment": "moon"}])
     responder.close()
