@@ -178,8 +178,8 @@ def check_needed(reward_func: Callable[..., Any], name: str, columns: Collection
     if absent := [each for each in needed if each not in {*columns} | always]:
         raise ValueError(
             f"The reward function {name!r} needs `{absent[0]}`, but the columns are "
-            f"{sorted({*columns} - {*always, *ADDED_COLUMNS})}: rename the argument or the column, or give the argument "
-            "a default."
+            f"{sorted({*columns} - {*always, *ADDED_COLUMNS})}: rename the argument or the column, or give the "
+            "argument a default."
         )
 
 
