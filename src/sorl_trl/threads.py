@@ -6,11 +6,25 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
+from functools import cache, partial, wraps
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 _Work: TypeAlias = "Callable[[], object]"
+
+
+def made_once(make: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """`functools.cache` for what threads share: those that call at the same time get the same object, too."""
+    lock, cached = threading.Lock(), cache(make)
+
+    @wraps(make)
+    def made(*args: _Given.args, **named: _Given.kwargs) -> _Made:
+        with lock:
+            return cached(*args, **named)
+
+    return made
 
 
 def start(work: _Work, name: str) -> None:
