@@ -27,6 +27,7 @@ class TestEncodable:
 def test_one_line() -> None:
     assert one_line(ValueError("a\n  b")) == "a b"
     assert one_line(KeyError()) == "KeyError"
+    assert one_line("\n") == ""
 
 
 def test_the_user_of_a_url_is_left_out() -> None:
