@@ -6,13 +6,14 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from trl.trainer.utils import is_async_callable
 
+from sorl_trl.methods import ScoredRollout
 from sorl_trl.trainers.sampled import Sampled
 
 SAMPLED = "_sampled"
@@ -20,6 +21,46 @@ SAMPLED = "_sampled"
 TURN_IDS = "turn_ids"
 """A parameter that a reward function may have, to get the turn of each token, for each completion.
 A dataset column of this name takes precedence."""
+_ALIKE = 3
+"""After how many rollouts in a row without differing rewards to warn. Our choice."""
+
+
+class RewardWatch:
+    """Warns of rollouts that leave nothing to learn from, once for each cause.
+
+    Args:
+        warn: Called with the warnings.
+        by_group: Whether the rewards of a group are compared, as without a critic, or those of all trajectories.
+    """
+
+    def __init__(self, warn: Callable[[str], None], by_group: bool) -> None:
+        self._warn, self._by_group = cache(warn), by_group
+        self._alike = 0
+        """How many of the last rollouts had no differing rewards."""
+
+    def observe(self, rollout: ScoredRollout) -> None:
+        by_group = self._by_group and rollout.num_generations > 1
+        compared = rollout.num_generations if by_group else len(rollout.rewards_per_func)
+        self._alike = 0 if _differ(rollout, compared) else self._alike + 1
+        if not rollout.turns.turn_mask.any():
+            self._warn(
+                "No trajectory of a rollout has a turn to train on. A search engine, a tool, an environment or an agent "
+                "may be down: see `trajectories_without_turn` in docs/how_to/debug.md."
+            )
+        elif self._alike == _ALIKE:
+            self._warn(
+                f"In {_ALIKE} rollouts in a row, no rewards {'of a group ' * by_group}differed, so there is nothing to "
+                "learn from: see `frac_reward_zero_std` in docs/how_to/debug.md."
+            )
+
+
+def _differ(rollout: ScoredRollout, size: int) -> bool:
+    """Whether two of `size` scored trajectories in a row differ in their rewards, or in those of a turn."""
+    rewards = torch.cat([rollout.totals().unsqueeze(1), rollout.turn_rewards], dim=1)
+    left_out = ~rollout.scored.unsqueeze(1)
+    most, least = rewards.masked_fill(left_out, -math.inf), rewards.masked_fill(left_out, math.inf)
+    groups = (-1, size, rewards.size(1))
+    return bool((most.view(groups).amax(1) > least.view(groups).amin(1)).any())
 
 
 @dataclass(frozen=True)
