@@ -81,6 +81,10 @@ def agent(example, endpoint):
     return {"number": example["number"], "threes": sum(each["content"].count("3") for each in said[1:])}
 
 
+def broken(example, endpoint):
+    return agent(example, endpoint).missing
+
+
 def rollout(prompts, trainer):
     count = len(prompts)
     return {
@@ -198,6 +202,25 @@ def test_an_agent(folder: Path) -> None:
     assert {(row["correct"], row["exact_match"], row["searches"], row["turns"]) for row in rows} == {
         (None, None, None, 2)
     }
+
+
+def test_an_agent_whose_every_run_raises(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = acting_tokenizer(("guess",))
+    tokenizer.chat_template = CHAT
+    row = {"question": "<guess>", "number": 3}
+    words = write_recipe(
+        acting_policy(tokenizer), tokenizer, row, agent="own_code:broken", max_observation_tokens=None
+    )
+    capsys.readouterr()
+    place = f"own_code.py, line {OWN[: OWN.index('.missing')].count(chr(10)) + 1}"
+    options = ["--agent", "own_code:broken", "--max_turn_tokens", "4"]
+    evaluation = ["policy", "--questions", "rows.jsonl", "--output", "out", *options]
+    for command, given in ((train, [*words, "--dry_run"]), (train, words), (evaluate.main, evaluation)):
+        assert run_command(command, given) == 2
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err and "Ready" not in shown.out
+        (line,) = [line for line in shown.err.splitlines() if line.startswith("error: ")]
+        assert "AttributeError" in line and place in line
 
 
 def test_a_command_that_acts(folder: Path) -> None:

@@ -254,7 +254,7 @@ class EndpointRollout(PolicyRollout):
                 f"All {size} agents lost a connection before their first call was answered. If a proxy is set "
                 f"(HTTP_PROXY), add {self.host} to NO_PROXY. The first error: {_first(lost)}"
             ) from lost[0].error
-        if is_first and size > 1 and {*reasons} == {StopReason.AGENT_ERROR}:  # a single one may be the policy's fault
+        if is_first and len(failed) == size > 1:  # a single one may be the policy's fault
             raise AgentMistake(f"All {size} agents raised an error. The first: {_first(failed)}") from failed[0].error
         self._has_run.set()
         for kind in filter(found.get, _MASKED):

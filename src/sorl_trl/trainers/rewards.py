@@ -21,6 +21,7 @@ SAMPLED = "_sampled"
 TURN_IDS = "turn_ids"
 """A parameter that a reward function may have, to get the turn of each token, for each completion.
 A dataset column of this name takes precedence."""
+DEBUG_PAGE = "docs/how_to/debug.md"
 _ALIKE = 3
 """After how many rollouts in a row without differing rewards to warn. Our choice."""
 
@@ -44,13 +45,14 @@ class RewardWatch:
         self._alike = 0 if _differ(rollout, compared) else self._alike + 1
         if not rollout.turns.turn_mask.any():
             self._warn(
-                "No trajectory of a rollout has a turn to train on. A search engine, a tool, an environment or an agent "
-                "may be down: see `trajectories_without_turn` in docs/how_to/debug.md."
+                "No trajectory of a rollout has a turn to train on: a search engine, tool, environment or agent "
+                f"may be down. See `trajectories_without_turn` in {DEBUG_PAGE}."
             )
         elif self._alike == _ALIKE:
+            group = " of a group" if by_group else ""
             self._warn(
-                f"In {_ALIKE} rollouts in a row, no rewards {'of a group ' * by_group}differed, so there is nothing to "
-                "learn from: see `frac_reward_zero_std` in docs/how_to/debug.md."
+                f"No rewards{group} differed in {_ALIKE} rollouts in a row, so there is nothing to learn from. See "
+                f"`frac_reward_zero_std` in {DEBUG_PAGE}."
             )
 
 
