@@ -81,6 +81,10 @@ def agent(example, endpoint):
     return {"number": example["number"], "threes": sum(each["content"].count("3") for each in said[1:])}
 
 
+def cached(example, endpoint, numbers=iter(range(8))):
+    return {"number": 100} if next(numbers) % 2 else agent(example, endpoint)
+
+
 def broken(example, endpoint):
     return agent(example, endpoint).missing
 
@@ -202,6 +206,18 @@ def test_an_agent(folder: Path) -> None:
     assert {(row["correct"], row["exact_match"], row["searches"], row["turns"]) for row in rows} == {
         (None, None, None, 2)
     }
+
+
+def test_trajectories_without_a_call_are_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = acting_tokenizer(("guess",))
+    tokenizer.chat_template = CHAT
+    write_recipe(acting_policy(tokenizer), tokenizer, {"question": "<guess>", "number": 3})
+    words = ["--agent", "own_code:cached", "--max_turn_tokens", "4", "--output", "out"]
+    with pytest.raises(SystemExit, match=r"^4 trajectories .*`no_call`"):
+        evaluate.main(["policy", "--questions", "rows.jsonl", *words])
+    results = json.loads(Path("out/results.json").read_text())["datasets"]["rows"]
+    assert (results["masked"], results["stop_reasons"]["no_call"]) == (4, 0.5)
+    assert results["environment"]["number"]["mean"] == 3
 
 
 def test_an_agent_whose_every_run_raises(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

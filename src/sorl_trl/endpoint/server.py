@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from sorl_trl.command_line import listen
 from sorl_trl.endpoint import completions, responses
 from sorl_trl.endpoint.agents import AgentMistake
 from sorl_trl.endpoint.completions import IGNORED, Served
@@ -34,6 +35,7 @@ _GRACE_S = 5.0
 _REMEMBERED = 256
 """How many requests per trajectory are kept for this."""
 _KEY = "sorl-"
+PENDING_CONNECTIONS = 1024
 _LIMITED_BY = {
     StopReason.TRAJECTORY_LIMIT: "`max_completion_length` limits everything after the trajectory's first prompt",
     StopReason.CONTEXT_LIMIT: "the maximum context length is set by the model or by the memory for its KV cache",
@@ -107,17 +109,16 @@ class Endpoint:
 
     Args:
         host: The address to listen on. 127.0.0.1 is reachable only from this machine.
-        port: Default: a free one.
+        listener: The socket that listens there. Default: one at a free port.
 
-    Raises ImportError if uvicorn is missing, and OSError if the address is not available.
+    Raises ImportError if uvicorn is missing, and ValueError if the address is not available.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", listener: socket.socket | None = None) -> None:
         check_installed()
         import uvicorn
 
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=1024)
+        self._socket = listener or listen(host, 0, PENDING_CONNECTIONS)
         name = f"[{host}]" if ":" in host else host
         self.base_url = f"http://{name}:{self._socket.getsockname()[1]}/v1"
         self._runs: dict[str, Run] = {}
