@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from functools import cache, partial, wraps
 from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-_Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 _Work: TypeAlias = "Callable[[], object]"
 
 
-def made_once(make: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+def made_once(make: Callable[..., _Made]) -> Callable[..., _Made]:
     """`functools.cache` for what threads share: those that call at the same time get the same object, too."""
     lock, cached = threading.Lock(), cache(make)
 
     @wraps(make)
-    def made(*args: _Given.args, **named: _Given.kwargs) -> _Made:
+    def made(*args: Hashable) -> _Made:
         with lock:
-            return cached(*args, **named)
+            return cached(*args)
 
     return made
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,11 @@ from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDenie
 from pydantic import BaseModel
 
 from sorl_trl.endpoint import Access, EndpointRollout, responses
-from tests.endpoint import END, HI, SEARCH, ScriptedEngine, collect, tokenizer_of
+from sorl_trl.endpoint.conversation import Conversation
+from sorl_trl.endpoint.rollout import _endpoint
+from sorl_trl.endpoint.server import CallLimits, Run
+from sorl_trl.endpoint.turns import TurnQueue
+from tests.endpoint import END, HI, SEARCH, ScriptedEngine, chat_of, collect, tokenizer_of
 from tests.tools import qwen_tokenizer
 
 FUNCTION = {**SEARCH["function"], "strict": True}
@@ -234,22 +238,25 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_what_is_not_served_is_refused_by_name_and_raised_in_the_trainer() -> None:
-    answers: list[httpx2.Response] = []
+@pytest.fixture
+def refusing() -> Iterator[Access]:
+    """The endpoint without a rollout, which a refusal would end."""
+    run = Run(0, Conversation(chat_of()), TurnQueue(1, 0), CallLimits(512, None, None))
+    endpoint = _endpoint("127.0.0.1")
+    endpoint.admit([run])
+    yield Access(endpoint.base_url, run.key)
+    endpoint.dismiss([run])
 
-    def agent(example: Any, endpoint: Access) -> None:
-        key = {"Authorization": f"Bearer {endpoint.api_key}"}
-        with httpx2.Client(base_url=endpoint.base_url, headers=key) as client:
-            for path, body, _ in REFUSED:
-                known = BODIES["chat" if path == CHAT else "responses"]
-                answers.append(client.post(path, json={**known, **body}))
-            answers.append(client.post(CHAT, content=b"{"))
-            answers.append(client.post(CHAT, json=[]))
-            answers.append(client.post("embeddings", json={}))
-            answers.append(client.get(CHAT))
 
-    with pytest.raises(ValueError, match="`n` is 2"):
-        collect(agent)
+def test_what_is_not_served_is_refused_by_name(refusing: Access) -> None:
+    key = {"Authorization": f"Bearer {refusing.api_key}"}
+    with httpx2.Client(base_url=refusing.base_url, headers=key) as client:
+        answers = [
+            client.post(path, json={**BODIES["chat" if path == CHAT else "responses"], **body})
+            for path, body, _ in REFUSED
+        ]
+        answers += [client.post(CHAT, content=b"{"), client.post(CHAT, json=[])]
+        answers += [client.post("embeddings", json={}), client.get(CHAT)]
     assert [each.status_code for each in answers] == [400] * (len(REFUSED) + 2) + [404] * 2
     errors = [each.json()["error"] for each in answers]
     assert [error["param"] for error in errors[:-4]] == [field for *_, field in REFUSED]
@@ -257,17 +264,12 @@ def test_what_is_not_served_is_refused_by_name_and_raised_in_the_trainer() -> No
     assert all(field in error["message"] for error, (*_, field) in zip(errors, REFUSED, strict=False))
 
 
-def test_the_sdk_sends_a_refused_request_once() -> None:
+def test_the_sdk_sends_a_refused_request_once(refusing: Access) -> None:
     requests: list[Any] = []
-
-    def agent(example: Any, endpoint: Access) -> None:
-        http = httpx2.Client(event_hooks={"request": [requests.append]})
-        client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http)
-        with pytest.raises(BadRequestError, match="`n`"):
-            create(client, "chat", False, n=2)
-
-    with pytest.raises(ValueError, match="`n`"):
-        collect(agent)
+    http = httpx2.Client(event_hooks={"request": [requests.append]})
+    client = OpenAI(base_url=refusing.base_url, api_key=refusing.api_key, http_client=http)
+    with pytest.raises(BadRequestError, match="`n`"):
+        create(client, "chat", False, n=2)
     assert len(requests) == 1
 
 
