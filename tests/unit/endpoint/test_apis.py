@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -13,11 +13,7 @@ from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDenie
 from pydantic import BaseModel
 
 from sorl_trl.endpoint import Access, EndpointRollout, responses
-from sorl_trl.endpoint.conversation import Conversation
-from sorl_trl.endpoint.rollout import _endpoint
-from sorl_trl.endpoint.server import CallLimits, Run
-from sorl_trl.endpoint.turns import TurnQueue
-from tests.endpoint import END, HI, SEARCH, ScriptedEngine, chat_of, collect, tokenizer_of
+from tests.endpoint import END, HI, SEARCH, ScriptedEngine, collect, tokenizer_of, without_a_rollout
 from tests.tools import qwen_tokenizer
 
 FUNCTION = {**SEARCH["function"], "strict": True}
@@ -238,19 +234,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.fixture
-def refusing() -> Iterator[Access]:
-    """The endpoint without a rollout, which a refusal would end."""
-    run = Run(0, Conversation(chat_of()), TurnQueue(1, 0), CallLimits(512, None, None))
-    endpoint = _endpoint("127.0.0.1")
-    endpoint.admit([run])
-    yield Access(endpoint.base_url, run.key)
-    endpoint.dismiss([run])
-
-
-def test_what_is_not_served_is_refused_by_name(refusing: Access) -> None:
-    key = {"Authorization": f"Bearer {refusing.api_key}"}
-    with httpx2.Client(base_url=refusing.base_url, headers=key) as client:
+def test_what_is_not_served_is_refused_by_name() -> None:
+    with without_a_rollout() as access, httpx2.Client(base_url=access.base_url) as client:
+        client.headers["Authorization"] = f"Bearer {access.api_key}"
         answers = [
             client.post(path, json={**BODIES["chat" if path == CHAT else "responses"], **body})
             for path, body, _ in REFUSED
@@ -264,11 +250,11 @@ def test_what_is_not_served_is_refused_by_name(refusing: Access) -> None:
     assert all(field in error["message"] for error, (*_, field) in zip(errors, REFUSED, strict=False))
 
 
-def test_the_sdk_sends_a_refused_request_once(refusing: Access) -> None:
+def test_the_sdk_sends_a_refused_request_once() -> None:
     requests: list[Any] = []
     http = httpx2.Client(event_hooks={"request": [requests.append]})
-    client = OpenAI(base_url=refusing.base_url, api_key=refusing.api_key, http_client=http)
-    with pytest.raises(BadRequestError, match="`n`"):
+    with without_a_rollout() as access, pytest.raises(BadRequestError, match="`n`"):
+        client = OpenAI(base_url=access.base_url, api_key=access.api_key, http_client=http)
         create(client, "chat", False, n=2)
     assert len(requests) == 1
 
