@@ -9,8 +9,10 @@ environment, which launched processes inherit, mistakes also show their tracebac
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import re
+import socket
 import sys
 import traceback
 from argparse import (
@@ -144,6 +146,18 @@ def port(text: str) -> int:
     if not text.isdecimal() or int(text) > LAST_PORT:
         raise ArgumentTypeError(f"must be a whole number from 0 to {LAST_PORT}, got {text!r}")
     return int(text)
+
+
+def listen(host: str, port: int, backlog: int) -> socket.socket:
+    """A socket that listens at an address; port 0 is a free one. Raises UserMistake, naming `--port` or `--host`."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserMistake(f"`--port` is {port}, which is in use: choose another, or 0 for a free one") from error
+        name, value = ("port", port) if error.errno == errno.EACCES else ("host", repr(host))
+        raise UserMistake(f"`--{name}` is {value}, where this process cannot listen: {one_line(error)}") from error
 
 
 def options_in(words: Sequence[str]) -> set[str]:

@@ -85,8 +85,8 @@ def identifier(name: str, value: object) -> str:
 
 
 def one_line(text: object) -> str:
-    """Put the text of an object, such as an error, into one line; use its class's name if it has no text."""
-    return " ".join(str(text).split()) or type(text).__name__
+    """Put the text of an object, such as an error, into one line. An object without text gives its class's name."""
+    return " ".join(str(text).split()) or ("" if isinstance(text, str) else type(text).__name__)
 
 
 def without_user(text: str) -> str:

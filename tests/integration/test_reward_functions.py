@@ -32,7 +32,7 @@ class PlainRollout(FixedRollout):
 
 
 def build(trainer_class: Any, config_class: Any, tmp_path: Path, tokenizer: Any, reward: Any, **given: Any) -> Any:
-    config = config_class(**settings(tmp_path, max_steps=1, **given.pop("config", {})))
+    config = config_class(**settings(tmp_path, **{"max_steps": 1, **given.pop("config", {})}))
     given = {"rollout_func": PlainRollout(), "train_dataset": prompts(), **given}
     return trainer_class(build_policy(), reward, config, processing_class=tokenizer, **given)
 
@@ -68,6 +68,31 @@ def test_functions_that_trl_takes(tmp_path: Path, tokenizer: Any, kind: str) -> 
     theirs = build(GRPOTrainer, GRPOConfig, tmp_path, tokenizer, documented)
     ours = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, PLAIN[kind])
     assert batch_of(ours)["advantages"].tolist() == pytest.approx(batch_of(theirs)["advantages"].tolist(), abs=1e-6)
+
+
+class AllDown(FixedRollout):
+    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+        ids, turns = super()._trajectory(index)
+        return ids, [-1] * len(turns)
+
+
+@pytest.mark.parametrize(("trainer_class", "config_class"), TRAINERS)
+@pytest.mark.parametrize(("kind", "named"), [("alike", "frac_reward_zero_std"), ("down", "trajectories_without_turn")])
+def test_that_nothing_can_be_learnt_is_said_once(
+    tmp_path: Path, tokenizer: Any, caplog: Any, trainer_class: Any, config_class: Any, kind: str, named: str
+) -> None:
+    """After the sixth rollout, if rewards are alike: so are those of the first two, but not those of the third."""
+    rollouts: list[int] = []
+
+    def reward(completion_ids: Any, **_: Any) -> list[float]:
+        rollouts.append(caplog.text.count(named))
+        return [0.5 + (len(rollouts) == 3) * len(ids) for ids in completion_ids]
+
+    config = {"steps_per_generation": 2, "num_iterations": 1, "max_steps": 8}
+    rollout = AllDown() if kind == "down" else FixedRollout()
+    trainer = build(trainer_class, config_class, tmp_path, tokenizer, reward, rollout_func=rollout, config=config)
+    trainer.train()
+    assert [*rollouts, caplog.text.count(named)] == ([0, *[1] * 8] if kind == "down" else [*[0] * 6, *[1] * 3])
 
 
 def test_turns_go_to_functions_that_name_them(tmp_path: Path, tokenizer: Any) -> None:

@@ -27,6 +27,7 @@ class TestEncodable:
 def test_one_line() -> None:
     assert one_line(ValueError("a\n  b")) == "a b"
     assert one_line(KeyError()) == "KeyError"
+    assert one_line("\n") == ""
 
 
 def test_how_deep_data_nests() -> None:

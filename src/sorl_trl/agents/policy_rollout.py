@@ -33,6 +33,7 @@ _COMPLETE = {
     StopReason.AGENT_ERROR,
     StopReason.SEARCH_UNAVAILABLE,
     StopReason.ENVIRONMENT_UNAVAILABLE,
+    StopReason.NO_CALL,
 }
 
 

@@ -10,13 +10,15 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from sorl_trl.command_line import listen
 from sorl_trl.endpoint import completions, responses
+from sorl_trl.endpoint.agents import AgentMistake
 from sorl_trl.endpoint.completions import Served
 from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.conversation import Call, Conversation
@@ -33,6 +35,7 @@ _GRACE_S = 5.0
 _REMEMBERED = 256
 """How many requests per trajectory are kept for this."""
 _KEY = "sorl-"
+PENDING_CONNECTIONS = 1024
 _LIMITED_BY = {
     StopReason.TRAJECTORY_LIMIT: "`max_completion_length` limits everything after the trajectory's first prompt",
     StopReason.CONTEXT_LIMIT: "the maximum context length is set by the model or by the memory for its KV cache",
@@ -66,25 +69,31 @@ class Run:
     limits: CallLimits
     constrains: bool = False
     """Whether the engine constrains turns to a JSON schema."""
+    stop: Callable[[Exception], None] = lambda error: None
+    """Called with the agent's mistake or the endpoint's failure. By default, only the agent is told."""
     warned: set[str] = field(default_factory=set)
     """Ignored fields that a warning has been logged for."""
     key: str = field(default_factory=lambda: f"{_KEY}{secrets.token_hex(16)}")
     has_ended: bool = False
     resent: int = 0
     """How many repeated requests got the turn of the first one."""
-    refusal: BadRequest | None = None
-    """Why the first unsupported request was refused, if there was one."""
-    failure: Exception | None = None
-    """The endpoint's own error, if there was one."""
     limit_reached: StopReason | None = None
     """Which limit left no room for the last turn."""
     turns_of: dict[bytes, list[_SharedTurn]] = field(default_factory=dict)
     """The turns of each request, because a client may send one again."""
 
     def refuse(self, refusal: BadRequest | None) -> None:
-        """Record an unsupported request for the trainer, unless a template rejected what the policy wrote."""
+        """Stop at an unsupported request, unless a template rejected what the policy wrote."""
         if refusal is not None and refusal.code != "chat_template":
-            self.refusal = self.refusal or refusal
+            mistake = AgentMistake(f"The endpoint refused a request of the agent: {refusal}.")
+            mistake.__cause__ = refusal
+            self.stop(mistake)
+
+    def fail(self, error: Exception) -> None:
+        """Stop at the endpoint's own error."""
+        failure = RuntimeError(f"The endpoint failed: {error!r}")
+        failure.__cause__ = error
+        self.stop(failure)
 
     def end(self) -> None:
         """End the run: the agent makes no more calls."""
@@ -100,17 +109,16 @@ class Endpoint:
 
     Args:
         host: The address to listen on. 127.0.0.1 is reachable only from this machine.
-        port: Default: a free one.
+        listener: The socket that listens there. Default: one at a free port.
 
-    Raises ImportError if uvicorn is missing, and OSError if the address is not available.
+    Raises ImportError if uvicorn is missing, and ValueError if the address is not available.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", listener: socket.socket | None = None) -> None:
         check_installed()
         import uvicorn
 
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=1024)
+        self._socket = listener or listen(host, 0, PENDING_CONNECTIONS)
         name = f"[{host}]" if ":" in host else host
         self.base_url = f"http://{name}:{self._socket.getsockname()[1]}/v1"
         self._runs: dict[str, Run] = {}
@@ -204,7 +212,7 @@ class Endpoint:
         except Exception as error:  # the agent is told, too
             logger.exception("The endpoint failed")
             if run is not None:
-                run.failure = run.failure or error
+                run.fail(error)
             return 500, _error(f"{type(error).__name__}: {error}", "server_error"), None
 
     def _run_of(self, headers: Mapping[str, str]) -> Run:

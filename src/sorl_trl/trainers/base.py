@@ -49,7 +49,7 @@ from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums, TrajectoryDump
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers, check_second_gradients
-from sorl_trl.trainers.rewards import rewarding_turns
+from sorl_trl.trainers.rewards import RewardWatch, rewarding_turns
 from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
 from sorl_trl.trainers.sampled import checked_rollout
 from sorl_trl.trainers.vllm_policy import used_by_trl
@@ -123,6 +123,7 @@ class TurnLevelTrainer(GRPOTrainer):
         self._set_up_rewards()
         self._bias_normalizer = bias_normalizer(self)
         self._metric_log = MetricLog(self)
+        self._reward_watch = RewardWatch(warn=partial(warn_on_main_process, args), by_group=not self._has_critic)
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
         self._kl_control = KLControl(args.target_kl, lambda factor: self._metrics["train"]["lr_factor"].append(factor))
@@ -142,6 +143,8 @@ class TurnLevelTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Make one rollout: from rows of the dataset to the tensors that training reads."""
         rollout = self._collect(inputs)
+        if self.model.training:
+            self._reward_watch.observe(rollout.scored)
         advantages = self._apply_method(rollout)
         log_table(self, rollout, advantages)
         self._dump.prepare(rollout)

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trl.trainer.utils import is_async_callable
 
 from sorl_trl.agents.policy_rollout import ADDED_COLUMNS
+from sorl_trl.methods import ScoredRollout
 from sorl_trl.trainers.sampled import Sampled
 
 SAMPLED = "_sampled"
@@ -23,6 +24,48 @@ TURN_IDS = "turn_ids"
 A dataset column of this name takes precedence."""
 OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """What TRL passes to every reward function besides columns."""
+DEBUG_PAGE = "docs/how_to/debug.md"
+_ALIKE = 3
+"""After how many rollouts in a row without differing rewards to warn. Our choice."""
+
+
+class RewardWatch:
+    """Warns of rollouts that leave nothing to learn from, once for each cause.
+
+    Args:
+        warn: Called with the warnings.
+        by_group: Whether the rewards of a group are compared, as without a critic, or those of all trajectories.
+    """
+
+    def __init__(self, warn: Callable[[str], None], by_group: bool) -> None:
+        self._warn, self._by_group = cache(warn), by_group
+        self._alike = 0
+        """How many of the last rollouts had no differing rewards."""
+
+    def observe(self, rollout: ScoredRollout) -> None:
+        by_group = self._by_group and rollout.num_generations > 1
+        compared = rollout.num_generations if by_group else len(rollout.rewards_per_func)
+        self._alike = 0 if _differ(rollout, compared) else self._alike + 1
+        if not rollout.turns.turn_mask.any():
+            self._warn(
+                "No trajectory of a rollout has a turn to train on: a search engine, tool, environment or agent "
+                f"may be down. See `trajectories_without_turn` in {DEBUG_PAGE}."
+            )
+        elif self._alike == _ALIKE:
+            group = " of a group" if by_group else ""
+            self._warn(
+                f"No rewards{group} differed in {_ALIKE} rollouts in a row, so there is nothing to learn from. See "
+                f"`frac_reward_zero_std` in {DEBUG_PAGE}."
+            )
+
+
+def _differ(rollout: ScoredRollout, size: int) -> bool:
+    """Whether two of `size` scored trajectories in a row differ in their rewards, or in those of a turn."""
+    rewards = torch.cat([rollout.totals().unsqueeze(1), rollout.turn_rewards], dim=1)
+    left_out = ~rollout.scored.unsqueeze(1)
+    most, least = rewards.masked_fill(left_out, -math.inf), rewards.masked_fill(left_out, math.inf)
+    groups = (-1, size, rewards.size(1))
+    return bool((most.view(groups).amax(1) > least.view(groups).amin(1)).any())
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from typing import Any
 from urllib.error import HTTPError
@@ -38,6 +39,27 @@ def test_a_defect_of_the_endpoint_is_raised(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Conversation, "begin", begin)
     with pytest.raises(RuntimeError, match="endpoint failed: LookupError"):
         run_agent(asking(), {}, qwen_tokenizer(), answer)
+
+
+@pytest.mark.parametrize("mistake", ["request", "defect", "reward"])
+def test_nothing_is_waited_for_after_a_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, has_ended = threading.Event(), threading.Event()
+
+    def agent(example: Any, endpoint: Any) -> Any:
+        if example["i"]:
+            is_over.wait(30)
+            has_ended.set()
+            return None
+        if mistake != "reward":
+            asking(n=2 if mistake == "request" else 1)(example, endpoint)
+        return "a text"
+
+    if mistake == "defect":
+        monkeypatch.setattr(Conversation, "begin", None)
+    with pytest.raises(RuntimeError, match={"request": "`n`", "defect": "TypeError", "reward": "a text"}[mistake]):
+        collect(agent, 2)
+    assert not has_ended.is_set()
+    is_over.set()
 
 
 def test_a_path_that_is_not_served_is_the_agents_mistake() -> None:
