@@ -53,6 +53,8 @@ def check_model(base: PreTrainedModel) -> None:
     name, config = type(base).__name__, base.config.get_text_config(decoder=True)
     if base.config.is_encoder_decoder:
         raise NotServed(f"{name} has an encoder")
+    if is_encoder(base):
+        raise NotServed(f"{name} is an encoder without `is_decoder=True`")
     for method in _GENERATION_METHODS:
         if getattr(type(base), method, None) is not getattr(GenerationMixin, method) or method in vars(base):
             raise NotServed(f"{name} overrides `{method}`")
@@ -82,6 +84,15 @@ def _check_positions(config: Any) -> None:
         raise NotServed(f"its rotary positions ({kind}) depend on the longest context of a batch")
     if any("mrope_section" in parameters for parameters in _rotary(config)):
         raise NotServed("its positions have several dimensions")
+
+
+def is_encoder(model: PreTrainedModel) -> bool:
+    """Whether tokens attend to later ones, as in BERT and its kin unless `config.is_decoder` is True.
+
+    The config alone does not show it: GPT-NeoX's says False, and no layer reads it.
+    """
+    is_decoder = getattr(model.config, "is_decoder", True)
+    return not is_decoder and any(getattr(module, "is_decoder", True) is False for module in model.modules())
 
 
 def rope_of_batch(config: Any) -> str | None:
