@@ -74,8 +74,8 @@ class Forward:
         models = [each for each in (policy, reference, backbone) if each is not None]
         if encoders := [type(each).__name__ for each in models if is_encoder(each)]:
             raise ValueError(
-                f"{encoders[0]} has `config.is_decoder` False, so that tokens would attend to the later ones that they "
-                "predict: it must be True."
+                f"{encoders[0]} has `config.is_decoder` False, but it must be True: tokens would attend to those that "
+                "they predict."
             )
         self.routers = replayed_routers(trainer, policy)
         """The routers that are replayed."""
@@ -187,7 +187,7 @@ class Forward:
             torch.stack([off[tokens].mean() for off in _off(each, plain) for tokens in (kept, past)])
             for each in (again, *packed)
         )
-        return max(float((each / (floor + _NEGLIGIBLE)).max()) for each in found)
+        return float((torch.stack(found) / (floor + _NEGLIGIBLE)).max())  # NaN if there is one
 
 
 def _off(ours: Pass, theirs: Pass) -> list[Tensor]:
