@@ -58,6 +58,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "qwen3_next": (lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**GQA)), "LinearAttentionLayer"),
     "gpt_neo": (lambda: hf.GPTNeoForCausalLM(hf.GPTNeoConfig(**GPT_NEO)), "local attention"),
     "t5": (lambda: hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=32, d_model=8, num_layers=1)), "an encoder"),
+    "bert": (lambda: tiny("bert"), "is bidirectional"),
+    "llama": (lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GQA, is_causal=False)), "is bidirectional"),
 }
 """Those that slots do not serve, and a part of the reason that is given."""
 DENSE_FIRST = {**GQA, **MOE, "num_hidden_layers": 3, "mlp_only_layers": [0], "head_dim": 8}

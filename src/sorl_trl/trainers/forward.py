@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from sorl_trl.rollout.slots.support import is_encoder, rope_of_batch
+from sorl_trl.rollout.slots.support import is_bidirectional, rope_of_batch
 from sorl_trl.trainers.batch import loss_mask_of
 from sorl_trl.trainers.checks import warn_on_main_process
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of
@@ -58,7 +58,7 @@ class Forward:
     inspects the models' classes and configs and makes them attend in segments; the first pass tries the layouts out.
 
     Raises:
-        ValueError: One process has several GPUs, or a model is an encoder.
+        ValueError: One process has several GPUs, or a model is bidirectional.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -72,10 +72,10 @@ class Forward:
         reference = trainer.accelerator.unwrap_model(trainer.ref_model) if trainer.ref_model is not None else None
         backbone = getattr(getattr(policy, CRITIC_ATTRIBUTE, None), "backbone", None)
         models = [each for each in (policy, reference, backbone) if each is not None]
-        if encoders := [type(each).__name__ for each in models if is_encoder(each)]:
+        if (found := next(filter(is_bidirectional, models), None)) is not None:
             raise ValueError(
-                f"{encoders[0]} has `config.is_decoder` False, but it must be True: tokens would attend to those that "
-                "they predict."
+                f"{type(found).__name__} is bidirectional: its tokens attend to those that they predict. Set "
+                "`is_decoder` or `is_causal` of its config to True."
             )
         self.routers = replayed_routers(trainer, policy)
         """The routers that are replayed."""

@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from sorl_trl.trainers import layouts
-from sorl_trl.trainers.layouts import LAYOUTS, plan_of
+from sorl_trl.trainers.layouts import LAYOUTS, Segments, plan_of, segment_attention
 from tests import model_families as families
+from tests.critics import policy_with
 from tests.model_families import GQA, MIXED
 from tests.passes import IN_SINGLE, asked, detached, forward_of, one_by_one, warnings_of, with_head
 
@@ -37,10 +38,6 @@ UNFOLDED: dict[str, tuple[Callable[[], Any], str]] = {
     "doge": (lambda: families.tiny("doge"), FAILS),
 }
 """Those that do not pack, and a part of the reason. Nemotron drops the segments; the last three need a mask."""
-
-
-def mistral(window: int) -> Any:
-    return families.build(lambda: hf.MistralForCausalLM(hf.MistralConfig(**GQA, sliding_window=window)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["single", "half"])
@@ -69,7 +66,7 @@ def is_packed(model: Any) -> bool | None:
     try:
         forward = forward_of(with_head(model, packs=False))
     except ValueError as refused:
-        assert "`config.is_decoder` False" in str(refused)
+        assert "is bidirectional" in str(refused)
         return None
     if forward.reason is not None:
         return False
@@ -97,7 +94,7 @@ def test_no_family_is_packed_that_mixes_texts() -> None:
         except Exception:  # of many classes, if its parts want configs of their own
             continue
         packs.append(is_packed(model))
-    assert packs.count(True) > 60 and packs.count(False) > 60 and packs.count(None) > 10
+    assert packs.count(True) > 65 and packs.count(False) > 60 and packs.count(None) > 10
 
 
 def test_a_model_that_fails_without_padding_reads_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +107,14 @@ def test_a_model_that_fails_without_padding_reads_padded_rows(monkeypatch: pytes
     found = asked(forward, model)
     assert (forward.layouts, forward.reason) == (("unfolded",), FAILS)
     torch.testing.assert_close(found, {name: plain[name] for name in found}, **IN_SINGLE)
+
+
+@pytest.mark.parametrize(("width", "segments"), [(0, None), (4, Segments((4,), (), torch.tensor([0, 4])))])
+def test_segments_and_the_empty_mask_belong_together(width: int, segments: Segments | None) -> None:
+    """A layer that drops one, or makes a mask of its own, would mix texts or ignore what it masks."""
+    states, mask = torch.zeros(1, 1, 4, 8), torch.ones(1, 1, width, width, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match="Linear does not pass on"):
+        segment_attention(torch.nn.Linear(1, 1), states, states, states, mask, segments=segments)
 
 
 CAUSAL = layouts._causal
@@ -128,28 +133,57 @@ def not_a_number(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
     return CAUSAL(q, k, v, *others) * (1.0 if k.size(2) == q.size(2) else torch.nan)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["double", "half"])
-@pytest.mark.parametrize("wrong", [without_window, without_prefix, not_a_number])
+def wrong_at_the_beginning(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
+    return CAUSAL(q, k, v, *others) * (1 + 2.0 * (torch.arange(q.size(2)) < 5)[:, None])
+
+
+def slightly_wrong_past_the_window(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
+    return CAUSAL(q, k, v, *others) * (1 + 1e-3 * (torch.arange(q.size(2)) >= 44)[:, None])
+
+
+WRONG = without_window, without_prefix, not_a_number, wrong_at_the_beginning, slightly_wrong_past_the_window
+
+
+def mistral(window: int, layers: int = 2) -> Any:
+    config = hf.MistralConfig(**{**GQA, "num_hidden_layers": layers, "sliding_window": window})
+    return with_head(families.build(lambda: hf.MistralForCausalLM(config)), packs=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "dtype"), [*((each, torch.float64) for each in WRONG), *((each, torch.bfloat16) for each in WRONG[:2])]
+)
 def test_wrong_attention_is_found(
     wrong: Callable[..., Tensor], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts are longer than the window; and one wrong layout is enough."""
+    """Texts are longer than the window; and one layout that is wrong at some tokens is enough."""
     monkeypatch.setattr(layouts, "_causal", wrong)
-    model = mistral(window=40).to(dtype)
-    forward = forward_of(with_head(model, packs=False))
+    model = mistral(window=40, layers=1).to(dtype)
+    forward = forward_of(model)
     asked(forward, model)
     assert forward.layouts == ("unfolded",) and "off by" in str(forward.reason)
 
 
-def test_a_large_window_is_not_exceeded() -> None:
-    """Whether it arrives is checked instead."""
-    model, seen = mistral(window=4096), []
-    forward = forward_of(with_head(model, packs=False))
+def test_wrong_values_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a critic with a model of its own, where the policy's own attention adds nothing."""
+    monkeypatch.setattr(layouts, "_causal", without_prefix)
+    model, _ = policy_with("model")
+    for layer in model.base_model.layers:
+        layer.self_attn.o_proj.weight.data.zero_()
+    forward = forward_of(model)
+    asked(forward, model)
+    assert forward.layouts == ("unfolded",) and "off by" in str(forward.reason)
+
+
+@pytest.mark.parametrize("window", [40, 4096])
+def test_texts_exceed_a_window_if_they_may(window: int) -> None:
+    """Otherwise, it is enough that the window arrives."""
+    model, seen = mistral(window), []
+    forward = forward_of(model)
     model.base_model.register_forward_pre_hook(
         lambda _module, _args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     asked(forward, model)
-    assert forward.layouts == LAYOUTS and max(seen) < 200
+    assert forward.layouts == LAYOUTS and max(seen) < 300
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -172,9 +206,9 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def test_padded_rows_predict_tokens_from_tokens() -> None:
-    """Neither padding, nor a token after padding."""
-    mask = torch.tensor([[0, 1, 1, 0, 1]])
-    plan = plan_of(torch.arange(5)[None], mask, torch.ones(1, 5, dtype=torch.bool), layouts=["rows"])
+    """Neither padding, nor a token after padding, nor what is not scored."""
+    mask, scored = torch.tensor([[0, 1, 1, 1, 0, 1]]), torch.tensor([[1, 1, 1, 0, 1, 1]]).bool()
+    plan = plan_of(torch.arange(6)[None], mask, scored, layouts=["rows"])
     assert (plan.predictors.tolist(), plan.targets.tolist()) == ([1], [2])
 
 

@@ -53,8 +53,8 @@ def check_model(base: PreTrainedModel) -> None:
     name, config = type(base).__name__, base.config.get_text_config(decoder=True)
     if base.config.is_encoder_decoder:
         raise NotServed(f"{name} has an encoder")
-    if is_encoder(base):
-        raise NotServed(f"{name} is an encoder without `is_decoder=True`")
+    if is_bidirectional(base):
+        raise NotServed(f"{name} is bidirectional")
     for method in _GENERATION_METHODS:
         if getattr(type(base), method, None) is not getattr(GenerationMixin, method) or method in vars(base):
             raise NotServed(f"{name} overrides `{method}`")
@@ -70,8 +70,6 @@ def check_model(base: PreTrainedModel) -> None:
 
 def _check_layers(config: Any) -> None:
     """Check the cache that `generate` would build: its layers for windows, chunks and states have other classes."""
-    if not getattr(config, "is_causal", True):
-        raise NotServed("its attention is not causal")
     others = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
     if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo's, which that cache ignores
         others.append("local attention")
@@ -86,13 +84,13 @@ def _check_positions(config: Any) -> None:
         raise NotServed("its positions have several dimensions")
 
 
-def is_encoder(model: PreTrainedModel) -> bool:
+def is_bidirectional(model: PreTrainedModel) -> bool:
     """Whether tokens attend to later ones, as in BERT and its kin unless `config.is_decoder` is True.
 
-    The config alone does not show it: GPT-NeoX's says False, and no layer reads it.
+    That is read from layers, because GPT-NeoX's config says False, too, and no layer asks it.
     """
-    is_decoder = getattr(model.config, "is_decoder", True)
-    return not is_decoder and any(getattr(module, "is_decoder", True) is False for module in model.modules())
+    is_causal = getattr(model.config.get_text_config(decoder=True), "is_causal", True)
+    return not is_causal or any(getattr(module, "is_decoder", True) is False for module in model.modules())
 
 
 def rope_of_batch(config: Any) -> str | None:
