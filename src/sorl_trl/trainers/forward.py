@@ -162,7 +162,8 @@ class Forward:
         """The difference of layouts from padded rows, over that of padded rows from themselves; infinite if one fails.
 
         It is the largest of mean differences in log-probabilities and values, of all tokens and of those past the
-        sliding window. Rows that are padded further and have a mask show how much rounding explains.
+        sliding window. Rows that are padded further, in another kernel, show what rounding explains: without the
+        kernel, they may not differ at all.
         """
         model, causal_lm = self._trainer.model, causal_lm_of(self._trainer.model)
         config = causal_lm.config.get_text_config()

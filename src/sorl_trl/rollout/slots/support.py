@@ -87,10 +87,12 @@ def _check_positions(config: Any) -> None:
 def is_bidirectional(model: PreTrainedModel) -> bool:
     """Whether tokens attend to later ones, as in BERT and its kin unless `config.is_decoder` is True.
 
-    That is read from layers, because GPT-NeoX's config says False, too, and no layer asks it.
+    That is read from layers, because GPT-NeoX's config says False, too, and no layer asks it. A vision-language model
+    may have such layers for its images.
     """
-    is_causal = getattr(model.config.get_text_config(decoder=True), "is_causal", True)
-    return not is_causal or any(getattr(module, "is_decoder", True) is False for module in model.modules())
+    config = model.config.get_text_config(decoder=True)
+    layers = model.modules() if config is model.config else ()
+    return not getattr(config, "is_causal", True) or any(getattr(each, "is_decoder", True) is False for each in layers)
 
 
 def rope_of_batch(config: Any) -> str | None:
