@@ -33,19 +33,22 @@ from tests.agents import (
     search_index,
     steps_after,
 )
+from tests.training import IN_FLOAT64
 
 REUSED: dict[str, Any] = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
 """Four updates of each rollout; a pass over the eight prompts has four rollouts."""
 
 
-def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
+def build(
+    folder: Path, trainer_class: Any = SOGRPOTrainer, dtype: torch.dtype = torch.float32, **overrides: Any
+) -> Any:
     folder.mkdir(exist_ok=True)
     arguments = {**REUSED, "max_steps": 24, "async_staleness": 2}
     if trainer_class is SOPPOTrainer:
         arguments |= {"num_generations": 1, "critic_warmup_steps": 0}
     torch.manual_seed(0)
     search = Slow(search_index(folder), 0.02)
-    trainer = build_agent(folder, search, trainer_class, model=agent_policy(), **{**arguments, **overrides})
+    trainer = build_agent(folder, search, trainer_class, model=agent_policy().to(dtype), **{**arguments, **overrides})
     trainer.asked = []
     generate = trainer._generate
 
@@ -238,7 +241,8 @@ def saved_at(folder: Path, step: int, **options: Any) -> Path:
 @pytest.mark.parametrize(("step", "trainer_class"), [(5, SOGRPOTrainer), (8, SOPPOTrainer)])
 def test_a_resumed_run_continues_with_the_rollouts_in_progress(tmp_path: Path, step: int, trainer_class: Any) -> None:
     """In the middle of a rollout's updates, and after them."""
-    options = {"trainer_class": trainer_class, "max_steps": 16}
+    options: dict[str, Any] = {"trainer_class": trainer_class, "max_steps": 16, "dtype": torch.float64}
+    options["adam_epsilon"] = IN_FLOAT64["adam_epsilon"]
     whole, rest = (build(tmp_path / name, **options) for name in ("whole", "rest"))
     whole.train()
     rest.train(resume_from_checkpoint=str(saved_at(tmp_path / "first", step, **options)))
@@ -246,7 +250,7 @@ def test_a_resumed_run_continues_with_the_rollouts_in_progress(tmp_path: Path, s
     assert rest.asked == whole.asked[begun:]
     assert logged(rest, "async/age_max")[-(4 - begun) :] == [2] * (4 - begun)
     for (name, ours), (_, theirs) in zip(rest.model.named_parameters(), whole.model.named_parameters(), strict=True):
-        assert torch.equal(ours, theirs), name
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6, msg=name)
 
 
 def test_rollouts_of_other_settings_are_sampled_anew(
