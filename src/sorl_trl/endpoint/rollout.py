@@ -38,7 +38,8 @@ _CAUSES = {
     "history": "earlier messages or the tools change from call to call, for example because they contain the time. "
     "Leave them unchanged, and append new messages",
 }
-_OWN = "before its first call, or of its event loop"
+_FULL = {StopReason.TRAJECTORY_LIMIT, StopReason.CONTEXT_LIMIT}
+_OWN = "before its first call, or one of its event loop"
 _MASKED = {
     "lost": "exceeded `time_limit_s` or lost a connection",
     "broken": f"raised an error {_OWN}",
@@ -177,8 +178,8 @@ class EndpointRollout(PolicyRollout):
 
         Raises AgentMistake, a ValueError, if an agent sends an unsupported request or returns something other than
         rewards; in this process's first rollout, if an agent's error is unrelated to the policy, or all of several
-        agents raise one and reached no limit; and in any rollout, if all agents' errors are unrelated to the policy,
-        or all lost their connections before a call.
+        agents raise one with room for further calls; and in any rollout, if all agents' errors are unrelated to the
+        policy, or all lost their connections before a call.
         """
         began = time.perf_counter()
         queue = TurnQueue(len(examples), self.engine.rejoin_after)
@@ -255,8 +256,8 @@ class EndpointRollout(PolicyRollout):
                 f"All {size} agents lost a connection before their first call was answered. If a proxy is set "
                 f"(HTTP_PROXY), add {self.host} to NO_PROXY. The first error: {_first(lost)}"
             ) from lost[0].error
-        # A single error, or a limit that was reached, may be the policy's fault.
-        if is_first and size > 1 and all(reason is StopReason.AGENT_ERROR for reason in reasons):
+        # A single error may be the policy's fault, and so may calls that a full trajectory or context refused.
+        if is_first and len(failed) == size > 1 and not _FULL & {*reasons}:
             raise AgentMistake(f"All {size} agents raised an error. The first: {_first(failed)}") from failed[0].error
         self._has_run.set()
         for kind in filter(found.get, _MASKED):

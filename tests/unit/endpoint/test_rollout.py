@@ -437,7 +437,7 @@ def test_the_last_turn_decides_whether_a_limit_ended_the_trajectory(
     assert output["agent_rewards"] == [None] * 4 and "2 of 4 agents exceeded `time_limit_s`" in caplog.text
 
 
-def test_errors_of_all_agents_at_a_limit_are_the_policys() -> None:
+def test_errors_of_all_agents_without_room_for_a_call_are_the_policys() -> None:
     async def agent(example: Any, endpoint: Access) -> None:
         for _ in range(3):
             await ask(endpoint, "hi")
@@ -445,6 +445,8 @@ def test_errors_of_all_agents_at_a_limit_are_the_policys() -> None:
     output, metrics, _ = collect(agent, 2, trajectory=10)
     assert reasons(output) == [StopReason.TRAJECTORY_LIMIT] * 2
     assert output["agent_rewards"] == [{"reward": 0.0}] * 2 and metrics["endpoint/error_share"] == 1
+    with pytest.raises(AgentMistake, match="SystemExit"):  # not of a turn that was cut
+        collect(fails, [{"kind": "exit"}] * 2, turn=3)
 
 
 def test_messages_are_completions_where_prompts_are() -> None:
