@@ -54,8 +54,8 @@ class RewardWatch:
         elif self._alike >= _ALIKE:
             group = " of a group" if by_group else ""
             self._warn(
-                f"No rewards{group} differed in {_ALIKE} rollouts in a row, so there is hardly anything to learn from. See "
-                f"`frac_reward_zero_std` in {DEBUG_PAGE}."
+                f"No rewards{group} differed in {_ALIKE} rollouts in a row, so there is hardly anything to learn. "
+                f"See `frac_reward_zero_std` in {DEBUG_PAGE}."
             )
 
 
