@@ -75,6 +75,7 @@ if __name__ == "__main__":
     sets = [Dataset.from_list([{"prompt": each.question, **vars(each)} for each in rows]) for rows in loaded]
     rollout = EndpointRollout(partial(agent, judge=args.judge), args.max_turn_tokens)
     more = {"rollout_func": rollout, "peft_config": get_peft_config(model), "callbacks": [CollapseGuard("stop")]}
+    # refuses a model whose chat template shows no tools, before its weights are loaded
     more["processing_class"] = ensure_response_template(model.model_name_or_path, {}, config.trust_remote_code)
     trainer = SOGRPOTrainer(model.model_name_or_path, agent_reward, config, *sets, **more)
     trainer.train(config.resume_from_checkpoint)

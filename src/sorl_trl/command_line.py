@@ -41,6 +41,8 @@ from sorl_trl.text import one_line
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as in a shell."""
 LAST_PORT = 65535
+PENDING_CONNECTIONS = 2048
+"""How many connections the operating system keeps until a server takes them; our choice."""
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 PACKAGE = Path(__file__).parent
 NAMED_BY_TEXT = (
@@ -148,16 +150,16 @@ def port(text: str) -> int:
     return int(text)
 
 
-def listen(host: str, port: int, backlog: int) -> socket.socket:
-    """A socket that listens at an address; port 0 is a free one. Raises UserMistake, naming `--port` or `--host`."""
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A socket that listens at an address; port 0 is a free one. Raises UserMistake, naming `--port` or `host`."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=backlog)
+        return socket.create_server((host, port), family=family, backlog=PENDING_CONNECTIONS)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserMistake(f"`--port` is {port}, which is in use: choose another, or 0 for a free one") from error
-        name, value = ("port", port) if error.errno == errno.EACCES else ("host", repr(host))
-        raise UserMistake(f"`--{name}` is {value}, where this process cannot listen: {one_line(error)}") from error
+        found = f"`--port` is {port}" if error.errno == errno.EACCES else f"`host` is {host!r}"
+        raise UserMistake(f"{found}, where this process cannot listen: {one_line(error)}") from error
 
 
 def options_in(words: Sequence[str]) -> set[str]:

@@ -60,7 +60,7 @@ def test_a_run_is_served_with_its_recipe_until_it_is_interrupted(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("address", "named"),
-    [(("127.0.0.1", "taken"), "`--port` is"), (("192.0.2.1", "0"), "`--host` is '192.0.2.1'")],
+    [(("127.0.0.1", "taken"), "`--port` is"), (("192.0.2.1", "0"), "`host` is '192.0.2.1'")],
 )
 def test_an_address_that_is_not_available_is_noticed_before_the_policy_is_loaded(
     address: tuple[str, str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -36,7 +36,6 @@ def serve(options: Namespace, policy: str, recipe: Mapping[str, Any]) -> None:
     from torch import accelerator
 
     from sorl_trl.endpoint.serve import serve_policy
-    from sorl_trl.endpoint.server import PENDING_CONNECTIONS
     from sorl_trl.evaluation.arguments import ModelArguments, read_template_kwargs
     from sorl_trl.evaluation.policy import (
         generation_config,
@@ -57,7 +56,7 @@ def serve(options: Namespace, policy: str, recipe: Mapping[str, Any]) -> None:
     tokenizer = load_tokenizer(policy, model_arguments.model_revision, model_arguments.trust_remote_code)
     if tokenizer.chat_template is None:
         raise UserMistake(f"{policy} has no chat template, which API calls need: use a chat model")
-    listener = listen(options.host, options.port, PENDING_CONNECTIONS)  # clients wait while the policy is loaded
+    listener = listen(options.host, options.port)  # clients wait while the policy is loaded
     model = load_model(model_arguments, PartialState(cpu=not accelerator.is_available()).device)
     setup = make_setup(model, tokenizer, limits, template_kwargs)
     warn_of_endless_messages(setup)

@@ -108,7 +108,7 @@ async def _outcome(called: Awaitable[Any], time_limit_s: float) -> Outcome:
     """Wait for an agent, and end it when its time is up or, with CancelledError, when nobody waits any more."""
     began = time.monotonic()
     task = asyncio.ensure_future(contained(called))
-    task.add_done_callback(_retrieve)
+    task.add_done_callback(retrieve)
     try:
         await asyncio.wait({task}, timeout=time_limit_s)
         # A coroutine that blocks keeps the loop from noticing that the time is up.
@@ -125,7 +125,7 @@ async def _outcome(called: Awaitable[Any], time_limit_s: float) -> Outcome:
         task.cancel()  # if it has not ended; it is not waited for, because it may not obey
 
 
-def _retrieve(ended: asyncio.Future[Any]) -> None:
+def retrieve(ended: asyncio.Future[Any]) -> None:
     """Take note of an error that comes when nobody waits any more, because asyncio would log its traceback."""
     if not ended.cancelled():
         ended.exception()
@@ -151,7 +151,7 @@ async def _called(agent: Agent, example: dict[str, Any], access: Access) -> Any:
 
     # A thread of its own, because one that never ends must not keep others from running.
     in_thread = asyncio.wrap_future(DaemonThreads(1, "sorl-agent").submit(call))
-    in_thread.add_done_callback(_retrieve)
+    in_thread.add_done_callback(retrieve)
     returned = await asyncio.shield(in_thread)
     return await returned if isinstance(returned, Awaitable) else returned
 

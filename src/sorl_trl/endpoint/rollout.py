@@ -38,7 +38,8 @@ _CAUSES = {
     "history": "earlier messages or the tools change from call to call, for example because they contain the time. "
     "Leave them unchanged, and append new messages",
 }
-_OWN = "before its first call, or of its event loop"
+_FULL = {StopReason.TRAJECTORY_LIMIT, StopReason.CONTEXT_LIMIT}
+_OWN = "before its first call, or one of its event loop"
 _MASKED = {
     "lost": "exceeded `time_limit_s` or lost a connection",
     "broken": f"raised an error {_OWN}",
@@ -176,8 +177,9 @@ class EndpointRollout(PolicyRollout):
         """See `PolicyRollout.collect`.
 
         Raises AgentMistake, a ValueError, if an agent sends an unsupported request or returns something other than
-        rewards; in the first rollout, if an agent's error is unrelated to the policy or all agents raise one; and in
-        any rollout, if all agents' errors are unrelated to the policy, or all lost their connections before a call.
+        rewards; in this process's first rollout, if an agent's error is unrelated to the policy, or all of several
+        agents raise one with room for further calls; and in any rollout, if all agents' errors are unrelated to the
+        policy, or all lost their connections before a call.
         """
         began = time.perf_counter()
         queue = TurnQueue(len(examples), self.engine.rejoin_after)
@@ -254,7 +256,8 @@ class EndpointRollout(PolicyRollout):
                 f"All {size} agents lost a connection before their first call was answered. If a proxy is set "
                 f"(HTTP_PROXY), add {self.host} to NO_PROXY. The first error: {_first(lost)}"
             ) from lost[0].error
-        if is_first and len(failed) == size > 1:  # a single one may be the policy's fault
+        # A single error may be the policy's fault, and so may calls that a full trajectory or context refused.
+        if is_first and len(failed) == size > 1 and not _FULL & {*reasons}:
             raise AgentMistake(f"All {size} agents raised an error. The first: {_first(failed)}") from failed[0].error
         self._has_run.set()
         for kind in filter(found.get, _MASKED):
@@ -344,8 +347,10 @@ def _kind(outcome: Outcome, reason: StopReason) -> str:
     """What an agent's end means: of `_MASKED`, "failed" if the policy is to blame, or "done"."""
     if reason is StopReason.NO_CALL:
         return "uncalled"
+    if outcome.is_lost:  # also after a limit, which hides it in the stop reason
+        return "lost"
     if reason.is_infrastructure_failure:
-        return "lost" if outcome.is_lost else "broken"
+        return "broken"
     return "done" if outcome.failure is None else "failed"
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from sorl_trl.command_line import listen
 from sorl_trl.endpoint import completions, responses
-from sorl_trl.endpoint.agents import AgentMistake
+from sorl_trl.endpoint.agents import AgentMistake, retrieve
 from sorl_trl.endpoint.completions import Served
 from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.conversation import Call, Conversation
@@ -35,7 +35,6 @@ _GRACE_S = 5.0
 _REMEMBERED = 256
 """How many requests per trajectory are kept for this."""
 _KEY = "sorl-"
-PENDING_CONNECTIONS = 1024
 _LIMITED_BY = {
     StopReason.TRAJECTORY_LIMIT: "`max_completion_length` limits everything after the trajectory's first prompt",
     StopReason.CONTEXT_LIMIT: "the maximum context length is set by the model or by the memory for its KV cache",
@@ -118,7 +117,7 @@ class Endpoint:
         check_installed()
         import uvicorn
 
-        self._socket = listener or listen(host, 0, PENDING_CONNECTIONS)
+        self._socket = listener or listen(host)
         name = f"[{host}]" if ":" in host else host
         self.base_url = f"http://{name}:{self._socket.getsockname()[1]}/v1"
         self._runs: dict[str, Run] = {}
@@ -288,7 +287,7 @@ class _SharedTurn:
 
     def __init__(self, turn: Coroutine[Any, Any, Sampled], conversation: Conversation) -> None:
         self.task = asyncio.ensure_future(turn)
-        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio would log it
+        self.task.add_done_callback(retrieve)
         self.is_received = self.is_dropped = False
         self.waiting = 0
         self.response_id, self.created = uuid.uuid4().hex[:24], int(time.time())

@@ -274,6 +274,8 @@ class MessageReader:
         return message
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_tokenizer":  # of a copy that is being made
+            raise AttributeError(name)
         return getattr(self._tokenizer, name)
 
     def __call__(self, *args: Any, **options: Any) -> Any:

@@ -53,7 +53,6 @@ example: sorl serve --index index --port 8000
 """
 SHUTDOWN_S = 30
 """Time limit in seconds for open requests when the server stops."""
-PENDING_CONNECTIONS = 2048
 DEFAULT_TOPK = 3
 """The default of Search-R1."""
 # The limits of one request; our choice. Search-R1 sends at most 512 prompts of 5 trajectories at once.
@@ -82,7 +81,7 @@ def serve(words: Sequence[str] | None = None) -> None:
     with mistakes():
         served = open_index(options.index)
         app = create_app(served)
-    listener = listen(options.host, options.port, PENDING_CONNECTIONS)
+    listener = listen(options.host, options.port)
     host, port = listener.getsockname()[:2]
     print(f"{len(served):,} passages ({served.identity}) on http://{host}:{port}/retrieve", flush=True)
 

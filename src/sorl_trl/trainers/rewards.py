@@ -51,11 +51,11 @@ class RewardWatch:
                 "No trajectory of a rollout has a turn to train on: a search engine, tool, environment or agent "
                 f"may be down. See `trajectories_without_turn` in {DEBUG_PAGE}."
             )
-        elif self._alike == _ALIKE:
+        elif self._alike >= _ALIKE:
             group = " of a group" if by_group else ""
             self._warn(
-                f"No rewards{group} differed in {_ALIKE} rollouts in a row, so there is nothing to learn from. See "
-                f"`frac_reward_zero_std` in {DEBUG_PAGE}."
+                f"No rewards{group} differed in {_ALIKE} rollouts in a row, so there is hardly anything to learn. "
+                f"See `frac_reward_zero_std` in {DEBUG_PAGE}."
             )
 
 

@@ -410,8 +410,10 @@ def test_a_turn_that_its_limit_cuts_after_a_call_has_reached_the_limit() -> None
     assert reasons(output) == [StopReason.TURN_LIMIT]
 
 
-def test_the_last_turn_decides_whether_a_limit_ended_the_trajectory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the agent then hangs."""
+def test_the_last_turn_decides_whether_a_limit_ended_the_trajectory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Even if the agent then hangs, which is said, because it returns no reward."""
     hanging: set[int] = set()
     end_time_limits(monkeypatch, lambda: len(hanging) == 2)
 
@@ -432,6 +434,19 @@ def test_the_last_turn_decides_whether_a_limit_ended_the_trajectory(monkeypatch:
         StopReason.TURN_LIMIT,
         StopReason.TRAJECTORY_LIMIT,
     ]
+    assert output["agent_rewards"] == [None] * 4 and "2 of 4 agents exceeded `time_limit_s`" in caplog.text
+
+
+def test_errors_of_all_agents_without_room_for_a_call_are_the_policys() -> None:
+    async def agent(example: Any, endpoint: Access) -> None:
+        for _ in range(3):
+            await ask(endpoint, "hi")
+
+    output, metrics, _ = collect(agent, 2, trajectory=10)
+    assert reasons(output) == [StopReason.TRAJECTORY_LIMIT] * 2
+    assert output["agent_rewards"] == [{"reward": 0.0}] * 2 and metrics["endpoint/error_share"] == 1
+    with pytest.raises(AgentMistake, match="SystemExit"):  # not of a turn that was cut
+        collect(fails, [{"kind": "exit"}] * 2, turn=3)
 
 
 def test_messages_are_completions_where_prompts_are() -> None:

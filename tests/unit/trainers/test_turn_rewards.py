@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.trainers.rewards import SAMPLED, SplitRewards, rewarding_turns, split_rewards
+from sorl_trl.trainers.rewards import SAMPLED, RewardWatch, SplitRewards, rewarding_turns, split_rewards
 from sorl_trl.trainers.sampled import Sampled
 
 
@@ -50,6 +51,19 @@ def test_a_trajectory_with_an_infinite_turn_reward_has_no_others(rewards: list[f
     assert math.isinf(totals[0] or 0.0) and totals[1] == 0.25
     parts = split(sampled, torch.tensor([[math.nan], [0.25]]), torch.ones(1))
     assert not parts.turn_rewards.any() and not parts.has_turn_reward.any()
+
+
+def test_rewards_that_stay_alike_are_said_even_if_one_rollout_had_no_turn() -> None:
+    said: list[str] = []
+    watch = RewardWatch(said.append, by_group=True)
+    for has_turn in (True, True, False, True, True):
+        rollout: Any = SimpleNamespace(
+            turns=SimpleNamespace(turn_mask=torch.tensor([[has_turn], [False]])), num_generations=2,
+            rewards_per_func=torch.ones(2, 1), turn_rewards=torch.zeros(2, 1), scored=torch.tensor([True, True]),
+            totals=lambda: torch.ones(2),
+        )  # fmt: skip
+        watch.observe(rollout)
+    assert ["turn to train on" in each for each in said] == [True, False]
 
 
 def test_a_missing_column_is_named_with_those_there_are() -> None:
