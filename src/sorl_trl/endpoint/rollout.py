@@ -39,10 +39,9 @@ _CAUSES = {
     "Leave them unchanged, and append new messages",
 }
 _FULL = {StopReason.TRAJECTORY_LIMIT, StopReason.CONTEXT_LIMIT}
-_OWN = "before its first call, or one of its event loop"
 _MASKED = {
     "lost": "exceeded `time_limit_s` or lost a connection",
-    "broken": f"raised an error {_OWN}",
+    "broken": "raised an error before its first call, or one of its event loop",
     "uncalled": "ended without a call to the policy",
 }
 """What agents did whose trajectories are masked."""
@@ -55,7 +54,10 @@ _HARDLY_ANY = 8
 
 
 def agent_reward(
-    completions: Sequence[Any], agent_rewards: Sequence[Any] | None = None, **_: Any
+    completions: Sequence[Any],
+    agent_rewards: Sequence[Any] | None = None,
+    trajectory: Sequence[Trajectory] = (),
+    **_: Any,
 ) -> list[float | None]:
     """The reward function for agents that return their rewards: the sum for each trajectory, None if there is none.
 
@@ -63,7 +65,9 @@ def agent_reward(
     """
     if agent_rewards is None:
         raise ValueError("`agent_reward` needs trajectories of an `EndpointRollout`, which passes on `agent_rewards`.")
-    if all(each is None for each in agent_rewards):
+    pairs = zip(agent_rewards, trajectory, strict=False)
+    kept = [each for each, made in pairs if not made.stop_reason.is_infrastructure_failure]
+    if kept and all(each is None for each in kept):
         _warn_once("No agent returned a reward for `agent_reward` to pass on. Does the agent end with `return`?")
     return [None if each is None else sum(each.values()) for each in agent_rewards]
 
@@ -250,7 +254,8 @@ class EndpointRollout(PolicyRollout):
             found[_kind(outcome, reason)].append(outcome)
         broken, lost, failed = found["broken"], found["lost"], found["failed"]
         if broken and (is_first or len(broken) == size):
-            raise AgentMistake(f"The agent raised an error {_OWN}: {_first(broken)}") from broken[0].error
+            where = "of its event loop" if broken[0].is_of_a_loop else "before its first call"
+            raise AgentMistake(f"The agent raised an error {where}: {_first(broken)}") from broken[0].error
         if len(lost) == size and not has_called and all(each.error for each in lost):
             raise AgentMistake(
                 f"All {size} agents lost a connection before their first call was answered. If a proxy is set "

@@ -154,8 +154,7 @@ def check_names(trainer: Any, name: str, columns: Iterable[str]) -> None:
         taken.add("environments")
     if found := sorted(taken & {*columns}):
         raise ValueError(
-            f"{name} has the column {found[0]!r}, but reward functions get something else under the names "
-            f"{sorted(taken)}: rename the column."
+            f"{name} has the column {found[0]!r}, but reward functions get something else under that name: rename it."
         )
 
 

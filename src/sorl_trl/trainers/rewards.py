@@ -139,6 +139,8 @@ def _recorded(returned: Iterable[Any], sampled: Sequence[Sampled], index: int, n
 
 def _record(reward: Any, trajectory: Sampled, row: int, index: int, name: str) -> Any:
     reward = reward.tolist() if hasattr(reward, "tolist") else reward  # tensors and arrays
+    if not trajectory.turns and reward is None:
+        return 0.0  # masked out in any case; for None, TRL would print all that the function was given
     if reward is None or _is_number(reward):
         return reward
     is_list = isinstance(reward, Sequence) and not isinstance(reward, (str, bytes))

@@ -218,9 +218,9 @@ def test_the_time_limit_masks_a_trajectory(
     assert reasons(output) == [StopReason.ENVIRONMENT_UNAVAILABLE] * 2
     assert [sum(mask) for mask in output["env_mask"]] == [0, 0]
     assert [len(each.turns) for each in output["trajectory"]] == [1, 1]
-    assert agent_reward([None] * 2, output["agent_rewards"]) == [None, None]
+    assert agent_reward([None] * 2, **output) == [None, None]
     assert (metrics["rollout/masked_share"], metrics["endpoint/error_share"]) == (1.0, 0.0)
-    assert "2 of 2 agents" in caplog.text
+    assert "2 of 2 agents" in caplog.text and "No agent returned a reward" not in caplog.text
 
 
 def test_the_time_limit_ends_a_turn_that_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,11 @@ def test_trl_sees_the_sum_and_the_turns_are_kept() -> None:
     assert parts.has_outcome.tolist() == [False, True, False]
 
 
+def test_trl_has_nothing_to_say_of_a_trajectory_without_a_turn() -> None:
+    """Which is masked out in any case: it prints all that functions were given where none returns a number."""
+    assert record([None, None], [0, 1])[1] == [0.0, None]
+
+
 @pytest.mark.parametrize("none", [None, math.nan])
 def test_a_turn_may_have_none(none: float | None) -> None:
     sampled, totals = record([[none, 0.5], [none, none]], [2, 2])
