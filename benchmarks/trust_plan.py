@@ -36,6 +36,7 @@ class TrustConfig(SOGRPOConfig):
     stop_kl: float = field(default=0.0, metadata={"help": "the KL beyond which a rollout's updates stop"})
     kl_over: str = field(default="update", metadata={"help": "what stop and controller read: an 'update' or a 'pass'"})
     control_by: str = field(default="update", metadata={"help": "the rate changes after an 'update' or a 'rollout'"})
+    first_factor: float = field(default=1.0, metadata={"help": "the share of the rate with which a run begins"})
     skip_empty: bool = field(default=False, metadata={"help": "whether an update without a gradient makes no step"})
 
 
@@ -69,6 +70,10 @@ class TrustRegion(KLControl):
         self._args, self._window = args, window
         self._kls: list[float] = []
         self.has_stopped = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        self._set(self._args.first_factor)
 
     def begin_rollout(self) -> None:
         """Change the rate by the peak of the rollout before."""
@@ -181,6 +186,32 @@ CANDIDATES = {
     "c.4-turn-kl-stop": _candidate(
         ".4/n, KL per turn, target .02, stop at .04 over a pass, rate per rollout",
         **_per_token(0.4) | _OF_TURN | _PASS | {"stop_kl": 0.04, "control_by": "rollout"},
+    ),
+    "slow": _candidate(".4/n, KL per turn, target .02, from .1", **_per_token(0.4), **_OF_TURN, first_factor=0.1),
+    "slow.05": _candidate(
+        ".4/n, KL per turn, target .05, from .1", **_per_token(0.4), kl_unit="turn", target_kl=0.05, first_factor=0.1
+    ),
+    "slow.01": _candidate(
+        ".4/n, KL per turn, target .01, from .1", **_per_token(0.4), kl_unit="turn", target_kl=0.01, first_factor=0.1
+    ),
+    "slow-c.2": _candidate(".2/n, KL per turn, target .02, from .1", **_per_token(0.2), **_OF_TURN, first_factor=0.1),
+    "slow-wide": _candidate("range .1, KL per turn, target .02, from .1", **_OF_TURN, first_factor=0.1),
+    "slow-pass": _candidate(
+        ".4/n, KL per turn over a pass, target .02, from .1", **_per_token(0.4), **_OF_TURN, **_PASS, first_factor=0.1
+    ),
+    "slow-token": _candidate(".4/n, KL per token, target .005, from .1", **_per_token(0.4), first_factor=0.1),
+    "slow.1": _candidate(
+        ".4/n, KL per turn, target .1, from .1", **_per_token(0.4), kl_unit="turn", target_kl=0.1, first_factor=0.1
+    ),
+    "wide.05": _candidate("range .1, KL per turn, target .05, from .1", kl_unit="turn", target_kl=0.05, first_factor=0.1),
+    "wide.1": _candidate("range .1, KL per turn, target .1, from .1", kl_unit="turn", target_kl=0.1, first_factor=0.1),
+    "fast.05": _candidate(".4/n, KL per turn, target .05, from 1", **_per_token(0.4), kl_unit="turn", target_kl=0.05),
+    "slower.05": _candidate(
+        ".4/n, KL per turn, target .05, from .02", **_per_token(0.4), kl_unit="turn", target_kl=0.05, first_factor=0.02
+    ),
+    "whole.2": _candidate(
+        ".4/n, KL per trajectory, target .2, from .1",
+        **_per_token(0.4) | {"kl_unit": "trajectory", "target_kl": 0.2, "first_factor": 0.1},
     ),
     "c.2-empty": _candidate(".2/n, no penalty, empty updates make no step", NO_PIECES, **_per_token(0.2), skip_empty=True),
     "c.2-mask": _candidate(

@@ -26,23 +26,30 @@ from sorl_trl.command_line import Parser, at_least, run_command
 
 ROWS = RESULTS / "trust_region.jsonl"
 LONG = "turns-of-80-in-3-hops"
-FIRST = ("c.4-stop", "today", "sequence", "c.1", "turn-kl", "c.4-turn-kl", "turn-kl-stop", "c.4-stop-pass")
-"""Are told apart first."""
-SECOND = ("c.2-mask", "c.2-empty", "c.4-turn-kl-stop", "c.4", "z1", "at2po", "grpo_target")
+FIRST = ("slow.05", "today", "sequence", "wide.05", "slow.1")
+SECOND = ("wide.1", "slower.05", "fast.05", "whole.2", "slow")
+THIRD = ("slow-wide", "slow-pass", "slow-token", "c.4", "z1", "at2po", "grpo_target", "c.4-stop", "c.2-mask", "c.2-empty")
 
 
 def plan() -> Iterator[Job]:
     """All runs, the ones that tell most apart first."""
-    for arms in (FIRST, SECOND):
-        for seeds, factor in product((CHOOSING_SEEDS[:2],), (1, 3)):
-            for arm, seed in product(arms, seeds):
-                yield job(LONG, arm, seed, factor)
-    for arm, rate, seed in product(("gspo_plain", "plain"), (3e-5, 1e-4), CHOOSING_SEEDS[:2]):
+    one, two = CHOOSING_SEEDS[:1], CHOOSING_SEEDS[:2]
+    for column, arm, seed in product(("reuse", "hunt-reuse", "hot"), FIRST, one):
+        yield job(column, arm, seed)
+    for arm, factor, seed in product((*FIRST, *SECOND), (1, 3), two):
+        yield job(LONG, arm, seed, factor)
+    for column, arm, seed in product(("reuse", "hot"), FIRST, one):
+        yield job(column, arm, seed, 3)
+    for arm, rate, seed in product(("gspo_plain", "plain"), (3e-5, 1e-4), two):
         yield Job(LONG, arm, rate, seed)
-    for column, arm in product(HEADLINE, (*FIRST, *SECOND)):
-        yield job(column, arm, CHOOSING_SEEDS[0])
-    for arm, seed, factor in product((*FIRST, *SECOND), CHOOSING_SEEDS[:2], (1, 3)):
+    for arm, factor, seed in product(FIRST[:3], (1, 3), two):
         yield job(VERY_LONG, arm, seed, factor)
+    for column, arm, seed in product(HEADLINE, (*FIRST, *SECOND), two):
+        yield job(column, arm, seed)
+    for arm, factor, seed in product(THIRD, (1, 3), two):
+        yield job(LONG, arm, seed, factor)
+    for column, arm, seed in product(("sampler-noise", "sampler-bfloat16", "turns-of-40-in-3-hops"), FIRST, two):
+        yield job(column, arm, seed)
 
 
 def job(column: str, arm: str, seed: int, factor: float = 1) -> Job:
