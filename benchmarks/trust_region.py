@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from benchmarks.common import RESULTS, Row, table
+from benchmarks.common import RESULTS, Row, locked, table
 from benchmarks.stability import RUNS, in_parallel
 from benchmarks.stability_report import Run, rounded
-from benchmarks.stability_run import Job, run
+from benchmarks.stability_run import Job, prepare, run
 from benchmarks.trust_plan import CHOOSING_SEEDS, COLUMNS, EVERY_METHOD, HEADLINE, VERY_LONG
 from sorl_trl.command_line import Parser, at_least, run_command
 
@@ -64,7 +64,9 @@ def load() -> dict[Job, Row]:
 
 
 def make(job: Job) -> None:
-    """Run, and add the row."""
+    """Run, and add the row. One process at a time makes a world and its policy."""
+    with locked(RUNS / "lock"):
+        prepare(COLUMNS[job.regime].world, job.seed, RUNS)
     row = json.dumps(row_of(run(job, RUNS)), allow_nan=False, separators=(",", ":"))
     with ROWS.open("a") as file:
         file.write(row + "\n")
