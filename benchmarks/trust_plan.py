@@ -32,7 +32,7 @@ _STEP = 1.5
 class TrustConfig(SOGRPOConfig):
     """Options of the candidates. Bounds and `target_kl` are in nats per `kl_unit`; 0 switches a bound off."""
 
-    kl_unit: str = field(default="token", metadata={"help": "'token', 'turn' or 'trajectory'"})
+    kl_unit: str = field(default="token", metadata={"help": "'token', 'root', 'turn' or 'trajectory'"})
     stop_kl: float = field(default=0.0, metadata={"help": "the KL beyond which a rollout's updates stop"})
     kl_over: str = field(default="update", metadata={"help": "what stop and controller read: an 'update' or a 'pass'"})
     control_by: str = field(default="update", metadata={"help": "the rate changes after an 'update' or a 'rollout'"})
@@ -41,12 +41,14 @@ class TrustConfig(SOGRPOConfig):
 
 
 def unit_kl(batch: MicroBatch, unit: str) -> Tensor:
-    """(B,) the KL to the old policy of each trajectory, in nats per token, per turn or in all."""
+    """(B,) the KL to the old policy of each trajectory, in nats per token, per turn or in all.
+
+    "root" is the geometric mean of the KL per token and the KL per turn.
+    """
     tokens = batch.loss_mask.sum(1)
     per_token = kl_to_old(batch.log_ratio.detach(), batch.loss_mask, "unbiased")
-    if unit == "token":
-        return per_token
-    return per_token * tokens / (batch.turns.counts.clamp(min=1) if unit == "turn" else 1)
+    length = tokens / batch.turns.counts.clamp(min=1)
+    return per_token * {"token": 1.0, "root": length.sqrt(), "turn": length, "trajectory": tokens}[unit]
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,21 @@ CANDIDATES = {
     "whole.2": _candidate(
         ".4/n, KL per trajectory, target .2, from .1",
         **_per_token(0.4) | {"kl_unit": "trajectory", "target_kl": 0.2, "first_factor": 0.1},
+    ),
+    **{
+        f"root{target:g}": _candidate(
+            f".4/n, KL per root of the turn's tokens, target {target:g}, from .1",
+            **_per_token(0.4) | {"kl_unit": "root", "target_kl": target, "first_factor": 0.1},
+        )
+        for target in (0.005, 0.01, 0.02)
+    },
+    "root0.01-fast": _candidate(
+        ".4/n, KL per root of the turn's tokens, target 0.01, from 1",
+        **_per_token(0.4) | {"kl_unit": "root", "target_kl": 0.01},
+    ),
+    "root0.01-c.2": _candidate(
+        ".2/n, KL per root of the turn's tokens, target 0.01, from .1",
+        **_per_token(0.2) | {"kl_unit": "root", "target_kl": 0.01, "first_factor": 0.1},
     ),
     "c.2-empty": _candidate(".2/n, no penalty, empty updates make no step", NO_PIECES, **_per_token(0.2), skip_empty=True),
     "c.2-mask": _candidate(

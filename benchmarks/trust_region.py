@@ -26,25 +26,31 @@ from sorl_trl.command_line import Parser, at_least, run_command
 
 ROWS = RESULTS / "trust_region.jsonl"
 LONG = "turns-of-80-in-3-hops"
-FIRST = ("slow.05", "today", "sequence", "wide.05", "slow.1")
-SECOND = ("wide.1", "slower.05", "fast.05", "whole.2", "slow")
-THIRD = ("slow-wide", "slow-pass", "slow-token", "c.4", "z1", "at2po", "grpo_target", "c.4-stop", "c.2-mask", "c.2-empty")
+FIRST = ("root0.01", "today", "sequence", "root0.02", "slow", "root0.005", "slow.05")
+SECOND = ("root0.01-c.2", "root0.01-fast", "slow.1", "slower.05", "fast.05")
+THIRD = ("wide.05", "whole.2", "slow-wide", "slow-pass", "c.4", "z1", "at2po", "grpo_target", "c.4-stop", "c.2-mask")
 
 
 def plan() -> Iterator[Job]:
     """All runs, the ones that tell most apart first."""
     one, two = CHOOSING_SEEDS[:1], CHOOSING_SEEDS[:2]
-    for column, arm, seed in product(("reuse", "hunt-reuse", "hot"), FIRST, one):
-        yield job(column, arm, seed)
-    for arm, factor, seed in product((*FIRST, *SECOND), (1, 3), two):
-        yield job(LONG, arm, seed, factor)
+    for arm in FIRST:
+        for factor, seed in product((1, 3), two):
+            yield job(LONG, arm, seed, factor)
+        for column in ("hot", "reuse", "hunt-reuse"):
+            yield job(column, arm, one[0])
     for column, arm, seed in product(("reuse", "hot"), FIRST, one):
         yield job(column, arm, seed, 3)
     for arm, rate, seed in product(("gspo_plain", "plain"), (3e-5, 1e-4), two):
         yield Job(LONG, arm, rate, seed)
     for arm, factor, seed in product(FIRST[:3], (1, 3), two):
         yield job(VERY_LONG, arm, seed, factor)
-    for column, arm, seed in product(HEADLINE, (*FIRST, *SECOND), two):
+    for arm in SECOND:
+        for factor, seed in product((1, 3), two):
+            yield job(LONG, arm, seed, factor)
+        for column in ("hot", "reuse", "hunt-reuse"):
+            yield job(column, arm, one[0])
+    for column, arm, seed in product(HEADLINE, FIRST, two):
         yield job(column, arm, seed)
     for arm, factor, seed in product(THIRD, (1, 3), two):
         yield job(LONG, arm, seed, factor)
