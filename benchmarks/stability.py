@@ -32,10 +32,10 @@ os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**33))
 from tqdm.auto import tqdm
 
 from benchmarks.common import RESULTS, locked, read_rows
-from benchmarks.equal_plan import EVERY_METHOD, EVERY_REGIME
 from benchmarks.stability_plan import JUDGING_SEEDS, METHODS, REGIMES
 from benchmarks.stability_report import Record, write_report
 from benchmarks.stability_run import Job, followed_by, prepare, run, settings_of
+from benchmarks.trust_plan import EVERY_METHOD, EVERY_REGIME
 from sorl_trl.command_line import Parser, at_least, run_command
 
 RUNS = Path(__file__).parents[1] / "runs/stability"

@@ -19,9 +19,9 @@ from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.common import QUIET
-from benchmarks.equal_plan import EVERY_METHOD, EVERY_REGIME
 from benchmarks.stability_plan import GROUP, PPO_SETTINGS, BenchmarkMethod, Regime
 from benchmarks.stability_report import LAST
+from benchmarks.trust_plan import EVERY_METHOD, EVERY_REGIME, TrustConfig, TrustTrainer
 from benchmarks.worlds.questions import POLICY, BenchmarkWorld, Score
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer, SeeUPOConfig, SeeUPOTrainer
@@ -214,6 +214,7 @@ TRAINERS: dict[str, tuple[Any, Any]] = {
     "seeupo": (SeeUPOTrainer, SeeUPOConfig),
     "group_refill": (GroupRefillTrainer, GroupRefillConfig),
     "against_sampler": (AgainstSampler, SOGRPOConfig),
+    "trust": (TrustTrainer, TrustConfig),
 }
 
 

@@ -223,7 +223,7 @@ def _step(noun: str) -> str:
 
 
 VERBOSITIES = (4, 10, 40, 80)
-"""About how many tokens a turn has."""
+"""About how many tokens a turn has. 200 is also possible: the same working, written down three times."""
 
 
 def working(notes: Notes, verbosity: int) -> list[str]:
@@ -240,7 +240,8 @@ def working(notes: Notes, verbosity: int) -> list[str]:
         compared = [last.comparison] if last else []
         return [notes.asked, *compared, notes.left, notes.conclusion]
     recorded = [last.record] if last else []
-    return [notes.asked, notes.plan, *recorded, notes.left, notes.conclusion]
+    once = [notes.asked, notes.plan, *recorded, notes.left]
+    return [*once * (3 if verbosity == 200 else 1), notes.conclusion]
 
 
 def words() -> Iterable[str]:
@@ -258,7 +259,7 @@ class Clerk(ScriptedExpert):
     relation of its name. With the same seed it makes the same mistakes in the same turns, whatever the verbosity.
 
     Args:
-        verbosity: one of `VERBOSITIES`.
+        verbosity: one of `VERBOSITIES`, or 200.
         *args: as `ScriptedExpert`, with the prompts and relations of a dated world.
     """
 
@@ -319,7 +320,7 @@ class WorkingWorld(SearchWorld):
     """A dated world to train in, another to be judged in, and a policy that practised in eight more."""
 
     verbosity: int
-    """About how many tokens a turn has, one of `VERBOSITIES`."""
+    """About how many tokens a turn has, one of `VERBOSITIES`, or 200."""
 
     title = "Working"
     description = f"{HOPS} hops"
