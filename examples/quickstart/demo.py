@@ -30,7 +30,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from sorl_trl.cli import evaluate
 from sorl_trl.cli.train import launch
-from sorl_trl.command_line import Parser, UserMistake, at_least, check_checkpoint, mistakes
+from sorl_trl.command_line import Parser, UserMistake, at_least, check_checkpoint, mistakes, sorl_command
 from sorl_trl.files import write_whole
 from sorl_trl.records import EVALUATION_FOLDER
 from sorl_trl.records.evaluated import read_evaluated, read_settings
@@ -232,4 +232,4 @@ def main(words: Sequence[str]) -> None:
     write_whole(run / SUMMARY, f"{json.dumps(summary, indent=2)}\n".encode())
     print(f"Always giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")
     print(f"\nAll of it took {summary['seconds']:.0f} seconds. Figures: {SUMMARY} in {run}")
-    print(f"Read the trajectories: sorl view {run / 'policy'}")
+    print(f"Read the trajectories: {sorl_command('view', str(run / 'policy'))}")

@@ -12,6 +12,7 @@ import ast
 import errno
 import os
 import re
+import shlex
 import socket
 import sys
 import traceback
@@ -30,6 +31,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
+from shutil import which
 from typing import Any, NoReturn
 
 import yaml
@@ -130,6 +132,12 @@ class KnownDefaults(ArgumentDefaultsHelpFormatter):
 
     def _get_help_string(self, action: Action) -> str | None:
         return action.help if action.default in (None, []) else super()._get_help_string(action)
+
+
+def sorl_command(*words: str) -> str:
+    """The command `sorl` with these words, to be pasted into a shell, whether or not `sorl` is on its path."""
+    program = ["sorl"] if which("sorl") else [sys.executable, "-m", "sorl_trl.cli.main"]
+    return shlex.join([*program, *words])
 
 
 def at_least(least: int) -> Callable[[str], int]:

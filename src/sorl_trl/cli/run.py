@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import yaml
@@ -21,7 +19,7 @@ from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.cli.arguments import Arguments, parse_arguments
 from sorl_trl.cli.build import build_trainer
 from sorl_trl.cli.dry_run import run_table, show, try_out
-from sorl_trl.command_line import INTERRUPTED, UserMistake, mistakes, package_version
+from sorl_trl.command_line import INTERRUPTED, UserMistake, mistakes, package_version, sorl_command
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.files import raise_if_disk_full, write_whole
 from sorl_trl.records import RECIPE_FILE, checkpoints
@@ -88,11 +86,10 @@ def _save(trainer: TurnLevelTrainer) -> None:
 def what_next(arguments: Arguments) -> list[str]:
     """The commands that a finished run is ready for, to be pasted into a shell."""
     folder = str(arguments.config.output_dir)
-    sorl = "sorl" if which("sorl") else f"{shlex.quote(sys.executable)} -m sorl_trl.cli.main"
-    commands = [f"{sorl} view {shlex.quote(folder)}"] if any(Path(folder).glob(SHARDS)) else []
+    commands = [sorl_command("view", folder)] if any(Path(folder).glob(SHARDS)) else []
     if arguments.rollout.rollout_func is None:  # which only training can use
-        questions = "" if arguments.task.eval_questions else " --questions FILE"
-        commands.insert(0, f"{sorl} evaluate {shlex.quote(folder)}{questions}")
+        questions = [] if arguments.task.eval_questions else ["--questions", "FILE"]
+        commands.insert(0, sorl_command("evaluate", folder, *questions))
     return commands
 
 

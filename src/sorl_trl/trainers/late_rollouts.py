@@ -6,6 +6,7 @@ See docs/how_to/async.md.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import threading
 import time
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from io import BytesIO
 from typing import Any
 
@@ -28,6 +29,7 @@ from sorl_trl.agents.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.engine import draw_seed
 from sorl_trl.rollout.slots import SlotEngine
+from sorl_trl.text import one_line
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler
 from sorl_trl.trainers.vllm_policy import ServerPolicy, raise_on_all_ranks
 from sorl_trl.types import (
@@ -41,6 +43,8 @@ from sorl_trl.types import (
     Trajectory,
     Turn,
 )
+
+logger = logging.getLogger(__name__)
 
 _STORED: list[Any] = [
     *(Trajectory, Turn, Observation, Action, ActionKind, StopReason, Passage, ToolCall, ToolResult),
@@ -372,9 +376,15 @@ def _packed(part: Part) -> Tensor | None:
         torch.save((part.version, part.step, part.prompts, *part.result.result()), buffer)
         packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
         _read(packed)
-    except Exception:  # pickle raises whatever an object does
+    except Exception as error:  # pickle raises whatever an object does
+        _warn_of_what_is_not_kept(one_line(error)[:200])
         return None
     return packed
+
+
+@cache
+def _warn_of_what_is_not_kept(reason: str) -> None:
+    logger.warning("Checkpoints cannot hold these asynchronous rollouts: a resume samples them anew. %s", reason)
 
 
 def _unpacked(packed: Tensor, place: tuple[int, int], rows: list[dict[str, Any]]) -> Part | None:

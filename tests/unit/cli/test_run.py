@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sorl_trl import command_line
 from sorl_trl.cli import run
 from sorl_trl.cli.arguments import parse_arguments
 from sorl_trl.cli.evaluate import read_words
@@ -86,7 +88,7 @@ def test_a_recipe_gives_the_same_arguments_from_anywhere(
 
 
 def test_the_next_commands_can_be_pasted_and_find_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(command_line, "which", lambda name: f"/bin/{name}")
     write_questions([Question("1", "who?", ("ann",))], tmp_path / "data.jsonl")
     folder, data = tmp_path / "my run", str(tmp_path / "data.jsonl")
     words = ["--output_dir", str(folder), "--train_questions", data, "--use_cpu", "--bf16", "false"]
@@ -97,6 +99,8 @@ def test_the_next_commands_can_be_pasted_and_find_something(tmp_path: Path, monk
     assert what_next(own) == []
     make(folder, "trajectories/step_000001_rank_0.parquet")
     assert what_next(own) == [f"sorl view '{folder}'"]
+    monkeypatch.setattr(command_line, "which", lambda name: None)
+    assert what_next(own) == [f"{sys.executable} -m sorl_trl.cli.main view '{folder}'"]
 
 
 def test_no_secret_is_written_nor_how_the_run_was_started(written: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sorl_trl.command_line import sorl_command
 from sorl_trl.records.trained import write_trained
 from sorl_trl.records.view import EVALUATION, TRAINING, Entry, main, render_page, write_page
 from tests.unit.evaluation.trajectories import answered, evaluated, question
@@ -35,7 +36,7 @@ def test_a_note_on_training_names_the_evaluation_beside_it(tmp_path: Path, capsy
     write_trained(tmp_path, 10, 0, [TRAINED])
     write_evaluation(tmp_path / "evaluation", evaluated(question("Ada"), answered("Ada")))
     main([str(tmp_path), "-o", str(tmp_path / "page.html")])
-    hint = f"sorl view {tmp_path / 'evaluation'}"
+    hint = sorl_command("view", str(tmp_path / "evaluation"))
     assert hint in capsys.readouterr().out
     assert hint in shown(tmp_path / "page.html")["notes"][0]
     assert shown(tmp_path / "page.html")["kind"] == TRAINING

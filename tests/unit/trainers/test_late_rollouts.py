@@ -16,7 +16,7 @@ from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.trainers import late_rollouts, vllm_policy
-from sorl_trl.trainers.late_rollouts import RolloutsAhead
+from sorl_trl.trainers.late_rollouts import Part, RolloutsAhead, _packed
 
 GROUPS, ROWS, PROMPTS = 2, 2, 6
 """Of a batch, of a group, and in the data set: an epoch is three batches."""
@@ -171,6 +171,12 @@ def test_the_end_of_a_run_ends_what_is_under_way() -> None:
         run.ahead.begin_at(0)
         run.ahead(run.expected()[0], run.trainer)
     assert not [each for each in threading.enumerate() if each.name.startswith("sorl-ahead")]
+
+
+def test_what_a_checkpoint_cannot_hold_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    part = Part((0, 0), 0, 0, [{"prompt": "a"}])
+    part.result.set_result(({"environments": [threading.Lock()]}, {}))
+    assert _packed(part) is None and "samples them anew" in caplog.text
 
 
 def test_groups_with_agents_and_without_are_one_batch() -> None:
