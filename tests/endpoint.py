@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -20,6 +21,9 @@ from sorl_trl.endpoint import Access, agents
 from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.conversation import Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
+from sorl_trl.endpoint.rollout import _endpoint
+from sorl_trl.endpoint.server import CallLimits, Run
+from sorl_trl.endpoint.turns import TurnQueue
 from sorl_trl.rollout import Engine, Generation, RolloutLimits, TurnEnd
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows
 from tests.tools import gemma_tokenizer, qwen_tokenizer
@@ -159,6 +163,16 @@ def collect(
     prompts = [row.get("prompt", "w") for row in rows]
     output, metrics = rollout.collect(setup_of(tokenizer, **limits), prompts, rows, engine)
     return output, metrics, engine
+
+
+@contextmanager
+def without_a_rollout() -> Iterator[Access]:
+    """The endpoint, for requests that would end a rollout."""
+    run = Run(0, Conversation(chat_of()), TurnQueue(1, 0), CallLimits(512, None, None))
+    endpoint = _endpoint("127.0.0.1")
+    endpoint.admit([run])
+    yield Access(endpoint.base_url, run.key)
+    endpoint.dismiss([run])
 
 
 def end_time_limits(monkeypatch: pytest.MonkeyPatch, is_due: Callable[[], bool]) -> None:

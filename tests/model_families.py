@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
     "bos_token_id": None,
 }
+WINDOW = {"sliding_window": 6}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
 GQA = {**SHAPE, "num_key_value_heads": 2}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "eos_token_id": 1}
@@ -56,6 +58,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "qwen3_next": (lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**GQA)), "LinearAttentionLayer"),
     "gpt_neo": (lambda: hf.GPTNeoForCausalLM(hf.GPTNeoConfig(**GPT_NEO)), "local attention"),
     "t5": (lambda: hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=32, d_model=8, num_layers=1)), "an encoder"),
+    "bert": (lambda: tiny("bert"), "is bidirectional"),
+    "llama": (lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GQA, is_causal=False)), "is bidirectional"),
 }
 """Those that slots do not serve, and a part of the reason that is given."""
 DENSE_FIRST = {**GQA, **MOE, "num_hidden_layers": 3, "mlp_only_layers": [0], "head_dim": 8}
@@ -64,6 +68,53 @@ MIXTURES: dict[str, Callable[[], Any]] = {
     "mixtral": SERVED["mixtral"],
 }
 """Mixtures with two routers that choose two of four experts. The first layer of "qwen3_moe" has none."""
+_SIZES: dict[int, tuple[str, ...]] = {
+    0: ("num_kv_shared_layers",),
+    1: ("n_shared_experts", "n_group", "topk_group"),
+    2: (
+        *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"),
+        *("num_key_value_heads", "num_experts_per_tok", "moe_topk", "moe_k", "altup_num_inputs"),
+    ),
+    4: (
+        *("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
+        *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    ),
+    8: ("head_dim", "rotary_dim", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+    16: ("moe_intermediate_size", "expert_ffn_hidden_size", "q_lora_rank"),
+    32: (
+        *("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "emb_dim", "word_embed_proj_dim"),
+        *("vocab_size", "vocab_size_per_layer_input"),  # as many as there are words
+    ),
+    48: ("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_hidden_size"),
+    256: ("max_position_embeddings", "n_positions", "n_ctx"),
+}
+"""What configs call a size of ours."""
+
+
+def tiny(kind: str, **options: Any) -> Any:
+    """The causal language model of a `model_type`, with a sliding window of 6 in layer 0 where its config knows one.
+
+    Raises, with errors of many classes, if it is larger than that, or its parts want configs of their own.
+    """
+    config_class = hf.CONFIG_MAPPING[kind]
+    known = {each.name for each in fields(config_class)}
+    wanted = {name: size for size, names in _SIZES.items() for name in names}
+    wanted |= {
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+        "use_sliding_window": True,
+        **WINDOW,
+        **options,
+    }
+    if "kv_lora_rank" in known:  # attention that compresses keys has as many heads of them
+        wanted["num_key_value_heads"] = 4
+    config = config_class(**{name: value for name, value in wanted.items() if name in known})
+    model_class = hf.MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+    with torch.device("meta"):
+        if sum(parameter.numel() for parameter in model_class(config).parameters()) > 1e7:
+            raise ValueError(f"{kind} is large")
+    return model_class(config)
 
 
 def build(make: Callable[[], Any], seed: int = 0) -> Any:
@@ -73,7 +124,7 @@ def build(make: Callable[[], Any], seed: int = 0) -> Any:
     """
     torch.manual_seed(seed)
     model = make().eval().double()
-    if hasattr(model.config, "num_experts") or hasattr(model.config, "num_local_experts"):
+    if model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # the default's kernel does not take float64
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -13,6 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from importlib import import_module
 from inspect import isclass
 from math import inf
@@ -87,7 +88,8 @@ SWITCH = OneOf((True, False))
 def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) -> None:
     """Raise ValueError for the first field of a dataclass with a value that its annotation does not allow.
 
-    None is allowed if the field's type includes it. `inherited` has the allowed values of a base class's fields.
+    A field of numbers or truth values never takes a string. None is allowed if the field's type includes it.
+    `inherited` has the allowed values of a base class's fields.
     """
     hints = get_type_hints(type(instance), include_extras=True)
     for field in fields(instance):
@@ -95,9 +97,13 @@ def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) 
         if get_origin(hint) is Annotated:
             allowed = next((each for each in hint.__metadata__ if isinstance(each, Allowed)), allowed)
             hint = hint.__origin__
+        kinds = {*get_args(hint)} if get_origin(hint) in (Union, types.UnionType) else {hint}
+        value, or_none = getattr(instance, field.name), type(None) in kinds
+        if isinstance(value, str) and kinds - {type(None)} <= {bool, int, float}:  # '2' reads like 2 in a message
+            wanted = allowed or (SWITCH if bool in kinds else "a number")
+            raise ValueError(f"`{field.name}` is {value!r}, which is a string, but must be {wanted}.")
         if allowed is not None:
-            or_none = get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
-            allowed.check(field.name, getattr(instance, field.name), or_none)
+            allowed.check(field.name, value, or_none)
 
 
 class Checked:
@@ -105,6 +111,12 @@ class Checked:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question to append to a message about the unknown `name`; empty if no `known` one resembles it."""
+    close = get_close_matches(name, [*known], n=1, cutoff=0.75)
+    return f": did you mean {close[0]}?" if close else ""
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:

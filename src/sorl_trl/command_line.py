@@ -8,27 +8,41 @@ environment, which launched processes inherit, mistakes also show their tracebac
 
 from __future__ import annotations
 
+import ast
+import errno
 import os
 import re
+import socket
 import sys
 import traceback
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import (
+    SUPPRESS,
+    Action,
+    ArgumentDefaultsHelpFormatter,
+    ArgumentParser,
+    ArgumentTypeError,
+    RawDescriptionHelpFormatter,
+)
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
+from sorl_trl.checks import did_you_mean
 from sorl_trl.files import missing
 from sorl_trl.text import one_line
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as in a shell."""
 LAST_PORT = 65535
+PENDING_CONNECTIONS = 2048
+"""How many connections the operating system keeps until a server takes them; our choice."""
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 PACKAGE = Path(__file__).parent
 NAMED_BY_TEXT = (
@@ -106,6 +120,17 @@ class Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         refuse(message)
 
+    def parse_args(self, words: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        check_options(sys.argv[1:] if words is None else words, self._option_string_actions)
+        return super().parse_args(words, namespace)
+
+
+class KnownDefaults(ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except those that only mean that nothing is set: the help says what happens then."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        return action.help if action.default in (None, []) else super()._get_help_string(action)
+
 
 def at_least(least: int) -> Callable[[str], int]:
     """Make the `type` of an argument that is a whole number of at least `least`."""
@@ -125,25 +150,69 @@ def port(text: str) -> int:
     return int(text)
 
 
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A socket that listens at an address; port 0 is a free one. Raises UserMistake, naming `--port` or `host`."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=PENDING_CONNECTIONS)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserMistake(f"`--port` is {port}, which is in use: choose another, or 0 for a free one") from error
+        found = f"`--port` is {port}" if error.errno == errno.EACCES else f"`host` is {host!r}"
+        raise UserMistake(f"{found}, where this process cannot listen: {one_line(error)}") from error
+
+
 def options_in(words: Sequence[str]) -> set[str]:
     """The names of the options on a command line, as in recipes."""
     return {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
 
 
+def check_options(words: Sequence[str], known: Iterable[str], if_similar: bool = False) -> None:
+    """Raise `UserMistake` for an option that is not `known`, before anything else is said about the command line.
+
+    With `if_similar`, only if a known option resembles it, because others may exist.
+    """
+    names = {each.lstrip("-").replace("-", "_") for each in known}
+    for name in sorted(filter(str.isidentifier, options_in(words) - names)):
+        similar = did_you_mean(f"--{name}", [f"--{each}" for each in names])
+        if similar or not if_similar:
+            refuse(f"unrecognized arguments: --{name}{similar}")
+
+
+def declared_options(*sources: str) -> set[str]:
+    """The options that Python files declare: fields of dataclasses, and arguments of parsers.
+
+    The files, such as "trl/trainer/grpo_config.py", are only read: importing them would take seconds.
+    """
+    names = {"help"}
+    for source in sources:
+        package, _, path = source.partition("/")
+        spec = find_spec(package)
+        folders = spec.submodule_search_locations if spec else None
+        for file in filter(Path.is_file, (Path(folder, path) for folder in folders or ())):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    names |= {node.target.id, f"no_{node.target.id}"}
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("--"):
+                    names.add(node.value)
+    return names
+
+
 def parse_dataclasses(
-    classes: Sequence[type], words: Sequence[str], defaults: Mapping[str, Any], command: str, about: str = ""
+    classes: Sequence[type], words: Sequence[str], defaults: Mapping[str, Any], usage: str, about: str = ""
 ) -> tuple[Any, ...]:
     """Make dataclasses from a command line, as `TrlParser` does, with a recipe's values as `defaults`.
 
-    `--help` prints all their options, with `about` first.
+    `--help` prints the `usage` and all their options, with `about` first.
 
     Raises:
         UserMistake: An argument is unknown, or its value is invalid.
     """
     from trl import TrlParser
 
-    parser = TrlParser(classes, prog=command, description=about, allow_abbrev=False)
+    parser = TrlParser(classes, usage=usage, description=about, allow_abbrev=False, formatter_class=KnownDefaults)
     parser.error = refuse
+    check_options([*words, *(f"--{name}" for name in defaults)], parser._option_string_actions)
     unknown = parser.set_defaults_with_config(**defaults)
     try:
         with mistakes():
@@ -182,10 +251,7 @@ def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = 
     Raises:
         UserMistake: The file cannot be read, is not a mapping, or has another type of value where text is needed.
     """
-    with mistakes(str(path)):
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
-        raise UserMistake(f"{path} must contain a YAML mapping of arguments")
+    config = read_mapping(path)
     env = config.pop("env", None) or {}
     if not isinstance(env, dict):
         raise UserMistake(f"{path}: `env` is {env!r}, but must be a mapping of variables to values")
@@ -196,6 +262,15 @@ def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = 
     config |= {name: [config[name]] for name in SEVERAL if isinstance(config.get(name), str)}
     left_out = set() if options_in(words).isdisjoint(alternatives) else set(alternatives)
     return {name: value for name, value in config.items() if name not in left_out}
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a YAML file of arguments. Raises UserMistake if it cannot be read, or is not a mapping of names."""
+    with mistakes(str(path)):
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
+        raise UserMistake(f"{path} must contain a YAML mapping of arguments")
+    return config
 
 
 @dataclass(frozen=True)
@@ -224,7 +299,8 @@ class Shipped:
             return Path(name)
         if name in self.paths:
             return self.paths[name]
-        raise UserMistake(f"{argument or self.option}: {name!r} is neither a file nor listed by `sorl {self.command}`")
+        problem = f"{argument or self.option}: {name!r} is neither a file nor listed by `sorl {self.command}`"
+        raise UserMistake(f"{problem}{did_you_mean(name, self.paths)}")
 
     def listing(self) -> str:
         """One line per file: its name, and the first sentence of the comment at its top."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
 HAN_AND_KANA = (
@@ -47,14 +48,32 @@ def storable(value: Any) -> Any:
     return [storable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def json_object(line: bytes, kind: str) -> dict[str, Any]:
-    """Read a line of a UTF-8 JSONL file. Raises ValueError if it is not an object; `kind` names what it should be."""
+def nests(value: Any, levels: int) -> bool:
+    """Whether JSON data has more than this many levels of lists and objects. Data of any depth can be checked.
+
+    A policy that repeats a bracket writes such data. Code that walks over it, such as `copy.deepcopy`, `pickle` and
+    `repr`, would exceed Python's recursion limit.
+    """
+    level = [value]
+    for _ in range(levels):
+        inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [each for values in inside for each in values]
+    return any(isinstance(each, dict | list) for each in level)
+
+
+def json_object(line: bytes, kind: str, needs: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a line of a UTF-8 JSONL file; `kind` names what it should be.
+
+    Raises ValueError if it is not an object, or lacks a field that it `needs`; the message lists the fields found.
+    """
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from error
     if not isinstance(record, dict):
         raise ValueError(f"{kind} must be a JSON object, got {type(record).__name__}")
+    if absent := [f"`{name}`" for name in needs if record.get(name) is None]:
+        raise ValueError(f"{kind} needs {', '.join(absent)}, got fields {sorted(record)}")
     return record
 
 
@@ -66,8 +85,8 @@ def identifier(name: str, value: object) -> str:
 
 
 def one_line(text: object) -> str:
-    """Put the text of an object, such as an error, into one line; use its class's name if it has no text."""
-    return " ".join(str(text).split()) or type(text).__name__
+    """Put the text of an object, such as an error, into one line. An object without text gives its class's name."""
+    return " ".join(str(text).split()) or ("" if isinstance(text, str) else type(text).__name__)
 
 
 def without_user(text: str) -> str:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from functools import partial
+from functools import cache, partial, wraps
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+_Made = TypeVar("_Made")
 _Work: TypeAlias = "Callable[[], object]"
+
+
+def made_once(make: Callable[..., _Made]) -> Callable[..., _Made]:
+    """`functools.cache` for what threads share: those that call at the same time get the same object, too."""
+    lock, cached = threading.Lock(), cache(make)
+
+    @wraps(make)
+    def made(*args: Hashable) -> _Made:
+        with lock:
+            return cached(*args)
+
+    return made
 
 
 def start(work: _Work, name: str) -> None:

@@ -31,11 +31,14 @@ class StopReason(str, Enum):
     fault."""
     ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
     """The environment was down or did not answer in time. The trajectory is also masked out of the loss."""
+    NO_CALL = "no_call"
+    """The user's agent ended without an answer of the policy, for example because a cache answered. The trajectory is
+    also masked out of the loss."""
 
     @property
     def is_infrastructure_failure(self) -> bool:
         """Whether the trajectory carries no information about the policy and must not be trained on."""
-        return self in (StopReason.SEARCH_UNAVAILABLE, StopReason.ENVIRONMENT_UNAVAILABLE)
+        return self in (StopReason.SEARCH_UNAVAILABLE, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.NO_CALL)
 
 
 class ActionKind(str, Enum):

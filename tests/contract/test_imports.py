@@ -44,6 +44,17 @@ def test_every_module_imports_without_the_optional_libraries() -> None:
     assert imported >= set(names)
 
 
+@pytest.mark.trains
+def test_trls_calls_of_renamed_methods_are_not_reported_in_each_rollout() -> None:
+    code = (
+        "import sorl_trl.trainers\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
+        "sizes = dict.fromkeys(('hidden_size', 'intermediate_size', 'num_attention_heads', 'num_hidden_layers'), 2)\n"
+        "LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes)).gradient_checkpointing_disable()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "FutureWarning" not in done.stderr
+
+
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.rglob("*.py")), ids=lambda path: path.stem)
 def test_each_benchmark_can_be_imported(path: Path) -> None:
     import_module(dotted(path, BENCHMARKS.parent))

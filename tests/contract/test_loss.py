@@ -107,6 +107,20 @@ def test_the_engines_weights_multiply_the_surrogate(tmp_path: Path, tokenizer: A
     assert_follows_the_loops(trainer, batch)
 
 
+def test_vespos_weight_of_a_sequence_contains_those_of_the_engine(tmp_path: Path, tokenizer: Any) -> None:
+    """It is that of π_θ/μ, which the loss is not multiplied by once more."""
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, loss_type="vespo", **OFF)
+    weights = (
+        torch.rand(batch["turn_ids"].shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 0.5
+    )
+    weights = torch.where(batch["turn_ids"] >= 0, weights, 1.0)
+    sampled = {**batch, "old_per_token_logps": batch["old_per_token_logps"] - weights.log()}
+    expected = reference_loss(trainer, sampled)
+    batch["importance_sampling_ratio"] = weights
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), expected)
+
+
 @pytest.mark.parametrize(
     "piece",
     [
@@ -139,9 +153,10 @@ def test_llds_holds_up_good_trajectories(tmp_path: Path, tokenizer: Any) -> None
     assert_follows_the_loops(trainer, batch)
 
 
-@pytest.mark.parametrize("loss_type", ["turn", "grpo", "dapo", "dr_grpo"])
+@pytest.mark.parametrize("loss_type", ["turn", "grpo", "dapo", "dr_grpo", "luspo"])
 @pytest.mark.parametrize("level", ["token", "turn"])
 def test_dropped_rows_leave_loss_and_denominators(tmp_path: Path, tokenizer: Any, loss_type: str, level: str) -> None:
+    """Also if several pieces drop some, and agree on one."""
     method = Method(terms=(ClipPenalty(),))
     fields = {"loss_type": loss_type, "importance_sampling_level": level, **OFF}
     trainer, batch = off_policy_batch(tmp_path, tokenizer, method, **fields)
@@ -149,7 +164,8 @@ def test_dropped_rows_leave_loss_and_denominators(tmp_path: Path, tokenizer: Any
     part = {name: value[kept] if value.dim() else value for name, value in batch.items()}
     part["num_items_in_batch"] = (part["turn_ids"] >= 0).sum()
     expected = trainer._compute_loss(trainer.model, part)
-    drop(batch, kept, trainer.accelerator)
+    for dropped in ([1, 4], [4, 5]):
+        drop(batch, torch.tensor([row not in dropped for row in range(8)]), trainer.accelerator)
     assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), expected)
 
 

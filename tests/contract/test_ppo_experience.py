@@ -150,16 +150,19 @@ def assert_no_trace(trainer: SOPPOTrainer, batch: dict[str, Any], rows: list[int
     assert torch.equal(gradient(again, trainer), expected)
 
 
-@pytest.mark.parametrize("level", ["turn", "token", "macro"])
+@pytest.mark.parametrize(("level", "loss_type"), [("turn", "turn"), ("token", "grpo"), ("macro", "dapo")])
 @pytest.mark.parametrize("reward", [None, -math.inf], ids=str)
-def test_unscored_trajectories_leave_no_trace(tmp_path: Path, tokenizer: Any, reward: Any, level: str) -> None:
+def test_unscored_trajectories_leave_no_trace(
+    tmp_path: Path, tokenizer: Any, reward: Any, level: str, loss_type: str
+) -> None:
     unscored = [1, 6, 7]
 
     def some(completion_ids: Any, turn_ids: Any, **_: Any) -> list[Any]:
         rewards: list[Any] = turn_reward(turn_ids, completion_ids)
         return [reward if i in unscored else row for i, row in enumerate(rewards)]
 
-    trainer = build(tmp_path, tokenizer, reward_funcs=[some], beta=0.1, num_iterations=2, **LEVELS[level])
+    fields = {"beta": 0.1, "num_iterations": 2, "loss_type": loss_type, **LEVELS[level]}
+    trainer = build(tmp_path, tokenizer, reward_funcs=[some], **fields)
     batch = rollout_batch(trainer)
     assert trainer._metrics["train"]["trajectories_unscored"] == [pytest.approx(3 / 16)]
     assert_no_trace(trainer, batch, unscored)

@@ -12,7 +12,7 @@ import trl.chat_template_utils as templates
 from jinja2 import TemplateError
 
 from sorl_trl.agents.chat import RolloutSetup, check_results, reads_calls
-from sorl_trl.endpoint.conversation import EXTENDED, NEW_CONTEXT, SPLICED, Conversation
+from sorl_trl.endpoint.conversation import EXTENDED, NEW_CONTEXT, Conversation
 from sorl_trl.endpoint.messages import ChatFormat, Message, Request
 from sorl_trl.rollout.tools import ChatProtocol
 from tests.endpoint import say, setup_of
@@ -45,11 +45,10 @@ EXPECTED = {
     (EXTENDED, EXTENDED): "gemma4 gemma4_v2 gemma4_v3 gemma4_v4 lfm2_v2 lfm2_v2_training llama3_1 llama3_2 qwen2_5 "
     "qwen2_5_training qwen3_8 qwen3_8_training qwen3_instruct_2507 qwen3_instruct_2507_training qwen3_vl "
     "qwen3_vl_training qwen3_training qwen3_5_nothink_training qwen3_5_think_training qwen3_6_training",
-    (SPLICED, SPLICED): "lfm2_2_5 lfm2_2_5_v2 lfm2_2_5_vl",
-    (NEW_CONTEXT, EXTENDED): "gemma4_v5 glm4moe glm4moe_training nemotron_3_5_lightning "
+    (NEW_CONTEXT, EXTENDED): "gemma4_v5 glm4moe glm4moe_training gptoss gptoss_training lfm2_2_5 lfm2_2_5_v2 "
+    "lfm2_2_5_vl nemotron_3_5_lightning "
     "nemotron_3_5_lightning_training nemotron_3_nano nemotron_3_nano_training nemotron_3_super "
     "nemotron_3_super_training nemotron_3_ultra nemotron_3_ultra_training qwen3 qwen3_5_nothink qwen3_5_think qwen3_6",
-    (NEW_CONTEXT, SPLICED): "gptoss gptoss_training",
     (
         EXTENDED,
         NONE,

@@ -25,6 +25,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "epsilon_high": {"epsilon_high": 0.05},
     "entropy_quantile": {"top_entropy_quantile": 0.5},
     "entropy_bonus": {"entropy_coef": 0.01},
+    "entropy_bonus_of_a_quantile": {"entropy_coef": 0.1, "top_entropy_quantile": 0.5},
     "adaptive_entropy": {"use_adaptive_entropy": True, "entropy_target": 3.4},
     "off_policy_mask": {"off_policy_mask_threshold": 0.005},
     "batch_scaling": {"scale_rewards": "batch"},

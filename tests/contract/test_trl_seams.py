@@ -52,6 +52,8 @@ RELIED_ON = {
     "trl:GRPOTrainer._generate": "5f57e70d7e3a9f03",
     "trl:GRPOTrainer._log_metric": "3023e26467c6d90f",
     "trl:GRPOTrainer._tokenize_prompts": "83f93c43265e66e9",
+    # Parsing messages: it takes a ValueError for text without calls.
+    "trl.chat_template_utils:parse_response": "87d6ef151623d412",
     # Reading rows in chunks, with `LaidOut` in place of the model.
     "trl:GRPOTrainer._get_per_token_logps_and_entropies": "796113cec15a741f",
     "trl.trainer.utils:add_fused_lm_head": "e95cef3f560a3fbb",
@@ -80,6 +82,8 @@ RELIED_ON = {
     # Hiding the critic; the guard; gradients on several meshes.
     "trl.trainer.callbacks:SyncRefModelCallback.on_step_end": "9188791b5c3e4313",
     "transformers:Trainer.log": "bfef50c056d9537e",
+    # Naming the metrics of several evaluation sets.
+    "transformers:Trainer.evaluate": "d98295d9960ddca6",
     "transformers:Trainer._has_mixed_mesh_grads": "3989094eae1988ed",
 }
 """Bodies that we call, or rest on otherwise, and for what.
@@ -88,7 +92,8 @@ We also read and write attributes of the trainer, which have no body: `_logs`, `
 `_pending_extra_logs` (what TRL logs of a rollout); `_buffered_inputs` and `_step` (splitting a rollout);
 `_environment_pool`, `_multi_environment`, `_standalone_tools`, `environments`, `_batch_environments`,
 `_sync_tool_dicts`, `_async_tool_dicts` and `async_loop` (environments and tools); `_dist` (sharded parameters);
-`_last_loaded_step` (when asynchronous rollouts need weights). `split_pixel_values_by_grid` splits images.
+`_last_loaded_step` (when asynchronous rollouts need weights); `_tokenizer` (parsing messages).
+`split_pixel_values_by_grid` splits images.
 """
 READ = OVERRIDDEN | RELIED_ON
 

@@ -33,19 +33,22 @@ from tests.agents import (
     search_index,
     steps_after,
 )
+from tests.training import IN_FLOAT64
 
 REUSED: dict[str, Any] = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
 """Four updates of each rollout; a pass over the eight prompts has four rollouts."""
 
 
-def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
+def build(
+    folder: Path, trainer_class: Any = SOGRPOTrainer, dtype: torch.dtype = torch.float32, **overrides: Any
+) -> Any:
     folder.mkdir(exist_ok=True)
     arguments = {**REUSED, "max_steps": 24, "async_staleness": 2}
     if trainer_class is SOPPOTrainer:
         arguments |= {"num_generations": 1, "critic_warmup_steps": 0}
     torch.manual_seed(0)
     search = Slow(search_index(folder), 0.02)
-    trainer = build_agent(folder, search, trainer_class, model=agent_policy(), **{**arguments, **overrides})
+    trainer = build_agent(folder, search, trainer_class, model=agent_policy().to(dtype), **{**arguments, **overrides})
     trainer.asked = []
     generate = trainer._generate
 
@@ -226,19 +229,38 @@ class Stop(TrainerCallback):  # type: ignore[misc]
             raise self.error
 
 
-def test_a_resumed_run_asks_the_prompts_that_are_left(whole: Any, tmp_path: Path) -> None:
-    """In the middle of a rollout's updates, and after them. What was under way is sampled anew."""
-    first = build(tmp_path / "first", save_strategy="steps", save_steps=1)
-    first.add_callback(Stop(9, RuntimeError("power")))
+def saved_at(folder: Path, step: int, **options: Any) -> Path:
+    """The checkpoint of a run that is interrupted soon after."""
+    first = build(folder, save_strategy="steps", save_steps=step, **options)
+    first.add_callback(Stop(step + 1, RuntimeError("power")))
     with pytest.raises(RuntimeError, match="power"):
         first.train()
-    for step in (5, 8):
-        folder = tmp_path / "first" / f"checkpoint-{step}"
-        rest = build(tmp_path / f"rest-{step}")
-        rest.train(resume_from_checkpoint=str(folder))
-        begun = -(-step // 4)
-        assert asked(rest) == asked(whole)[begun:]
-        assert max(logged(rest, "async/age_max")[-(6 - begun) :]) <= 2
+    return folder / f"checkpoint-{step}"
+
+
+@pytest.mark.parametrize(("step", "trainer_class"), [(5, SOGRPOTrainer), (8, SOPPOTrainer)])
+def test_a_resumed_run_continues_with_the_rollouts_in_progress(tmp_path: Path, step: int, trainer_class: Any) -> None:
+    """In the middle of a rollout's updates, and after them."""
+    options: dict[str, Any] = {"trainer_class": trainer_class, "max_steps": 16, "dtype": torch.float64}
+    options["adam_epsilon"] = IN_FLOAT64["adam_epsilon"]
+    whole, rest = (build(tmp_path / name, **options) for name in ("whole", "rest"))
+    whole.train()
+    rest.train(resume_from_checkpoint=str(saved_at(tmp_path / "first", step, **options)))
+    begun = -(-step // 4)
+    assert rest.asked == whole.asked[begun:]
+    assert logged(rest, "async/age_max")[-(4 - begun) :] == [2] * (4 - begun)
+    for (name, ours), (_, theirs) in zip(rest.model.named_parameters(), whole.model.named_parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6, msg=name)
+
+
+def test_rollouts_of_other_settings_are_sampled_anew(
+    whole: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rest = build(tmp_path / "rest", async_staleness=1)
+    rest.train(resume_from_checkpoint=str(saved_at(tmp_path / "first", 8)))
+    assert "rollouts in progress are sampled anew" in caplog.text
+    assert asked(rest) == asked(whole)[2:]
+    assert max(logged(rest, "async/age_max")[2:]) == 1
 
 
 ACROSS = {"num_iterations": 3, "steps_per_generation": 1, "gradient_accumulation_steps": 2}

@@ -138,7 +138,9 @@ def test_tools(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
 
 def test_resume() -> None:
     trainer = run_blocks(HOW_TO / "resume.md")["trainer"]
-    assert trainer.state.global_step == 2  # one more than the checkpoint, whatever `max_steps` is
+    assert trainer.state.global_step == trainer.args.max_steps == 1, "the run was finished"
+    trainer.args.max_steps = 2
+    trainer.train(resume_from_checkpoint="out/checkpoint-1")
     assert trainer.state.log_history[-1]["off_policy_age"] == 1  # with the trajectories of the first run
 
 

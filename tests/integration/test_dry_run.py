@@ -36,10 +36,41 @@ def dry_run(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 0)
     return shown.err.splitlines()[-1] if code else shown.out
 
 
+def place(completions: Any, **_: Any) -> list[float]:
+    return [float(i) for i in range(len(completions))]
+
+
+def group(completions: Any, **_: Any) -> list[float]:
+    return [float(i // 4) for i in range(len(completions))]
+
+
+def nothing(completions: Any, **_: Any) -> list[None]:
+    return [None] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("reward", "trainer", "shown", "caveat"),
+    [
+        ("group", "so_grpo", "reward 0.5", "frac_reward_zero_std"),
+        ("group", "so_ppo", "reward 0.5", None),
+        ("exact_match", "so_ppo", "reward 0", "frac_reward_zero_std"),
+        ("nothing", "so_grpo", "reward nan", "no trajectory"),
+    ],
+)
+def test_it_says_if_rewards_teach_nothing(
+    folder: Path, reward: str, trainer: str, shown: str, caveat: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = reward if reward == "exact_match" else f"{__name__}.{reward}"
+    lines = dry_run(capsys, words(folder, trainer=trainer, rewards=name)).splitlines()
+    assert f"           {shown}" in lines
+    assert lines[-1].startswith(f"Ready to train into {folder / 'out'}{', but' if caveat else '.'}")
+    assert caveat is None or caveat in lines[-1]
+
+
 @pytest.mark.parametrize("trainer", ["so_grpo", "so_ppo"])
 def test_what_a_step_will_do(folder: Path, trainer: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(folder.rglob("*"))
-    shown = dry_run(capsys, words(folder, trainer=trainer))
+    shown = dry_run(capsys, words(folder, trainer=trainer, rewards=f"{__name__}.place"))
     lines = {line[:10].strip(): line[11:] for line in shown.splitlines() if not line.startswith(" ")}
     assert lines["trainer"] == f"{trainer}, all weights of {folder / 'policy'}"
     assert lines["method"].startswith("credit: GroupMean()")

@@ -122,6 +122,19 @@ def checkpoint(tmp_path: Path) -> Path:
     return _checkpoint(trainer, 3)
 
 
+@pytest.mark.parametrize(
+    ("trainer_class", "options"), [(SOGRPOTrainer, {}), (SOGRPOTrainer, {"async_staleness": 1}), (SOPPOTrainer, {})]
+)
+def test_a_finished_run_stays_as_it_is(tmp_path: Path, trainer_class: Any, options: dict[str, Any]) -> None:
+    options = {**CYCLES["reused"], **options, "max_steps": 3}
+    first, again = (build(tmp_path / name, trainer_class, **options) for name in ("first", "again"))
+    first.train()
+    again.train(resume_from_checkpoint=str(_checkpoint(first, 3)))
+    assert again.state.global_step == 3
+    assert again.rollout_examples is None, "nothing was sampled"
+    assert_equal(again.model.state_dict(), first.model.state_dict())
+
+
 def test_what_does_not_fit_the_cycle(tmp_path: Path, checkpoint: Path) -> None:
     """Other batches are refused, but for a cycle that is finished, and so is another number of processes."""
     second = build(tmp_path / "second", **{**CYCLES["reused"], "num_iterations": 3}, max_steps=6)

@@ -20,7 +20,7 @@ from tests.agents import agent_policy, agent_tokenizer
 from tests.documentation import ROOT, logged, write_questions
 from tests.endpoint import Ran, run_agent, tokenizer_of
 from tests.policies import DIGITS, acting_policy, acting_tokenizer, build_policy, word_tokenizer
-from tests.tools import qwen_tokenizer, tool_call
+from tests.tools import SIMPLE, qwen_tokenizer, tool_call
 
 STEP = ["--max_steps", "1", "--per_device_train_batch_size", "4", "--num_generations", "4"]
 QUICK = [*STEP, "--use_cpu", "--bf16", "False", "--report_to", "none", "--model", "policy"]
@@ -163,7 +163,7 @@ def my_agent(monkeypatch: pytest.MonkeyPatch) -> Any:
     return train_my_agent
 
 
-def test_train_my_agent(monkeypatch: pytest.MonkeyPatch, my_agent: Any) -> None:
+def test_train_my_agent(monkeypatch: pytest.MonkeyPatch, my_agent: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """With LoRA, and evaluated before and after; it saves an adapter, checkpoints and what `sorl view` shows."""
     tokenizer = qwen_tokenizer()
     policy = build_policy(vocab_size=len(tokenizer))
@@ -173,10 +173,22 @@ def test_train_my_agent(monkeypatch: pytest.MonkeyPatch, my_agent: Any) -> None:
     script = [word.replace("--model", "--model_name_or_path") for word in QUICK]
     monkeypatch.setattr(f"{__name__}.QUICK", script)
     trainer = run(monkeypatch, "train_my_agent", policy, tokenizer, *BRIEF, *words)
-    assert [each["eval_reward"] for each in trainer.state.log_history if "eval_reward" in each] == [0, 0]
+    log = json.loads(Path("out/trainer_state.json").read_text())["log_history"]
+    assert [each["eval_reward"] for each in log if "eval_reward" in each] == [0, 0]
+    assert "0.000 → 0.000" in capsys.readouterr().out
     assert logged(trainer, "turns/per_trajectory") >= 1
     assert Path("out/adapter_model.safetensors").exists() and Path("out/checkpoint-1").is_dir()
     assert trainer.args.save_steps < 200 and write_page(Path("out"), Path("page.html"))[0] == 4
+
+
+def test_a_model_without_tools_is_refused_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch, my_agent: Any) -> None:
+    tokenizer = qwen_tokenizer()
+    tokenizer.chat_template = SIMPLE
+    tokenizer.save_pretrained("policy")  # alone: there are no weights
+    script = str(ROOT / "examples" / "train_my_agent.py")
+    monkeypatch.setattr("sys.argv", [script, "--model_name_or_path", "policy", "--use_cpu", "--bf16", "False"])
+    with pytest.raises(ValueError, match=r"chatml_tools\(tokenizer\)"):
+        runpy.run_path(script, run_name="__main__")
 
 
 def test_my_agent_thinks_and_searches(my_agent: Any) -> None:

@@ -81,6 +81,14 @@ def agent(example, endpoint):
     return {"number": example["number"], "threes": sum(each["content"].count("3") for each in said[1:])}
 
 
+def cached(example, endpoint, numbers=iter(range(8))):
+    return {"number": 100} if next(numbers) % 2 else agent(example, endpoint)
+
+
+def broken(example, endpoint):
+    return agent(example, endpoint).missing
+
+
 def rollout(prompts, trainer):
     count = len(prompts)
     return {
@@ -200,6 +208,37 @@ def test_an_agent(folder: Path) -> None:
     }
 
 
+def test_trajectories_without_a_call_are_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = acting_tokenizer(("guess",))
+    tokenizer.chat_template = CHAT
+    write_recipe(acting_policy(tokenizer), tokenizer, {"question": "<guess>", "number": 3})
+    words = ["--agent", "own_code:cached", "--max_turn_tokens", "4", "--output", "out"]
+    with pytest.raises(SystemExit, match=r"^4 trajectories .*`no_call`"):
+        evaluate.main(["policy", "--questions", "rows.jsonl", *words])
+    results = json.loads(Path("out/results.json").read_text())["datasets"]["rows"]
+    assert (results["masked"], results["stop_reasons"]["no_call"]) == (4, 0.5)
+    assert results["environment"]["number"]["mean"] == 3
+
+
+def test_an_agent_whose_every_run_raises(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = acting_tokenizer(("guess",))
+    tokenizer.chat_template = CHAT
+    row = {"question": "<guess>", "number": 3}
+    words = write_recipe(
+        acting_policy(tokenizer), tokenizer, row, agent="own_code:broken", max_observation_tokens=None
+    )
+    capsys.readouterr()
+    place = f"own_code.py, line {OWN[: OWN.index('.missing')].count(chr(10)) + 1}"
+    options = ["--agent", "own_code:broken", "--max_turn_tokens", "4"]
+    evaluation = ["policy", "--questions", "rows.jsonl", "--output", "out", *options]
+    for command, given in ((train, [*words, "--dry_run"]), (train, words), (evaluate.main, evaluation)):
+        assert run_command(command, given) == 2
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err and "Ready" not in shown.out
+        (line,) = [line for line in shown.err.splitlines() if line.startswith("error: ")]
+        assert "AttributeError" in line and place in line
+
+
 def test_a_command_that_acts(folder: Path) -> None:
     tokenizer = acting_tokenizer(("guess",))
     tokenizer.chat_template = CHAT
@@ -236,6 +275,7 @@ def test_a_rollout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"environment": None, "search_backend": "own_code.Game"}, "`search_backend`"),
         ({"rollout_func": "own_code.rollout"}, "`rollout_func`"),
         ({"no_search": True}, "`no_search`"),
+        ({"environment": None, "no_search": True, "rewards": ["own_code.number_of_row"]}, "needs `number`"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_argument(

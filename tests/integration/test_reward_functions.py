@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from datasets import IterableDataset
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from tests.agents import build_agent, questions
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import FixedRollout, SearchDown, length_reward, parity_reward, prompts
@@ -29,7 +32,7 @@ class PlainRollout(FixedRollout):
 
 
 def build(trainer_class: Any, config_class: Any, tmp_path: Path, tokenizer: Any, reward: Any, **given: Any) -> Any:
-    config = config_class(**settings(tmp_path, max_steps=1, **given.pop("config", {})))
+    config = config_class(**settings(tmp_path, **{"max_steps": 1, **given.pop("config", {})}))
     given = {"rollout_func": PlainRollout(), "train_dataset": prompts(), **given}
     return trainer_class(build_policy(), reward, config, processing_class=tokenizer, **given)
 
@@ -65,6 +68,31 @@ def test_functions_that_trl_takes(tmp_path: Path, tokenizer: Any, kind: str) -> 
     theirs = build(GRPOTrainer, GRPOConfig, tmp_path, tokenizer, documented)
     ours = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, PLAIN[kind])
     assert batch_of(ours)["advantages"].tolist() == pytest.approx(batch_of(theirs)["advantages"].tolist(), abs=1e-6)
+
+
+class AllDown(FixedRollout):
+    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+        ids, turns = super()._trajectory(index)
+        return ids, [-1] * len(turns)
+
+
+@pytest.mark.parametrize(("trainer_class", "config_class"), TRAINERS)
+@pytest.mark.parametrize(("kind", "named"), [("alike", "frac_reward_zero_std"), ("down", "trajectories_without_turn")])
+def test_that_nothing_can_be_learnt_is_said_once(
+    tmp_path: Path, tokenizer: Any, caplog: Any, trainer_class: Any, config_class: Any, kind: str, named: str
+) -> None:
+    """After the sixth rollout, if rewards are alike: so are those of the first two, but not those of the third."""
+    rollouts: list[int] = []
+
+    def reward(completion_ids: Any, **_: Any) -> list[float]:
+        rollouts.append(caplog.text.count(named))
+        return [0.5 + (len(rollouts) == 3) * len(ids) for ids in completion_ids]
+
+    config = {"steps_per_generation": 2, "num_iterations": 1, "max_steps": 8}
+    rollout = AllDown() if kind == "down" else FixedRollout()
+    trainer = build(trainer_class, config_class, tmp_path, tokenizer, reward, rollout_func=rollout, config=config)
+    trainer.train()
+    assert [*rollouts, caplog.text.count(named)] == ([0, *[1] * 8] if kind == "down" else [*[0] * 6, *[1] * 3])
 
 
 def test_turns_go_to_functions_that_name_them(tmp_path: Path, tokenizer: Any) -> None:
@@ -134,6 +162,81 @@ def test_a_stream_is_read_when_training_reads_it(tmp_path: Path, tokenizer: Any)
     assert read == [f"train {i}" for i in range(len(read))]
     trainer.evaluate()
     assert read.count("train 0") == read.count("eval 0") == 1
+
+
+TAKEN = ("completions", "log_metric", "trajectory", "agents", "agent_rewards", "environments")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "rows") for name in TAKEN), ("agents", "stream"), ("agents", "evaluation")]
+)
+def test_a_column_whose_name_is_taken_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    """Reward functions would get what the rollout has under that name."""
+    rows = questions().add_column(name, ["mine"] * 8)
+    given = {"eval_dataset": {"hard": rows}} if kind == "evaluation" else {"train_dataset": rows}
+    if kind == "stream":
+        given = {"train_dataset": rows.to_iterable_dataset()}
+    with pytest.raises(ValueError, match=f"has the column '{name}', but reward functions"):
+        build_agent(tmp_path, **given).train()
+
+
+def test_a_column_that_a_rollout_of_ones_own_does_not_add_is_ones_own(tmp_path: Path, tokenizer: Any) -> None:
+    seen: list[Any] = []
+
+    def reward(completions: Any, agents: Any, turn_ids: Any, **_: Any) -> list[float]:
+        seen.append((agents, turn_ids))
+        return [0.0] * len(completions)
+
+    rows = prompts().add_column("agents", ["mine"] * 8).add_column("turn_ids", ["mine"] * 8)
+    build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, reward, train_dataset=rows).train()
+    assert seen == [(["mine"] * 16, ["mine"] * 16)]
+
+
+def test_rows_stay_as_they_are_and_each_trajectory_has_its_own(tmp_path: Path) -> None:
+    """Also if the rows of a group are one object, which is read again."""
+    seen: list[int] = []
+
+    def reward(trajectory: Any, **_: Any) -> list[float]:
+        seen.extend(map(id, trajectory))
+        return [0.0] * len(trajectory)
+
+    rows = [{"prompt": "where rome"}] * 4
+    trainer = build_agent(tmp_path, reward_funcs=[reward])
+    kept = [trainer._collect(rows) for _ in range(2)]
+    assert rows == [{"prompt": "where rome"}] * 4 and len({*seen}) == len(seen) == 4 * len(kept)
+
+
+def test_each_of_several_evaluation_sets_has_its_own_metrics(tmp_path: Path, tokenizer: Any) -> None:
+    def reward(prompts: Any, log_metric: Any, **_: Any) -> list[float]:
+        log_metric("length", 1.0)
+        return [float(prompt == "w0 w1") for prompt in prompts]
+
+    sets = {"easy": prompts(1), "not_easy": prompts(8).select([1])}
+    config = {"eval_strategy": "steps", "num_generations_eval": 4}
+    trainer = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, reward, eval_dataset=sets, config=config)
+    trainer.train()
+    found = {name: value for log in trainer.state.log_history for name, value in log.items() if "eval" in name}
+    assert found["eval_easy_reward"] == found["eval_easy_length"] == 1.0 and found["eval_not_easy_reward"] == 0.0
+    assert not [name for name in found if not name.startswith(("eval_easy_", "eval_not_easy_"))]
+    assert trainer.evaluate(prompts(1))["eval_reward"] == 1.0
+
+
+def test_a_subclass_may_call_reward_functions_itself(tmp_path: Path, tokenizer: Any) -> None:
+    """As TRL's may, with whatever arguments; they are the user's functions then, without turns."""
+
+    class Own(SOGRPOTrainer):
+        def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+            plain, by_position, later = self.reward_funcs
+            columns = [plain(prompts=prompts, completions=completions), by_position(prompts, completions)]
+            columns.append(asyncio.run(later(prompts=prompts)))
+            return torch.tensor(columns).T
+
+    async def later(prompts: Any) -> list[float]:
+        return [3.0] * len(prompts)
+
+    functions = [lambda prompts, completions: [1.0] * len(prompts), lambda a, b: [2.0] * len(b), later]
+    trainer = build(Own, SOGRPOConfig, tmp_path, tokenizer, functions)
+    assert trainer._collect([dict(prompts()[0])] * 4).scored.rewards_per_func.tolist() == [[1.0, 2.0, 3.0]] * 4
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -228,6 +331,25 @@ class TestUnscored:
             returns.append([] if row in (1, 5) else returns_of(rewards, 1.0))
         assert_advantages(batch, returns)
 
+    @pytest.mark.parametrize("infinite", [math.inf, -math.inf])
+    def test_an_infinite_reward_of_one_function_leaves_the_trajectory_out(
+        self, tmp_path: Path, tokenizer: Any, infinite: float
+    ) -> None:
+        """As if no function had scored it: its group would have no finite mean."""
+
+        def last(reward: float | None) -> Any:
+            return lambda completions, **_: [*map(float, range(7)), reward]
+
+        def rest(completions: Any, **_: Any) -> list[float | None]:
+            return [1.0] * 7 + [None]
+
+        advantages = []
+        for functions in ([last(infinite), parity_reward], [last(None), rest]):
+            trainer = with_turns(tmp_path, tokenizer, functions, reward_weights=[1.0, 0.0])
+            advantages.append(batch_of(trainer)["advantages"].tolist())
+            assert trainer._metrics["train"]["trajectories_unscored"] == [1 / 8]
+        assert advantages[0] == pytest.approx(advantages[1]) and advantages[0][-1] == 0.0
+
     @pytest.mark.parametrize("reward", [100.0, [100.0] * 3], ids=str)
     def test_a_trajectory_without_a_turn_is_unscored(self, tmp_path: Path, tokenizer: Any, reward: Any) -> None:
         """Its search was down: the function may have seen turns that training does not."""
@@ -246,3 +368,4 @@ class TestUnscored:
         totals = [row[0] for row in returns if row]
         assert trainer._metrics["train"]["reward"] == [pytest.approx(sum(totals) / 6)]
         assert trainer._metrics["train"]["trajectories_without_turn"] == [0.25]
+        assert trainer._metrics["train"]["trajectories_unscored"] == [0.0]

@@ -108,4 +108,4 @@ def test_a_port_that_is_taken_is_one_line(index, url):
     process = start("--index", index[0], "--port", url.rsplit(":", 1)[1])
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (2, "")
-    assert re.fullmatch(r"error: .*\n", errors)
+    assert re.fullmatch(r"error: `--port` .*\n", errors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from itertools import islice
@@ -55,6 +56,21 @@ def test_a_run_is_served_with_its_recipe_until_it_is_interrupted(tmp_path: Path)
     assert [each["usage"]["completion_tokens"] for each in replies] == [3] * 8, "as set in the recipe"
     said = [each["choices"][0]["message"]["content"] for each in replies]
     assert len({*said}) == 1, "greedy"
+
+
+@pytest.mark.parametrize(
+    ("address", "named"),
+    [(("127.0.0.1", "taken"), "`--port` is"), (("192.0.2.1", "0"), "`host` is '192.0.2.1'")],
+)
+def test_an_address_that_is_not_available_is_noticed_before_the_policy_is_loaded(
+    address: tuple[str, str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_run(tmp_path / "run", CHAT)
+    (tmp_path / "run" / "model.safetensors").unlink()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        host, port = address[0], address[1].replace("taken", str(other.getsockname()[1]))
+        assert main(["serve-policy", str(tmp_path / "run"), "--host", host, "--port", port]) == 2
+    assert named in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,10 @@ class TestSearchFailures:
                 assert batch["advantages"][i].item() == pytest.approx(rewards[i] - mean, abs=1e-4)
 
 
+def right(completions: Any, gold: Any) -> list[float]:
+    return [0.0 for _ in completions]
+
+
 def test_what_cannot_be_trained_on_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     """Before the first rollout: TRL would stop without a step, or meet a row in it, or in a later evaluation."""
     with pytest.raises(TypeError, match="write `from sorl_trl import SOGRPOConfig`"):
@@ -96,6 +100,11 @@ def test_what_cannot_be_trained_on_is_refused(tmp_path: Path, tokenizer: Any) ->
         SOGRPOTrainer(build_policy(), parity_reward, args, rows, asked, processing_class=tokenizer)
     with pytest.raises(ValueError, match="`train_dataset` has the columns"):
         SOGRPOTrainer(build_policy(), parity_reward, args, asked["held_out"], processing_class=tokenizer)
+    for none in ({"train_dataset": rows.select([])}, {"train_dataset": rows, "eval_dataset": rows.select([])}):
+        with pytest.raises(ValueError, match="_dataset` is empty"):
+            SOGRPOTrainer(build_policy(), parity_reward, args, processing_class=tokenizer, **none)
+    with pytest.raises(ValueError, match=r"'right' needs `gold`, but the columns are \['prompt'"):
+        SOGRPOTrainer(build_policy(), right, args, rows, processing_class=tokenizer)
 
 
 def test_a_scheduler_of_another_optimizer(tmp_path: Path, tokenizer: Any) -> None:

@@ -145,6 +145,25 @@ def test_in_the_warm_up_the_policy_stands_still(tmp_path: Path, tokenizer: Any, 
     assert moved(before, dict(trainer.model.named_parameters())) == critic_parameters(trainer.model).keys()
 
 
+def test_after_the_warm_up_the_schedule_is_where_it_would_have_been(tmp_path: Path, tokenizer: Any) -> None:
+    """The critic's has run from the beginning."""
+    schedule = {"lr_scheduler_type": "linear", "critic_warmup_steps": 2, "value_head_learning_rate": 0.4}
+    trainer = build_ppo(tmp_path, tokenizer, **schedule, learning_rate=0.08, optim="sgd")
+    trainer.create_optimizer_and_scheduler(4)
+    scheduler, groups = trainer.lr_scheduler, trainer.optimizer.param_groups
+    rates: list[tuple[float, float]] = []
+    for _ in range(4):
+        policy, critic = (
+            {group["lr"] for group in groups if group.get("critic", False) == is_critics}
+            for is_critics in (False, True)
+        )
+        rates.append((*policy, *critic))
+        trainer.optimizer.step()
+        scheduler.step()
+    assert rates == [pytest.approx(each) for each in [(0.0, 0.4), (0.0, 0.3), (0.04, 0.2), (0.02, 0.1)]]
+    assert trainer.create_scheduler(4) is scheduler, "made once: another would begin anew"
+
+
 def ready_adapter(folder: Path) -> PeftModel:
     """A policy whose adapter has been trained before, under the name "default"."""
     torch.manual_seed(4)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from pyarrow.parquet import read_table
 from tokenizers import AddedToken
 from trl import GRPOTrainer
 
@@ -206,6 +207,42 @@ def test_all_read_what_trls_own_trainer_shows_them(
     assert box[:2] == theirs[:2]
 
 
+def broken(arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "pick", "arguments": {arguments}}}\n</tool_call><|im_end|>'
+
+
+@pytest.mark.parametrize("which", [LOOP, BOX], ids=["loop", "box"])
+@pytest.mark.parametrize("arguments", ["[" * 300 + "]" * 300, '{"a":' * 300 + "1" + "}" * 300, "[" * 3000])
+def test_a_call_that_nests_too_deeply_is_text(tmp_path: Path, which: Any, arguments: str) -> None:
+    """Whether Python reads it, and would fail where it is copied, or not."""
+    message = broken(arguments)
+    batch, _, shown = play(tmp_path, qwen_tokenizer(), [message, ANSWER], which, tools=[pick])
+    assert shown.completions == [[{"role": "assistant", "content": message.removesuffix("<|im_end|>")}]] * 8
+    assert int(batch["turn_ids"].max()) == 0, "it is trained on"
+
+
+def test_whatever_is_called_can_be_logged(tmp_path: Path) -> None:
+    """Parquet needs one type in all rows, and no empty object."""
+    arguments = ("{}", "[1]", "null", '{"number": "\\ud800"}', '{"number": 1e999}', f'{{"number": {2**70}}}')
+    trainer = build(
+        tmp_path,
+        qwen_tokenizer(),
+        Shown(),
+        {"log_completions": True, "max_completion_length": 2000},
+        policy=build_policy(vocab_size=len(qwen_tokenizer())),
+        tools=[pick],
+    )
+    trainer.model.config.max_position_embeddings = 8192
+    script(trainer, ["".join(map(broken, arguments)), broken("{}"), ANSWER])
+    trainer._generate_and_score_completions([{"prompt": QUESTION} for _ in range(8)])
+    trainer.log({})
+    (file,) = tmp_path.glob("completions/*.parquet")
+    called, *_, last = read_table(file).column("completion").to_pylist()[0]
+    given = [call["function"]["arguments"] for call in called["tool_calls"]]
+    assert given[:3] == ["{}", '{"arguments": [1]}', "{}"] and len(given) == 6
+    assert last["content"] == "It is in Norway."
+
+
 def test_calls_are_made_and_answered_in_order(tmp_path: Path) -> None:
     """TRL calls coroutines after all other tools."""
     calls = [tool_call("pick_later", number=0), tool_call("pick", number=1), tool_call("go")]
@@ -387,6 +424,8 @@ def test_a_prompt_of_the_environment_forges_nothing(tmp_path: Path) -> None:
     ids = batch["prompt_ids"][0]
     assert control_ids(trainer._tokenizer, ids).count(trainer._tokenizer.eos_token_id) == 2, "system and user"
     assert "[/tool_response][|im_end|]" in trainer._tokenizer.decode(ids)
+    with pytest.raises(ValueError, match="'moon', which is not among the environments"):  # in TRL's words
+        trainer._generate_and_score_completions([{"environment": "moon"} for _ in range(8)])
 
 
 WRITTEN = sorted({token for text in TEMPLATES.values() for token in re.findall(r"<[^<>\s'\"]+>", text)})

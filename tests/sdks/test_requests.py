@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from sorl_trl.endpoint.agents import run_agent as start_agent
 from sorl_trl.endpoint.conversation import Conversation
 from sorl_trl.endpoint.server import Endpoint
 from sorl_trl.types import StopReason
-from tests.endpoint import run_agent
+from tests.endpoint import ScriptedEngine, collect, run_agent, without_a_rollout
 from tests.sdks.agents import AGENTS, with_reward
 from tests.tools import qwen_tokenizer, tool_call
 
@@ -155,14 +156,31 @@ def test_a_refusal_is_final(name: str, search: Any, statuses: list[int]) -> None
     assert ran.trajectory.stop_reason == StopReason.TRAJECTORY_LIMIT
 
 
+def test_litellm_knows_a_full_context_as_such() -> None:
+    """Agents over it then stop, instead of asking again."""
+    import litellm
+
+    def agent(example: Any, endpoint: Any) -> float:
+        access = {"api_base": endpoint.base_url, "api_key": endpoint.api_key}
+        with pytest.raises(litellm.ContextWindowExceededError):
+            litellm.completion("openai/policy", [{"role": "user", "content": "x" * 99}], num_retries=0, **access)
+        return 1.0
+
+    tokenizer = qwen_tokenizer()
+    engine = ScriptedEngine(lambda *_: "Yes.", tokenizer, window=100)
+    output, *_ = collect(agent, 1, engine=engine, tokenizer=tokenizer)
+    assert output["agent_rewards"] == [{"reward": 1.0}]
+
+
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_failure_is_final(name: str, search: Any, statuses: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No SDK asks an endpoint again that has failed, and the rollout raises what it was."""
+    """No SDK asks an endpoint again that has failed."""
 
     def failing(self: Any, *args: Any) -> Any:
         raise LookupError("a defect")
 
     monkeypatch.setattr(Conversation, "begin", failing)
-    with pytest.raises(RuntimeError, match="endpoint failed: LookupError"):
-        searching(name, search)
+    agent, example = with_reward(AGENTS[name], search, lambda answer: 1.0), {"question": "Where is Oslo?"}
+    with without_a_rollout() as access:
+        assert start_agent(agent, example, access, 60, lambda _: None).result().error
     assert statuses == [500]

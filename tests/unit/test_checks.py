@@ -57,6 +57,9 @@ class Settings:
     share: Annotated[float, SHARE] = 0.5
     kind: Annotated[str | None, OneOf(("a", "b"))] = None
     seed: int = 0
+    rate: float | None = None
+    plain: bool = True
+    text: str | float = 0.5
 
 
 @pytest.mark.parametrize(
@@ -65,9 +68,13 @@ class Settings:
         ({"share": 2.0, "kind": "c"}, r"`share` is 2.0, .*\[0, 1\]"),
         ({"share": None}, "`share` is None"),
         ({"kind": "c", "seed": -1}, "`kind` is 'c', .*'a', 'b', or None"),
+        ({"share": "0.5"}, r"`share` is '0.5', which is a string, .*\[0, 1\]"),
+        ({"seed": "1"}, "`seed` is '1', which is a string, but must be a number"),
+        ({"rate": "1e-6"}, "`rate` is '1e-6', which is a string, but must be a number"),
+        ({"plain": "false"}, "`plain` is 'false', which is a string, .*True, False"),
     ],
 )
 def test_the_first_field_that_is_wrong(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_fields(Settings(**given))
-    check_fields(Settings(kind="b"))
+    check_fields(Settings(kind="b", text="0.5"))

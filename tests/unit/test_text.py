@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.text import encodable, one_line, without_user
+from sorl_trl.text import encodable, nests, one_line, without_user
 
 ANY_TEXT = st.text(st.characters())
 """With halves of surrogate pairs."""
@@ -27,6 +27,15 @@ class TestEncodable:
 def test_one_line() -> None:
     assert one_line(ValueError("a\n  b")) == "a b"
     assert one_line(KeyError()) == "KeyError"
+    assert one_line("\n") == ""
+
+
+def test_how_deep_data_nests() -> None:
+    assert [nests(value, 1) for value in ("[[", [], [1], {"a": 1}, [[]], {"a": {}})] == [False] * 4 + [True] * 2
+    deep: list[object] = []
+    for _ in range(10**5):
+        deep = [deep]
+    assert nests(deep, 10**5) and not nests(deep, 10**5 + 1)
 
 
 def test_the_user_of_a_url_is_left_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from trl.data_utils import is_conversational, prepare_multimodal_messages
 
 from sorl_trl.rollout import ObservationEncoder, RolloutLimits, TagProtocol
 from sorl_trl.rollout.observation import is_image
-from sorl_trl.rollout.protocol import message_end
+from sorl_trl.rollout.protocol import MessageReader, message_end
+from sorl_trl.text import storable
 from sorl_trl.types import Observation, ToolResult, Trajectory
 
 _START, _END = "<|im_start|>", "<|im_end|>"
@@ -111,7 +113,7 @@ def holds_images(prompt: Any) -> bool:
 
 def reads_calls(tokenizer: Any) -> bool:
     """Whether a tokenizer can parse tool calls in a message."""
-    return any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema"))
+    return getattr(tokenizer, "response_template", None) is not None
 
 
 def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote_code: bool) -> Any:
@@ -128,9 +130,10 @@ def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote
         processing_class = loader.from_pretrained(policy, trust_remote_code=trust_remote_code, **left)
     if not supports_tool_calling(processing_class):
         raise ValueError(
-            "tools or an environment are given, but the chat template does not support tool calls: for a ChatML "
-            "model, `processing_class=chatml_tools(tokenizer)` sets a template that does; an environment with a "
-            "method `step`, as in `rollout_func=AgentRollout(EnvironmentResponder(…))`, does not need one."
+            "The chat template does not support tool calls, which tools and environments need: for a ChatML model, "
+            "`processing_class=chatml_tools(tokenizer)` sets one that does, and the model must learn the calls; an "
+            "environment with a method `step`, as in `rollout_func=AgentRollout(EnvironmentResponder(…))`, does not "
+            "need one."
         )
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not reads_calls(tokenizer):
@@ -170,7 +173,8 @@ def messages_of(
         if isinstance(segment, Observation):
             messages += map(_result, segment.results)
         else:
-            messages.append(_message(tokenizer, [*segment.token_ids], context, tools))
+            read = parse_response(MessageReader(tokenizer), [*segment.token_ids], prefix=context, tools=[*tools])
+            messages.append(dict(read))
         context += segment.token_ids
     return messages
 
@@ -180,13 +184,28 @@ def _result(result: ToolResult) -> dict[str, Any]:
     return {"role": "tool", "name": result.tool, "content": content}
 
 
-def _message(
-    tokenizer: PreTrainedTokenizerBase, ids: list[int], context: list[int], tools: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    try:
-        return dict(parse_response(tokenizer, ids, prefix=context, tools=[*tools]))
-    except RecursionError:  # brackets nest too deeply; TRL returns the same for other unreadable messages
-        return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
+def tabular(completion: Any) -> Any:
+    """A completion for TRL's table of completions, whatever policy and tools wrote into its messages.
+
+    Parquet needs one type in all rows: contents become text, and arguments of calls become JSON objects as text.
+    """
+    if isinstance(completion, str):
+        return completion
+    return [storable({**message, **_as_text(message)}) for message in completion]
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    texts: dict[str, Any] = {"content": content if isinstance(content, str | None) else str(content)}
+    if calls := message.get("tool_calls"):
+        texts["tool_calls"] = [_call_as_text(call.get("function", call)) for call in calls]
+    return texts
+
+
+def _call_as_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    given = call.get("arguments")
+    arguments = json.dumps(given if isinstance(given, dict) else {"arguments": given})
+    return {"type": "function", "function": {"name": call.get("name"), "arguments": arguments}}
 
 
 def chatml_tools(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -22,6 +22,8 @@ from sorl_trl.types import StopReason, Trajectory
 
 MESSAGES = "trajectory_messages"
 """The key of trajectories as messages, which this package's trainers pass on as `completions`."""
+ADDED_COLUMNS = ("trajectory", "agents", "agent_rewards", "environments")
+"""What rollouts pass to reward functions beside the columns of the dataset, which must not have these names."""
 
 # The policy, the environment, the agent or an infrastructure failure ended these; the others reached a length limit.
 _COMPLETE = {
@@ -31,6 +33,7 @@ _COMPLETE = {
     StopReason.AGENT_ERROR,
     StopReason.SEARCH_UNAVAILABLE,
     StopReason.ENVIRONMENT_UNAVAILABLE,
+    StopReason.NO_CALL,
 }
 
 

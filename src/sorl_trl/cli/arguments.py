@@ -212,10 +212,10 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
             raise ValueError(f"`method` is {choice.method!r}, which has a critic: add `--trainer so_ppo`.")
         own = (TaskArguments, RolloutArguments, EngineOptions, SearchArguments)
         groups = (TrainerArguments, *own, TRAINERS[choice.trainer].config_class, ModelConfig)  # as in `Arguments`
-        command = f"sorl train --trainer {choice.trainer}"
+        usage = f"sorl train --trainer {choice.trainer} [--config NAME_OR_PATH] [--OPTION VALUE ...]"
         if "save_steps" in options_in(words):
             recipe["save_strategy"] = "steps"  # a recipe that saves nothing would silently win over it
-        parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, command)
+        parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, usage)
         given = {**recipe, **given_words(groups, words)}
         return Arguments(*[*parsed, given])
 

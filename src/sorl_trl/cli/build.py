@@ -13,6 +13,7 @@ from trl import get_peft_config, get_quantization_config
 from trl.data_utils import is_conversational
 
 from sorl_trl import qa
+from sorl_trl.agents.policy_rollout import ADDED_COLUMNS
 from sorl_trl.checks import import_named
 from sorl_trl.cli.arguments import AGENT_REWARD, Arguments, reward_function
 from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
@@ -23,6 +24,7 @@ from sorl_trl.rollout import Collector
 from sorl_trl.rollout.tasks import check_read, load_rows, prompt_rows
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.base import TurnLevelTrainer
+from sorl_trl.trainers.rewards import check_needed
 
 
 def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, Dataset | None]:
@@ -39,6 +41,8 @@ def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tu
     check_read(rollout, questions, arguments.given)
     check_rewards(arguments, questions)
     prompts = Dataset.from_list(prompt_rows(train, rollout, tokenizer))
+    for name in () if rollout.rollout_func else task.rewards:  # a `rollout_func` may add columns
+        check_needed(reward_function(name), name, [*prompts.column_names, *ADDED_COLUMNS])
     prompts.info.dataset_name = Path(task.train_questions).name  # for the model card
     return prompts, evaluation and Dataset.from_list(prompt_rows(evaluation, rollout, tokenizer))
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from math import ceil, inf
+from math import ceil, inf, isnan
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -31,6 +31,7 @@ from sorl_trl.text import one_line
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
+from sorl_trl.trainers.rewards import DEBUG_PAGE
 
 GIB = 2**30
 REHEARSED = 2
@@ -43,8 +44,9 @@ REMEDIES = (
     "twice the steps_per_generation and gradient_accumulation_steps; --accelerate_config zero2 or zero3; use_peft; "
     "lower max_completion_length"
 )
-SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "rollout/stop_reason/")
+SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length")
 """Prefixes of the metrics to show."""
+SHOWN_UNLESS_0 = ("rollout/stop_reason/", "rollout/masked_share", "endpoint/error_share", "endpoint/uncalled_share")
 
 
 def try_out(arguments: Arguments) -> None:
@@ -59,7 +61,7 @@ def try_out(arguments: Arguments) -> None:
         raise UserMistake(one_line(error)) from error
     except Exception as error:  # a reward function's or a tool's, whose message may be a single word
         raise UserMistake(f"{type(error).__name__}: {one_line(error)}") from error
-    trainer.accelerator.print(f"Ready to train into {output_dir}.")
+    trainer.accelerator.print(f"Ready to train into {output_dir}{caveat(trainer)}.")
     PartialState().destroy_process_group()
 
 
@@ -176,13 +178,34 @@ def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
     with torch.no_grad():
         group = range(trainer.num_generations_eval)
         trainer._generate_and_score_completions([{**row} for row in rows for _ in group])  # each gets columns
+    yield "rehearsal", f"{REHEARSED} questions x {trainer.num_generations_eval} trajectories"
+    for name, mean in rehearsed(trainer).items():
+        if name.startswith(SHOWN) or (mean and name.startswith(SHOWN_UNLESS_0)):
+            yield "", f"{name} {mean:.3g}"
+    yield "", f"prompt      {one_line(trainer._logs['prompt'][0])[-300:]}"
+    yield "", f"completion  {one_line(trainer._logs['completion'][0])[:1000]}"
+
+
+def rehearsed(trainer: TurnLevelTrainer) -> dict[str, float]:
+    """The metrics of the rehearsal; none if there was no rehearsal."""
     metrics = {name: sum(values) / len(values) for name, values in trainer._metrics["eval"].items() if values}
     if trainer.num_generations_eval == 1:
         metrics.pop("frac_reward_zero_std", None)  # TRL's is 1 for a group of one
-    yield "rehearsal", f"{REHEARSED} questions x {trainer.num_generations_eval} trajectories"
-    yield from (("", f"{name} {mean:.3g}") for name, mean in metrics.items() if name.startswith(SHOWN) and mean)
-    yield "", f"prompt      {one_line(trainer._logs['prompt'][0])[-300:]}"
-    yield "", f"completion  {one_line(trainer._logs['completion'][0])[:1000]}"
+    return metrics
+
+
+def caveat(trainer: TurnLevelTrainer) -> str:
+    """What the rehearsal leaves in doubt about training, as the end of a sentence."""
+    found = rehearsed(trainer)
+    if isnan(found.get("reward", 0.0)):
+        return ", but no trajectory of the rehearsal got a reward"
+    are_alike = found.get("frac_reward_zero_std") == 1 and not trainer._has_critic
+    if are_alike or found.get("reward_std") == 0:
+        return (
+            ", but no rewards of a group differed in the rehearsal, and such groups teach nothing: see "
+            f"`frac_reward_zero_std` in {DEBUG_PAGE}"
+        )
+    return ""
 
 
 TILE = (4096, 32768)

@@ -22,6 +22,8 @@ from sorl_trl.command_line import (
     Parser,
     UserMistake,
     check_checkpoint,
+    check_options,
+    declared_options,
     is_first_process,
     mistakes,
     read_config,
@@ -36,11 +38,12 @@ and writes nothing.
 
 example: sorl compare runs/quickstart/greedy_before runs/quickstart/policy
 """
+DECLARED = ("evaluation/arguments.py", "rollout/options.py", "search/arguments.py")
+"""The modules that declare the options of `sorl evaluate`."""
 
 
 def main(words: Sequence[str]) -> None:
-    if not words:
-        refuse("sorl evaluate needs the folder of a run")
+    check_options(words, declared_options(*(f"sorl_trl/{module}" for module in DECLARED)))
     words, recipe = read_words(words)
     from sorl_trl.evaluation.arguments import parse_arguments  # takes seconds
     from sorl_trl.evaluation.run import run_evaluation
@@ -62,8 +65,10 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         parser.add_argument(option, nargs="*")
     given = parser.parse_known_args(words)[0]
     name = given.model_name_or_path or run
+    if not {"-h", "--help"}.isdisjoint(words):
+        return words, {}
     if name is None:
-        return words, {}  # the parser of all arguments reports what is missing
+        refuse("sorl evaluate needs RUN, the folder of a run, or --model_name_or_path")
     if given.output is None and not Path(name).exists():
         raise UserMistake(f"{name} does not exist: give the folder of a run, or a model on the Hub and `--output`")
     policy, output = find_policy(name), given.output or str(evaluation_of(name))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 
+from sorl_trl.checks import did_you_mean
 from sorl_trl.command_line import CONFIGS, RECIPES, Parser, Shipped, UserMistake, package_version, run_command
 
 COMMANDS = {
@@ -38,7 +39,8 @@ def main(words: Sequence[str] | None = None) -> int:
 def _without_command(words: Sequence[str]) -> None:
     """Print the help or the version, or raise a mistake."""
     if words and not words[0].startswith("-"):
-        raise UserMistake(f"{words[0]!r} is not a command of sorl (--help lists the commands)")
+        similar = did_you_mean(words[0], COMMANDS)
+        raise UserMistake(f"{words[0]!r} is not a command of sorl{similar} (--help lists the commands)")
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())
     parser = Parser(

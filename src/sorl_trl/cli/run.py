@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import yaml
@@ -66,11 +67,13 @@ def run(words: Sequence[str]) -> None:
             raise ConnectionError(str(error)) from error  # each process reports it, because others may not have met it
     write_recipe(arguments, trainer)  # by now a resumed run has its checkpoint's values
     _save(trainer)
+    if commands := what_next(arguments):
+        trainer.accelerator.print("Next:", *commands, sep="\n")
     trainer.end()
 
 
 def _save(trainer: TurnLevelTrainer) -> None:
-    """Save the policy, and print next steps. Raises UserMistake if the guard found that it is not finite."""
+    """Save the policy. Raises UserMistake if the guard found that it is not finite."""
     folder = str(trainer.args.output_dir)
     if any(isinstance(each, CollapseGuard) and each.is_broken for each in trainer.callback_handler.callbacks):
         raise UserMistake(f"no policy was saved, because training reached NaN: {folder} has earlier checkpoints")
@@ -80,8 +83,17 @@ def _save(trainer: TurnLevelTrainer) -> None:
     trainer.accelerator.print(f"The policy is in {folder}, as a plain Hugging Face checkpoint.")
     if isinstance(trainer, SOPPOTrainer):
         trainer.accelerator.print(f"Its critic is in {folder}/critic: `sorl_trl.load_critic({folder!r})` loads it.")
-    quoted = shlex.quote(folder)
-    trainer.accelerator.print(f"Next: sorl evaluate {quoted}   sorl view {quoted}")
+
+
+def what_next(arguments: Arguments) -> list[str]:
+    """The commands that a finished run is ready for, to be pasted into a shell."""
+    folder = str(arguments.config.output_dir)
+    sorl = "sorl" if which("sorl") else f"{shlex.quote(sys.executable)} -m sorl_trl.cli.main"
+    commands = [f"{sorl} view {shlex.quote(folder)}"] if any(Path(folder).glob(SHARDS)) else []
+    if arguments.rollout.rollout_func is None:  # which only training can use
+        questions = "" if arguments.task.eval_questions else " --questions FILE"
+        commands.insert(0, f"{sorl} evaluate {shlex.quote(folder)}{questions}")
+    return commands
 
 
 def check_output_folder(config: TrainingArguments) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sorl_trl.checks import NOT_NEGATIVE
 from sorl_trl.cli.evaluate import find_policy, read_recipe
-from sorl_trl.command_line import Parser, UserMistake, at_least, mistakes, port
+from sorl_trl.command_line import Parser, UserMistake, at_least, listen, mistakes, port
 
 ABOUT = """\
 Serves a policy at an OpenAI-compatible address, through the API that training uses, until Ctrl-C. Prints the
@@ -56,12 +56,13 @@ def serve(options: Namespace, policy: str, recipe: Mapping[str, Any]) -> None:
     tokenizer = load_tokenizer(policy, model_arguments.model_revision, model_arguments.trust_remote_code)
     if tokenizer.chat_template is None:
         raise UserMistake(f"{policy} has no chat template, which API calls need: use a chat model")
+    listener = listen(options.host, options.port)  # clients wait while the policy is loaded
     model = load_model(model_arguments, PartialState(cpu=not accelerator.is_available()).device)
     setup = make_setup(model, tokenizer, limits, template_kwargs)
     warn_of_endless_messages(setup)
     with mistakes():
         engine = make_engine(model, setup, engine_options, generation_config(options.temperature))
-    serve_policy(engine, setup, options.host, options.port, options.api_key, _show)
+    serve_policy(engine, setup, options.host, listener, options.api_key, _show)
 
 
 def _those(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,32 +8,39 @@ import inspect
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from numbers import Real
+from pathlib import Path
 from tempfile import TemporaryFile
+from traceback import extract_tb
 from typing import IO, Any, TypeAlias
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout.responder import contained
-from sorl_trl.search.backend import is_down
+from sorl_trl.search.backend import causes, is_down
 from sorl_trl.text import one_line
-from sorl_trl.threads import DaemonThreads, start
+from sorl_trl.threads import DaemonThreads, made_once, start
 
 _EXCERPT = 600
 _PROCESSES: set[int] = set()
 """The agents that run in separate processes."""
+_NOT_THE_USERS = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
+"""Folders of code that is not the user's."""
+_OF_A_LOOP = re.compile("event loop|attached to a different loop", re.IGNORECASE)
+"""In asyncio's messages, which are RuntimeErrors without a class of their own."""
 
 
-class AgentMistake(UserMistake):
-    """An agent's request or return value is invalid: its code must change. Commands print this as one line."""
+class AgentMistake(UserMistake, RuntimeError):
+    """An agent's request, return value or error shows that its code or setup must change. Commands print one line."""
 
 
 @dataclass(frozen=True)
@@ -67,37 +74,64 @@ class Outcome:
     @property
     def is_lost(self) -> bool:
         """Whether the outcome is unrelated to the policy: time ran out, or a connection was lost."""
-        return self.is_late or is_down(self.error)
+        return self.is_late or (is_down(self.error) and not self.is_of_a_loop)
+
+    @property
+    def is_of_a_loop(self) -> bool:
+        """Whether an error of asyncio's caused it, as when a client of one event loop is used in another."""
+        return any(type(each) is RuntimeError and _OF_A_LOOP.search(str(each)) for each in causes(self.error))
+
+
+def described(error: BaseException) -> str:
+    """An error in one line, with its first cause and the last line of the user's code that it passed."""
+    first = [error, *causes(error)][-1]
+    chain = [error] if first is error else [error, first]
+    text = ", from ".join(f"{type(each).__name__}: {one_line(each)[:_EXCERPT]}" for each in chain)
+    frames = [each for each in extract_tb(error.__traceback__) if not each.filename.startswith(_NOT_THE_USERS)]
+    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
 
 
 def run_agent(
-    agent: Agent, example: Mapping[str, Any], access: Access, time_limit_s: float, on_end: Callable[[], None]
+    agent: Agent, example: Mapping[str, Any], access: Access, time_limit_s: float, on_end: Callable[[Outcome], None]
 ) -> Future[Outcome]:
     """Start an agent. `on_end` is called when it has ended or its time is up, before the outcome is available."""
 
     async def run() -> Outcome:
-        began = time.monotonic()
-        task = asyncio.ensure_future(contained(_called(agent, dict(example), access)))
-        try:
-            await asyncio.wait({task}, timeout=time_limit_s)
-            # A coroutine that blocks keeps the loop from noticing that the time is up.
-            if not task.done() or time.monotonic() - began > time_limit_s:
-                return Outcome(is_late=True)
-            return Outcome(_rewards(task.result()))
-        except Exception as error:
-            return Outcome(error=error)
-        except asyncio.CancelledError as error:
-            if not task.done():  # nobody waits for the outcome
-                raise
-            return Outcome(error=error)
-        finally:
-            task.cancel()  # if it has not ended; it is not waited for, because it may not obey
-            on_end()
+        outcome = await _outcome(_called(agent, dict(example), access), time_limit_s)
+        on_end(outcome)
+        return outcome
 
     return asyncio.run_coroutine_threadsafe(run(), _loop())
 
 
-@cache
+async def _outcome(called: Awaitable[Any], time_limit_s: float) -> Outcome:
+    """Wait for an agent, and end it when its time is up or, with CancelledError, when nobody waits any more."""
+    began = time.monotonic()
+    task = asyncio.ensure_future(contained(called))
+    task.add_done_callback(retrieve)
+    try:
+        await asyncio.wait({task}, timeout=time_limit_s)
+        # A coroutine that blocks keeps the loop from noticing that the time is up.
+        if not task.done() or time.monotonic() - began > time_limit_s:
+            return Outcome(is_late=True)
+        return Outcome(_rewards(task.result()))
+    except Exception as error:
+        return Outcome(error=error)
+    except asyncio.CancelledError as error:
+        if not task.done():
+            raise
+        return Outcome(error=error)
+    finally:
+        task.cancel()  # if it has not ended; it is not waited for, because it may not obey
+
+
+def retrieve(ended: asyncio.Future[Any]) -> None:
+    """Take note of an error that comes when nobody waits any more, because asyncio would log its traceback."""
+    if not ended.cancelled():
+        ended.exception()
+
+
+@made_once
 def _loop() -> asyncio.AbstractEventLoop:
     """The loop of all agents, for the life of the process: HTTP clients keep their connections with a loop."""
     loop = asyncio.new_event_loop()
@@ -116,7 +150,9 @@ async def _called(agent: Agent, example: dict[str, Any], access: Access) -> Any:
             raise RuntimeError(f"an agent raised {error!r}") from error
 
     # A thread of its own, because one that never ends must not keep others from running.
-    returned = await asyncio.shield(asyncio.wrap_future(DaemonThreads(1, "sorl-agent").submit(call)))
+    in_thread = asyncio.wrap_future(DaemonThreads(1, "sorl-agent").submit(call))
+    in_thread.add_done_callback(retrieve)
+    returned = await asyncio.shield(in_thread)
     return await returned if isinstance(returned, Awaitable) else returned
 
 
@@ -177,11 +213,15 @@ def command_agent(command: str) -> Agent:
             finally:
                 _end(process.pid)
             if process.returncode:
-                reason = one_line(_text(errors))[-_EXCERPT:]
-                raise CommandError(f"{words[0]} ended with exit code {process.returncode}: {reason}")
+                reason = one_line(_text(errors))[-_EXCERPT:] or "it wrote nothing to standard error"
+                raise CommandError(f"{words[0]} ended with {_exit(process.returncode)}: {reason}")
             return _reward(words[0], _text(output).rpartition("\n")[2])
 
     return agent
+
+
+def _exit(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _end(process: int) -> None:

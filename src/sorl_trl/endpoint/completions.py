@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.messages import BadRequest, Request, read_messages, read_object, read_tools
+from sorl_trl.text import nests
 
 Body = Mapping[str, Any]
 """The JSON of a request."""
@@ -19,6 +20,11 @@ IGNORED = (
     *("reasoning_effort", "reasoning", "chat_template_kwargs"),
 )
 """Client settings for sampling and templates that are ignored: the trainer decides both."""
+HARMLESS = {
+    *("user", "safety_identifier", "metadata", "store", "include", "service_tier", "priority", "request_id"),
+    *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt"),
+}
+"""Fields that do not change what is sampled."""
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "logprobs": (None, False),
@@ -32,9 +38,15 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "background": (None, False),
     "web_search_options": (None,),
     "modalities": (None, [], ["text"]),
+    "continue_final_message": (None, False),
 }
 """Unsupported fields, and the values at which they request nothing."""
+_LEVELS = 128
+"""How deep a request may nest, so that whatever walks over it reaches its end: twice as deep as calls. Our choice."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+COMMON = {"model", "tools", "tool_choice", "parallel_tool_calls", "stream", *_LIMITS}
+FIELDS = COMMON | {"messages", "stop", "response_format", "stream_options"}
+"""The fields that have an effect, in both APIs and in this one."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,19 @@ class Served:
         return len(self.answer.turn.token_ids)
 
 
+def read_body(body: bytes) -> Body:
+    """The JSON of a request. Raises BadRequest if it is no object, or nests too deeply."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict):
+        raise BadRequest("the body is not a JSON object")
+    if nests(asked, _LEVELS):
+        raise BadRequest(f"the body nests in more than {_LEVELS} levels")
+    return asked
+
+
 def model_of(body: Body) -> str:
     """The agent's name."""
     return str(body.get("model") or "policy")
@@ -69,6 +94,24 @@ def check_fields(body: Body) -> None:
         if body.get(name) not in nothing:
             allowed = " or ".join(repr(each) for each in nothing if each is not None) or "left out"
             raise BadRequest(f"`{name}` is {body[name]!r:.200}, but must be {allowed}", name, "unsupported")
+
+
+def without_effect(body: Body, fields: Set[str], lacks_schema: bool) -> dict[str, str]:
+    """Why fields of a request have no effect, by name; `fields` are those that have one in its API."""
+    parts = {f"text.{name}": part for name, part in (body.get("text") or {}).items()} if "text" in fields else {}
+    given = {**body, **parts}
+    found = {
+        name: "the trainer's config decides" if name in IGNORED else "the endpoint does not support it"
+        for name in given.keys() - fields - HARMLESS - REFUSED.keys()
+        if given[name] not in (None, [], {})
+    }
+    if lacks_schema:
+        found["response_format"] = "only vLLM constrains turns to a schema, and only turns that cannot call tools"
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        found["tool_choice"] = "the policy cannot be forced to call a tool"
+    if body.get("parallel_tool_calls") is False:
+        found["parallel_tool_calls"] = "the policy cannot be kept from making several calls at once"
+    return found
 
 
 def read_limit(body: Body) -> int | None:

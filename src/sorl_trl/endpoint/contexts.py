@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -121,7 +120,6 @@ def restored_message(message: Message, known: Sequence[Answer]) -> Message:
 
 def _with_ids(own: Message, message: Message) -> Message:
     """The policy's message with the client's ids for its calls."""
-    restored = copy.deepcopy(own)
-    for call, theirs in zip(restored.get("tool_calls") or (), message.get("tool_calls") or (), strict=False):
-        call["id"] = theirs.get("id") or call.get("id")
-    return restored
+    pairs = zip(own.get("tool_calls") or (), message.get("tool_calls") or (), strict=False)
+    calls = [{**call, "id": theirs.get("id") or call.get("id")} for call, theirs in pairs]
+    return {**own, "tool_calls": calls} if calls else own

@@ -124,7 +124,7 @@ class Conversation:
             agent=request.model,
             routes=new_routes(generation, (each.turn for each in context.parts if isinstance(each, Answer))),
         )
-        reason = "tool_calls" if calls else "stop" if end or cut >= 0 else "length"
+        reason = "length" if not end and cut < 0 else "tool_calls" if calls else "stop"
         answer = call.answer = Answer(turn, message, full, reason, bool(end))
         context.answers[len(call.messages)] = answer
         context.messages = [*call.messages, message]

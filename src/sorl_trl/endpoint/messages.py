@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any, TypeAlias
 
-from trl.chat_template_utils import add_response_schema, parse_response
+from trl.chat_template_utils import add_response_schema
 
 from sorl_trl.agents.chat import RolloutSetup, reads_calls
+from sorl_trl.rollout.protocol import LEVELS, MessageReader
 from sorl_trl.rollout.trajectories import decode
-from sorl_trl.text import encodable, one_line
+from sorl_trl.text import encodable, nests, one_line
 
 Message: TypeAlias = dict[str, Any]
 """A message as chat templates read it: `role`, `content`, and optionally `reasoning_content`, `tool_calls` (with
@@ -22,6 +24,8 @@ arguments as objects), `name` and `tool_call_id`."""
 
 _PREFIX = 64
 """How many tokens before a turn its parser reads: a prompt's end may open the policy's thoughts."""
+_THOUGHTS, _REST = ("reasoning_content", "thinking"), "rest"
+"""The fields of response templates for thoughts, and ours for what belongs to no other."""
 _OTHER_BRACKETS = str.maketrans("<>[]", "[]()")
 
 
@@ -61,8 +65,8 @@ class ChatFormat:
 
         Raises ValueError if the tokenizer has no chat template.
         """
-        template = setup.chat_template or setup.processing_class.chat_template
-        if template is None:
+        chat = cls(setup)
+        if chat._template is None:
             raise ValueError(
                 "`processing_class` has no chat template, but an agent's requests are messages: use a chat model's "
                 "tokenizer, or set its `chat_template`."
@@ -70,7 +74,11 @@ class ChatFormat:
         if not reads_calls(setup.tokenizer):
             with suppress(ValueError):  # an unknown template: without tools, turns need no parser
                 add_response_schema(setup.processing_class)
-        return cls(setup)
+        return chat
+
+    @property
+    def _template(self) -> Any:
+        return self.setup.chat_template or self.setup.processing_class.chat_template
 
     @property
     def tokenizer(self) -> Any:
@@ -94,8 +102,8 @@ class ChatFormat:
         """Raise BadRequest for tools if there is no parser for calls in the policy's turns."""
         if tools and not self.parses_calls:
             raise BadRequest(
-                "`tools` are given, but TRL has no call parser for the chat template: set "
-                "`tokenizer.response_template`, as `trl.chat_template_utils.add_response_schema` does",
+                "`tools` are given, but TRL has no call parser for the chat template: for a ChatML model, give the "
+                "trainer `processing_class=chatml_tools(tokenizer)`; for others, set `tokenizer.response_template`",
                 "tools",
                 "unsupported",
             )
@@ -132,30 +140,63 @@ class ChatFormat:
         end = next(filter(text.endswith, self.ends), "")
         return text.removesuffix(end), end
 
+    @cached_property
+    def _response_template(self) -> dict[str, Any]:
+        """The tokenizer's, but without losses: a field's later text joins the earlier, and the rest is kept, too.
+
+        Thoughts are text like any other if the chat template does not mention them: it would not show them again.
+        """
+        given = self.tokenizer.response_template
+        source = re.sub(r"{#.*?#}", "", str(self._template), flags=re.DOTALL)
+        knows_thoughts = re.search("think|reason", source, re.IGNORECASE)
+        fields = {
+            name: {"repeats": True, "join": "\n", **field} if field.get("content", "text") == "text" else field
+            for name, field in given["fields"].items()
+            if knows_thoughts or name not in _THOUGHTS
+        }
+        if all("open" in field or "open_pattern" in field for field in fields.values()):
+            ends = {name.replace("start_anchor", "close"): given[name] for name in given if "start_anchor" in name}
+            fields[_REST] = {"repeats": True, "join": "\n", **ends}
+        return {**given, "fields": fields}
+
     def parse(self, token_ids: Sequence[int], before: Sequence[int], tools: Sequence[Any] = ()) -> Message:
-        """The message of a turn: its content, thoughts and calls. Text that is not a call stays text."""
-        text = self.split_end(decode(self.tokenizer, token_ids))[0]
-        if not self.parses_calls:
-            return {"role": "assistant", "content": text}
+        """The message of a turn: its content, thoughts and calls. What cannot be read stays text."""
+        written = decode(self.tokenizer, token_ids)
+        text = self.split_end(written)[0]
+        message = self._read(written, before, tools) if self.parses_calls else None
+        if message in (None, {"role": "assistant", "content": text.strip()}):
+            return {"role": "assistant", "content": text}  # as sampled: clients append to it, or send it back
+        return message
+
+    def _read(self, written: str, before: Sequence[int], tools: Sequence[Any]) -> Message | None:
+        """The message in a turn's text; None if the parser cannot read it, or if a call nests too deeply."""
+        prefix = decode(self.tokenizer, before[-_PREFIX:])
         try:
-            read = parse_response(self.tokenizer, [*token_ids], prefix=[*before[-_PREFIX:]], tools=[*tools] or None)
-            calls = _in_utf8([call.get("function", call) for call in read.get("tool_calls") or ()])
-        except (RecursionError, AttributeError):  # brackets nest too deeply, or JSON is no object
-            return {"role": "assistant", "content": text}
-        message: Message = {"role": "assistant", "content": read.get("content") or ""}
-        thoughts = read.get("reasoning_content")
-        if thoughts:
-            message["reasoning_content"] = thoughts
+            read = MessageReader(self.tokenizer).parse_response(
+                written, schema=self._response_template, prefix=prefix, tools=[*tools] or None
+            )
+        except ValueError:
+            return None
+        calls = [call.get("function", call) if isinstance(call, dict) else call for call in read.get("tool_calls", ())]
+        are_named = all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls)
+        if not are_named:
+            return None
+        return self._message(read, _in_utf8(calls))
+
+    def _message(self, read: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> Message:
+        """The message of a turn's parts, each without the token that ends the turn."""
+
+        def joined(*names: str) -> str:
+            return "\n".join(self.split_end(read[name])[0].strip() for name in names if read.get(name))
+
+        # Some templates show no content beside calls.
+        content, thoughts = (["content"], [*_THOUGHTS, _REST]) if calls else ([_REST, "content"], _THOUGHTS)
+        message: Message = {"role": "assistant", "content": joined(*content)}
+        if shown := joined(*thoughts):
+            message["reasoning_content"] = shown
         if calls:
-            message["tool_calls"] = [
-                {
-                    "type": "function",
-                    "function": {"name": str(call["name"]), "arguments": call.get("arguments") or {}},
-                }
-                for call in calls
-            ]
-        elif not thoughts and message["content"].strip() == text.strip():
-            message["content"] = text  # as sampled: clients append to it, or send it back
+            functions = [{"name": call["name"], "arguments": call.get("arguments") or {}} for call in calls]
+            message["tool_calls"] = [{"type": "function", "function": each} for each in functions]
         return message
 
 
@@ -191,7 +232,8 @@ def read_messages(given: Any) -> list[Message]:
     """The messages of a Chat Completions request. Raises BadRequest if they are malformed or not text."""
     if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
         raise BadRequest("`messages` must be a list with at least one message", "messages")
-    return [read_message(each, f"messages[{number}]") for number, each in enumerate(given)]
+    read = [read_message(each, f"messages[{number}]") for number, each in enumerate(given)]
+    return in_order_of_calls(read)
 
 
 def read_message(given: Mapping[str, Any], field: str) -> Message:
@@ -219,8 +261,24 @@ def _call(given: Any, field: str) -> Message:
     return tool_call(given.get("id"), function["name"], function.get("arguments"))
 
 
+def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with results in the order of their calls: many templates show no ids, but only the order.
+
+    Results stay in the order in which they came if the id of one is that of no call, or of several.
+    """
+    ordered: list[Message] = []
+    for is_result, run in groupby(messages, lambda message: message["role"] == "tool"):
+        results = [*run]
+        ids = [call["id"] for call in ordered[-1].get("tool_calls", ())] if is_result and ordered else []
+        if all(ids.count(result.get("tool_call_id")) == 1 for result in results):
+            results.sort(key=lambda result: ids.index(result["tool_call_id"]))
+        ordered += results
+    return ordered
+
+
 def tool_call(call_id: Any, name: str, arguments: Any) -> Message:
     """A call as templates read it."""
+    call_id = None if call_id is None else str(call_id)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _read_arguments(arguments)}}
 
 
@@ -228,7 +286,8 @@ def _read_arguments(given: Any) -> Any:
     """The arguments of a call as an object, or as text if they are not JSON; policies also write JSON as text."""
     if isinstance(given, str):
         with suppress(ValueError, RecursionError):  # brackets may nest too deeply
-            given = json.loads(given) if given.strip() else {}
+            read = json.loads(given) if given.strip() else {}
+            return given if nests(read, LEVELS) else read or {}
     return given or {}
 
 

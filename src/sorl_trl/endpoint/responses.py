@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 from sorl_trl.endpoint.completions import (
+    COMMON,
     Body,
     Served,
     arguments_of,
@@ -20,12 +21,16 @@ from sorl_trl.endpoint.messages import (
     BadRequest,
     Message,
     Request,
+    in_order_of_calls,
     read_message,
     read_object,
     read_text,
     read_tools,
     tool_call,
 )
+
+FIELDS = COMMON | {"input", "instructions", "text", "text.format"}
+"""The fields that have an effect in this API."""
 
 
 def read(body: Body) -> Request:
@@ -75,7 +80,7 @@ def _messages(body: Body) -> list[Message]:
             raise BadRequest(f"`{field}` is of type {kind!r}, which is not supported", field, "unsupported")
     if not messages:
         raise BadRequest("`input` is empty, but must hold at least one item", "input")
-    return messages
+    return in_order_of_calls(messages)
 
 
 def _own_message(messages: list[Message], thoughts: str) -> Message:

@@ -6,10 +6,10 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from trl import GRPOTrainer
@@ -18,13 +18,13 @@ from trl.data_utils import is_conversational
 from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.agents.policy_rollout import MESSAGES, PolicyRollout, rollout_output
 from sorl_trl.checks import POSITIVE_COUNT, Number
-from sorl_trl.endpoint.agents import Access, Agent, AgentMistake, CommandError, Outcome, run_agent
+from sorl_trl.endpoint.agents import Access, Agent, AgentMistake, Outcome, described, run_agent
 from sorl_trl.endpoint.conversation import EXTENDED, NEW_CONTEXT, SPLICED, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.server import CallLimits, Endpoint, Run, check_installed
 from sorl_trl.endpoint.turns import TurnQueue
 from sorl_trl.rollout import Engine, EngineOptions, RolloutLimits, rollout_statistics
-from sorl_trl.text import one_line
+from sorl_trl.threads import made_once
 from sorl_trl.types import StopReason, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -38,12 +38,26 @@ _CAUSES = {
     "history": "earlier messages or the tools change from call to call, for example because they contain the time. "
     "Leave them unchanged, and append new messages",
 }
+_FULL = {StopReason.TRAJECTORY_LIMIT, StopReason.CONTEXT_LIMIT}
+_MASKED = {
+    "lost": "exceeded `time_limit_s` or lost a connection",
+    "broken": "raised an error before its first call, or one of its event loop",
+    "uncalled": "ended without a call to the policy",
+}
+"""What agents did whose trajectories are masked."""
+_UNCALLED = (
+    "Does the agent use `endpoint.base_url` and `endpoint.api_key`? If a cache answered, turn it off: "
+    "`dspy.LM(cache=False)`, `litellm.cache = None`, LangChain's `set_llm_cache(None)`."
+)
 _HARDLY_ANY = 8
 """With at most this many new contexts, no warning is given."""
 
 
 def agent_reward(
-    completions: Sequence[Any], agent_rewards: Sequence[Any] | None = None, **_: Any
+    completions: Sequence[Any],
+    agent_rewards: Sequence[Any] | None = None,
+    trajectory: Sequence[Trajectory] = (),
+    **_: Any,
 ) -> list[float | None]:
     """The reward function for agents that return their rewards: the sum for each trajectory, None if there is none.
 
@@ -51,7 +65,9 @@ def agent_reward(
     """
     if agent_rewards is None:
         raise ValueError("`agent_reward` needs trajectories of an `EndpointRollout`, which passes on `agent_rewards`.")
-    if all(each is None for each in agent_rewards):
+    pairs = zip(agent_rewards, trajectory, strict=False)
+    kept = [each for each, made in pairs if not made.stop_reason.is_infrastructure_failure]
+    if kept and all(each is None for each in kept):
         _warn_once("No agent returned a reward for `agent_reward` to pass on. Does the agent end with `return`?")
     return [None if each is None else sum(each.values()) for each in agent_rewards]
 
@@ -88,8 +104,8 @@ class EndpointRollout(PolicyRollout):
             everything after a trajectory's first prompt, except tokens that contexts repeat.
         time_limit_s: How long an agent may take before its trajectory is masked.
         reward_on_error: The reward of an agent that raises an error. The usual cause is the policy, for example a turn
-            that was cut off and cannot be parsed. If a connection was lost, the trajectory is masked instead. An error
-            before an agent's first call is a bug in the agent and is raised here.
+            that was cut off and cannot be parsed. The trajectory is masked instead if a connection was lost, or if the
+            error is unrelated to the policy: one before the agent's first call, or of its event loop.
         host: The address at which the endpoint listens and agents connect.
         engine: How turns are generated, and when agents' next calls are taken up.
 
@@ -115,6 +131,8 @@ class EndpointRollout(PolicyRollout):
         self.time_limit_s, self.reward_on_error = time_limit_s, reward_on_error
         self._rewards: list[Mapping[str, float] | None] = []
         self._warned: set[str] = set()
+        self._has_run = threading.Event()
+        """Whether a rollout has ended well, of this object or of a fork."""
 
     def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
         super().check(config, tools, environment_factory)
@@ -163,7 +181,9 @@ class EndpointRollout(PolicyRollout):
         """See `PolicyRollout.collect`.
 
         Raises AgentMistake, a ValueError, if an agent sends an unsupported request or returns something other than
-        rewards, and RuntimeError if an agent raises an error before its first call.
+        rewards; in this process's first rollout, if an agent's error is unrelated to the policy, or all of several
+        agents raise one with room for further calls; and in any rollout, if all agents' errors are unrelated to the
+        policy, or all lost their connections before a call.
         """
         began = time.perf_counter()
         queue = TurnQueue(len(examples), self.engine.rejoin_after)
@@ -172,12 +192,10 @@ class EndpointRollout(PolicyRollout):
             runs, outcomes = self._run(setup, examples, engine, queue, any_active)
         finally:
             engine.close()
-        self._check(runs, outcomes)
-        self._rewards = [{"reward": self.reward_on_error} if each.failure else each.rewards for each in outcomes]
-        trajectories = [
-            run.conversation.trajectory(_stop_reason(run, outcome))
-            for run, outcome in zip(runs, outcomes, strict=True)
-        ]
+        reasons = [*map(_stop_reason, runs, outcomes)]
+        self._check(outcomes, reasons, any(run.conversation.answers for run in runs))
+        self._rewards = [*map(self._reward, outcomes, reasons)]
+        trajectories = [run.conversation.trajectory(reason) for run, reason in zip(runs, reasons, strict=True)]
         output = rollout_output(
             trajectories, setup.tokenizer.eos_token_id, engine.window, contexts=True, routes=engine.routes
         )
@@ -198,19 +216,19 @@ class EndpointRollout(PolicyRollout):
         any_active: Callable[[bool], bool],
     ) -> tuple[list[Run], list[Outcome]]:
         """Run all agents to their end, and generate turns for their requests."""
-        with _STARTING:
-            endpoint = _endpoint(self.host)
+        endpoint = _endpoint(self.host)
         chat, size = ChatFormat.of(setup), len(examples)
         most = setup.limits.max_trajectory_tokens
         limits = CallLimits(setup.limits.max_turn_tokens, most, engine.window)
         conversations = [Conversation(chat, i, size) for i in range(size)]
-        runs = [Run(i, each, queue, limits, engine.constrains, self._warned) for i, each in enumerate(conversations)]
+        shared = (queue, limits, engine.constrains, queue.fail, self._warned)
+        runs = [Run(i, each, *shared) for i, each in enumerate(conversations)]
         endpoint.admit(runs)
         outcomes: list[Future[Outcome]] = []
         try:
             for run, example in zip(runs, examples, strict=True):
                 access = Access(endpoint.base_url, run.key)
-                outcomes.append(run_agent(self.agent, example, access, self.time_limit_s, run.end))
+                outcomes.append(run_agent(self.agent, example, access, self.time_limit_s, partial(_end, run)))
             queue.serve(engine, any_active)
         except BaseException:
             for outcome in outcomes:
@@ -220,30 +238,48 @@ class EndpointRollout(PolicyRollout):
             endpoint.dismiss(runs)
         return runs, [outcome.result() for outcome in outcomes]
 
-    def _check(self, runs: Sequence[Run], outcomes: Sequence[Outcome]) -> None:
-        """Raise mistakes in the agent's code, and warn once of errors that the policy caused."""
-        for run in runs:
-            if run.failure is not None:
-                raise RuntimeError(f"The endpoint failed: {run.failure!r}") from run.failure
-            if run.refusal is not None:
-                raise AgentMistake(f"The endpoint refused a request of the agent: {run.refusal}.") from run.refusal
-        failures = [(run, each.failure) for run, each in zip(runs, outcomes, strict=True) if each.failure]
-        for run, error in failures:
-            if isinstance(error, AgentMistake):
-                raise error
-            if not run.conversation.answers and run.limit_reached is None:
-                if isinstance(error, CommandError):
-                    raise AgentMistake(f"Before its first call, {error}") from error
-                raised = f"{type(error).__name__}: {one_line(error)}"
-                raise RuntimeError(f"The agent raised before its first call: {raised}") from error
-        has_called = any(run.conversation.answers for run in runs)
-        if not has_called and not any(each.is_late or each.error for each in outcomes):
-            _warn_once("No agent called the policy. Does it use `endpoint.base_url` and `endpoint.api_key`?")
-        if failures:
+    def _reward(self, outcome: Outcome, reason: StopReason) -> Mapping[str, float] | None:
+        if reason.is_infrastructure_failure:
+            return None
+        return outcome.rewards if outcome.failure is None else {"reward": self.reward_on_error}
+
+    def _check(self, outcomes: Sequence[Outcome], reasons: Sequence[StopReason], has_called: bool) -> None:
+        """Raise errors that later rollouts would repeat, and warn of the others.
+
+        `has_called` is whether any agent got an answer.
+        """
+        size, is_first = len(outcomes), not self._has_run.is_set()
+        found: defaultdict[str, list[Outcome]] = defaultdict(list)
+        for outcome, reason in zip(outcomes, reasons, strict=True):
+            found[_kind(outcome, reason)].append(outcome)
+        broken, lost, failed = found["broken"], found["lost"], found["failed"]
+        if broken and (is_first or len(broken) == size):
+            where = "of its event loop" if broken[0].is_of_a_loop else "before its first call"
+            raise AgentMistake(f"The agent raised an error {where}: {_first(broken)}") from broken[0].error
+        if len(lost) == size and not has_called and all(each.error for each in lost):
+            raise AgentMistake(
+                f"All {size} agents lost a connection before their first call was answered. If a proxy is set "
+                f"(HTTP_PROXY), add {self.host} to NO_PROXY. The first error: {_first(lost)}"
+            ) from lost[0].error
+        # A single error may be the policy's fault, and so may calls that a full trajectory or context refused.
+        if is_first and len(failed) == size > 1 and not _FULL & {*reasons}:
+            raise AgentMistake(f"All {size} agents raised an error. The first: {_first(failed)}") from failed[0].error
+        self._has_run.set()
+        for kind in filter(found.get, _MASKED):
+            detail = _UNCALLED if kind == "uncalled" else f"The first error: {_first(found[kind])}"
+            why = f"{_MASKED[kind]}, so their trajectories are masked"
+            self._warn(kind, "%d of %d agents %s. %s", len(found[kind]), size, why, detail)
+        if failed:
             logger.warning(
                 "%d of %d agents raised an error and get `reward_on_error` (%g). The first error: %s",
-                *(len(failures), len(runs), self.reward_on_error, one_line(repr(failures[0][1]))[:500]),
+                *(len(failed), size, self.reward_on_error, _first(failed)),
             )
+
+    def _warn(self, kind: str, message: str, *given: object) -> None:
+        """Log a warning, once for each kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning(message, *given)
 
     def _metrics(
         self,
@@ -261,10 +297,12 @@ class EndpointRollout(PolicyRollout):
         for kind in (EXTENDED, SPLICED, NEW_CONTEXT):
             metrics[f"endpoint/{kind}"] = counts[kind] / size
         metrics["endpoint/resent"] = sum(run.resent for run in runs) / size
-        metrics["endpoint/error_share"] = sum(each.failure is not None for each in outcomes) / size
+        kinds = [_kind(outcome, each.stop_reason) for outcome, each in zip(outcomes, trajectories, strict=True)]
+        metrics["endpoint/error_share"] = kinds.count("failed") / size
+        metrics["endpoint/uncalled_share"] = kinds.count("uncalled") / size
         named: dict[str, list[float]] = {}
-        for outcome in outcomes:
-            for name, value in (outcome.rewards or {}).items():
+        for outcome, kind in zip(outcomes, kinds, strict=True):
+            for name, value in (outcome.rewards or {}).items() if kind == "done" else ():
                 named.setdefault(name, []).append(value)
         if set(named) - {"reward"}:
             metrics |= {f"agent/{name}": sum(values) / len(values) for name, values in named.items()}
@@ -276,31 +314,51 @@ class EndpointRollout(PolicyRollout):
         if afresh < _HARDLY_ANY or afresh <= continued:
             return
         (cause, _), *_ = causes.most_common(1)
-        if cause not in self._warned:
-            self._warned.add(cause)
-            logger.warning(
-                "%d of %d API calls that continue a conversation began a new context, which costs time and memory: %s",
-                *(afresh, afresh + continued, _CAUSES[cause]),
-            )
+        self._warn(
+            cause,
+            "%d of %d API calls that continue a conversation began a new context, which costs time and memory: %s",
+            *(afresh, afresh + continued, _CAUSES[cause]),
+        )
 
 
-_STARTING = threading.Lock()
-"""Concurrent rollouts share the endpoint."""
-
-
-@cache
+@made_once
 def _endpoint(host: str) -> Endpoint:
-    """This process's endpoint at an address."""
+    """This process's endpoint at an address, which concurrent rollouts share."""
     return Endpoint(host)
+
+
+def _end(run: Run, outcome: Outcome) -> None:
+    """End an agent's run, and with it the rollout if the agent returned no rewards."""
+    if isinstance(outcome.error, AgentMistake):
+        run.stop(outcome.error)
+    run.end()
 
 
 def _stop_reason(run: Run, outcome: Outcome) -> StopReason:
     """Why a trajectory ended. A limit that cut its last turn or left no room for another takes precedence."""
-    if outcome.is_lost:
-        return StopReason.ENVIRONMENT_UNAVAILABLE
     answers = run.conversation.answers
     if run.limit_reached is not None:
         return run.limit_reached
     if answers and answers[-1].finish_reason == "length":
         return StopReason.TURN_LIMIT
-    return StopReason.AGENT_ERROR if outcome.error is not None else StopReason.ENVIRONMENT_DONE
+    if outcome.is_lost or (outcome.error is not None and (not answers or outcome.is_of_a_loop)):
+        return StopReason.ENVIRONMENT_UNAVAILABLE
+    if outcome.error is not None:
+        return StopReason.AGENT_ERROR
+    return StopReason.ENVIRONMENT_DONE if answers else StopReason.NO_CALL
+
+
+def _kind(outcome: Outcome, reason: StopReason) -> str:
+    """What an agent's end means: of `_MASKED`, "failed" if the policy is to blame, or "done"."""
+    if reason is StopReason.NO_CALL:
+        return "uncalled"
+    if outcome.is_lost:  # also after a limit, which hides it in the stop reason
+        return "lost"
+    if reason.is_infrastructure_failure:
+        return "broken"
+    return "done" if outcome.failure is None else "failed"
+
+
+def _first(outcomes: Sequence[Outcome]) -> str:
+    """The first error, in one line."""
+    return next((described(each.error) for each in outcomes if each.error), "the time limit was reached")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -20,7 +21,7 @@ def serve_policy(
     engine: Engine,
     setup: RolloutSetup,
     host: str,
-    port: int,
+    listener: socket.socket,
     api_key: str | None,
     on_ready: Callable[[str, str], None],
 ) -> None:
@@ -29,12 +30,12 @@ def serve_policy(
     Args:
         engine: Samples from the policy.
         setup: The policy's tokenizer, and the most tokens of a turn.
-        host: The address to listen on.
-        port: 0 for a free one.
+        host: The address for clients.
+        listener: A socket that listens there.
         api_key: None to generate one.
         on_ready: Called with the base URL and the key.
 
-    Raises OSError if the address is not available, and the errors of the engine.
+    Raises the errors of the engine.
     """
     queue = TurnQueue(1, rejoin_after=0)
     engine.open(1)
@@ -43,7 +44,7 @@ def serve_policy(
         limits = CallLimits(setup.limits.max_turn_tokens, None, engine.window)
         run = Run(0, conversation, queue, limits, engine.constrains)
         run.key = api_key or run.key
-        endpoint = Endpoint(host, port)
+        endpoint = Endpoint(host, listener)
         endpoint.admit([run])
         on_ready(endpoint.base_url, run.key)
         with suppress(KeyboardInterrupt):

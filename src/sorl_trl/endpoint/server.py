@@ -10,14 +10,16 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from sorl_trl.command_line import listen
 from sorl_trl.endpoint import completions, responses
-from sorl_trl.endpoint.completions import IGNORED, Served
+from sorl_trl.endpoint.agents import AgentMistake, retrieve
+from sorl_trl.endpoint.completions import Served
 from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.conversation import Call, Conversation
 from sorl_trl.endpoint.messages import BadRequest, Request
@@ -66,25 +68,31 @@ class Run:
     limits: CallLimits
     constrains: bool = False
     """Whether the engine constrains turns to a JSON schema."""
+    stop: Callable[[Exception], None] = lambda error: None
+    """Called with the agent's mistake or the endpoint's failure. By default, only the agent is told."""
     warned: set[str] = field(default_factory=set)
     """Ignored fields that a warning has been logged for."""
     key: str = field(default_factory=lambda: f"{_KEY}{secrets.token_hex(16)}")
     has_ended: bool = False
     resent: int = 0
     """How many repeated requests got the turn of the first one."""
-    refusal: BadRequest | None = None
-    """Why the first unsupported request was refused, if there was one."""
-    failure: Exception | None = None
-    """The endpoint's own error, if there was one."""
     limit_reached: StopReason | None = None
     """Which limit left no room for the last turn."""
     turns_of: dict[bytes, list[_SharedTurn]] = field(default_factory=dict)
     """The turns of each request, because a client may send one again."""
 
     def refuse(self, refusal: BadRequest | None) -> None:
-        """Record an unsupported request for the trainer, unless a template rejected what the policy wrote."""
+        """Stop at an unsupported request, unless a template rejected what the policy wrote."""
         if refusal is not None and refusal.code != "chat_template":
-            self.refusal = self.refusal or refusal
+            mistake = AgentMistake(f"The endpoint refused a request of the agent: {refusal}.")
+            mistake.__cause__ = refusal
+            self.stop(mistake)
+
+    def fail(self, error: Exception) -> None:
+        """Stop at the endpoint's own error."""
+        failure = RuntimeError(f"The endpoint failed: {error!r}")
+        failure.__cause__ = error
+        self.stop(failure)
 
     def end(self) -> None:
         """End the run: the agent makes no more calls."""
@@ -100,17 +108,16 @@ class Endpoint:
 
     Args:
         host: The address to listen on. 127.0.0.1 is reachable only from this machine.
-        port: Default: a free one.
+        listener: The socket that listens there. Default: one at a free port.
 
-    Raises ImportError if uvicorn is missing, and OSError if the address is not available.
+    Raises ImportError if uvicorn is missing, and ValueError if the address is not available.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", listener: socket.socket | None = None) -> None:
         check_installed()
         import uvicorn
 
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=1024)
+        self._socket = listener or listen(host)
         name = f"[{host}]" if ":" in host else host
         self.base_url = f"http://{name}:{self._socket.getsockname()[1]}/v1"
         self._runs: dict[str, Run] = {}
@@ -180,16 +187,17 @@ class Endpoint:
         try:
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
             run, path = self._run_of(headers), scope["path"].rstrip("/")
-            if scope["method"] == "GET" and path == "/v1/models":
-                model = {"id": "policy", "object": "model", "created": 0, "owned_by": "sorl-trl"}
-                return 200, {"object": "list", "data": [model]}, None
+            if scope["method"] == "GET" and f"{path}/".startswith("/v1/models/"):
+                name = path.removeprefix("/v1/models").strip("/")
+                model = {"id": name or "policy", "object": "model", "created": 0, "owned_by": "sorl-trl"}
+                return 200, model if name else {"object": "list", "data": [model]}, None
             if scope["method"] != "POST" or path not in _APIS:
                 refusal = BadRequest(
                     f"{scope['method']} {path} is not supported: POST to {' or '.join(_APIS)}", "path"
                 )
                 run.refuse(refusal if scope["method"] == "POST" else None)
                 return 404, _error(str(refusal), "invalid_request_error", "not_found"), None
-            api, asked = _APIS[path], _json_object(body)
+            api, asked = _APIS[path], completions.read_body(body)
             shared = self._shared_turn(run, path, body, asked, headers)
             _, answer, read = await shared.result()
             served = Served(asked, answer, read, shared.response_id, shared.created)
@@ -203,11 +211,12 @@ class Endpoint:
         except Exception as error:  # the agent is told, too
             logger.exception("The endpoint failed")
             if run is not None:
-                run.failure = run.failure or error
+                run.fail(error)
             return 500, _error(f"{type(error).__name__}: {error}", "server_error"), None
 
     def _run_of(self, headers: Mapping[str, str]) -> Run:
-        key = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        scheme, _, rest = headers.get("authorization", "").strip().partition(" ")
+        key = rest.strip() if scheme.lower() == "bearer" else scheme
         run = self._runs.get(key)
         if run.has_ended if run else key.startswith(_KEY):
             raise RunEnded("this trajectory has ended (its agent returned, or its time is up), or never began")
@@ -252,8 +261,8 @@ class Endpoint:
             raise
         turn: TurnRequest | None = None
         try:
-            self._warn_of_ignored(run, request, asked)
             token_ids, schema = [*call.context.token_ids], _schema(run, request)
+            _warn_of_ignored(run, completions.without_effect(asked, api.FIELDS, request.schema != schema))
             call.limit = _room(run, call)
             asked_for = token_ids, call.limit, request.stops, schema, request.model
             turn = TurnRequest(run.number, call.context.row, *asked_for)
@@ -265,19 +274,6 @@ class Endpoint:
                 run.turns.withdraw(turn)
             run.conversation.cancel(call)
             raise
-
-    def _warn_of_ignored(self, run: Run, request: Request, asked: Mapping[str, Any]) -> None:
-        """Warn once per field that it has no effect."""
-        found = {name: "the trainer's config decides" for name in IGNORED if asked.get(name) not in (None, [], {})}
-        if request.schema is not None and _schema(run, request) is None:
-            found["response_format"] = "only vLLM constrains turns to a schema, and only turns that cannot call tools"
-        if asked.get("tool_choice") not in (None, "auto", "none"):
-            found["tool_choice"] = "the policy cannot be forced to call a tool"
-        if asked.get("parallel_tool_calls") is False:
-            found["parallel_tool_calls"] = "the policy cannot be kept from making several calls at once"
-        for name in found.keys() - run.warned:
-            run.warned.add(name)
-            logger.warning("An agent sets `%s`, which has no effect: %s.", name, found[name])
 
 
 def check_installed() -> None:
@@ -291,7 +287,7 @@ class _SharedTurn:
 
     def __init__(self, turn: Coroutine[Any, Any, Sampled], conversation: Conversation) -> None:
         self.task = asyncio.ensure_future(turn)
-        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio would log it
+        self.task.add_done_callback(retrieve)
         self.is_received = self.is_dropped = False
         self.waiting = 0
         self.response_id, self.created = uuid.uuid4().hex[:24], int(time.time())
@@ -329,6 +325,13 @@ class _SharedTurn:
         self.task.cancel()
 
 
+def _warn_of_ignored(run: Run, found: Mapping[str, str]) -> None:
+    """Warn once per field that it has no effect."""
+    for name in found.keys() - run.warned:
+        run.warned.add(name)
+        logger.warning("An agent sets `%s`, which has no effect: %s.", name, found[name])
+
+
 def _schema(run: Run, request: Request) -> Mapping[str, Any] | None:
     """The JSON schema that a turn must follow; None for a turn that may call tools, which a schema would prevent."""
     may_call = request.tools and request.may_call
@@ -336,7 +339,10 @@ def _schema(run: Run, request: Request) -> Mapping[str, Any] | None:
 
 
 def _room(run: Run, call: Call) -> int:
-    """The most tokens for a call's turn. Raises BadRequest, worded as OpenAI's, if there is no room."""
+    """The most tokens for a call's turn. Raises BadRequest if there is no room.
+
+    Its text begins as OpenAI's, by which LiteLLM and others recognize it.
+    """
     limits, read = run.limits, len(call.context.token_ids)
     room = {StopReason.TURN_LIMIT: limits.turn}
     if limits.trajectory is not None:
@@ -347,8 +353,9 @@ def _room(run: Run, call: Call) -> int:
     if least < 1:
         run.limit_reached = reason
         raise BadRequest(
-            f"These messages have {read} tokens, which leaves {least} for an answer, because {_LIMITED_BY[reason]}. "
-            "Please reduce the length of the messages.",
+            f"This model's maximum context length is {max(read + least, 0)} tokens. However, your messages resulted "
+            f"in {read} tokens, which leaves {least} for an answer: {_LIMITED_BY[reason]}. Please reduce the length "
+            "of the messages.",
             "messages",
             "context_length_exceeded",
         )
@@ -378,16 +385,6 @@ async def _send(send: Any, status: int, content: Any) -> None:
     for chunk in chunks:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        asked = json.loads(body)
-    except (ValueError, RecursionError):
-        asked = None
-    if not isinstance(asked, dict):
-        raise BadRequest("the body is not a JSON object")
-    return asked
 
 
 def _error(message: str, kind: str, code: str | None = None, field: str | None = None) -> dict[str, Any]:

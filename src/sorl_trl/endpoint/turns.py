@@ -67,10 +67,11 @@ class TurnQueue:
         self.seconds_generating = self.seconds_waiting = 0.0
         self._rejoin_after = rejoin_after
         self._news = threading.Condition()
-        """Guards what other threads change: the three lists below, and `_is_closed`."""
+        """Guards what other threads change: the four lists below, and `_is_closed`."""
         self._asked: list[TurnRequest] = []
         self._withdrawn: list[TurnRequest] = []
         self._ended: list[int] = []
+        self._failed: list[Exception] = []
         self._engine: Engine | None = None
         self._is_closed = False
         self._live = set(range(runs))
@@ -100,6 +101,10 @@ class TurnQueue:
         """End a trajectory: its agent makes no more calls."""
         self._tell(self._ended, run)
 
+    def fail(self, error: Exception) -> None:
+        """End the rollout: `serve` raises the error."""
+        self._tell(self._failed, error)
+
     def _tell(self, queue: list[Any], item: Any) -> None:
         with self._news:
             if self._is_closed:
@@ -117,7 +122,7 @@ class TurnQueue:
     # ---------------------------------------------------------------------------------------------------------------
 
     def serve(self, engine: Engine, any_active: Callable[[bool], bool] = bool) -> None:
-        """Generate turns until all trajectories have ended. Raises the engine's errors.
+        """Generate turns until all trajectories have ended. Raises the engine's errors and those given to `fail`.
 
         If ranks depend on each other, each call of `any_active` is followed by one poll, as on every rank.
         """
@@ -189,13 +194,15 @@ class TurnQueue:
         """Wait for changes from other threads, but not for long."""
         began = time.perf_counter()
         with self._news:
-            if not (self._asked or self._withdrawn or self._ended):
+            if not (self._asked or self._withdrawn or self._ended or self._failed):
                 self._news.wait(_CHECK_S)
         self.seconds_waiting += time.perf_counter() - began
 
     def _drain(self, engine: Engine) -> None:
         with self._news:
             asked, withdrawn, ended = [*self._asked], [*self._withdrawn], [*self._ended]
+            if self._failed:
+                raise self._failed[0]
             for taken in (self._asked, self._withdrawn, self._ended):  # not replaced: a thread may have hold of one
                 taken.clear()
         for request in asked:

@@ -115,10 +115,11 @@ def read_template_kwargs(given: dict[str, Any] | str | None) -> dict[str, Any]:
 
 GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
 """The dataclasses in the order of `Arguments`."""
+USAGE = "sorl evaluate [RUN] [--OPTION VALUE ...]"
 ABOUT = (
-    "sorl evaluate RUN asks a policy questions, scores it, and writes results and trajectories into RUN/evaluation. "
+    "Asks a policy questions, scores it, and writes results and trajectories into RUN/evaluation. "
     "RUN is the output folder of `sorl train`, a checkpoint in it, or a PEFT adapter's folder. Its recipe sets how "
-    "the policy is asked, and options override it."
+    "the policy is asked, and options override it. Without RUN, `--model_name_or_path` names the policy."
 )
 
 
@@ -154,5 +155,5 @@ def parse_arguments(words: Sequence[str], recipe: Mapping[str, Any]) -> Argument
     acts_otherwise = not options_in(words).isdisjoint(ACTORS)
     left_out = ACTORS if acts_otherwise else ()
     recipe = {name: value for name, value in recipe.items() if name in shared and name not in left_out}
-    parsed = parse_dataclasses(GROUPS, words, recipe, "sorl evaluate", ABOUT)
+    parsed = parse_dataclasses(GROUPS, words, recipe, USAGE, ABOUT)
     return Arguments(*[*parsed, {**({} if acts_otherwise else recipe), **given_words(GROUPS, words)}])

@@ -220,8 +220,8 @@ def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
     rows.append(["masked", *(str(summary["masked"]) for summary in summaries)])
     return _table(header, rows) + (
         "\nIn brackets: 95 % bootstrap intervals over questions. Counts are per trajectory. Masked trajectories, "
-        "ended by an infrastructure failure, enter no mean; the same command repeats them. Mean: over datasets, with "
-        "equal weights.\n"
+        "ended by an infrastructure failure or without a call of the policy, enter no mean; the same command repeats "
+        "them. Mean: over datasets, with equal weights.\n"
     )
 
 

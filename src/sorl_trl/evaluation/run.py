@@ -57,6 +57,10 @@ if TYPE_CHECKING:  # it takes seconds
 SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
 LONGEST_WAIT = timedelta(days=7)
 """How long a finished process waits for the others; process groups' default is minutes."""
+_LOST = (
+    "the search engine, the environment or a service of the agent was down, or the agent exceeded "
+    "`agent_time_limit_s`, raised an error before its first call, or made no call (`no_call`: did a cache answer?)"
+)
 LOST_BATCHES = 3
 """A run stops after this many batches in a row with every trajectory masked: something is down or too slow."""
 
@@ -95,9 +99,8 @@ def run_evaluation(arguments: Arguments) -> None:
     state.destroy_process_group()
     if masked:
         raise SystemExit(
-            f"{masked} trajectories were lost because the search engine, the environment or a service of the agent "
-            "was down, or an agent took longer than `agent_time_limit_s`. The means above leave them out and may be "
-            "biased: run the same command again to repeat them."
+            f"{masked} trajectories were lost because {_LOST}. The means above leave them out and may be biased: run "
+            "the same command again to repeat them."
         )
 
 
@@ -261,8 +264,7 @@ def complete(
             lost = lost + 1 if all(row.trajectory.stop_reason.is_infrastructure_failure for row in rows) else 0
             if lost == LOST_BATCHES:
                 raise SearchUnavailable(
-                    f"the search engine, the environment or a service of the agent was down in {lost} batches in a "
-                    "row, or every agent took longer than `agent_time_limit_s`: restart what was down, and run the "
+                    f"all trajectories of {lost} batches in a row were lost because {_LOST}: mend that, and run the "
                     "same command again to continue. A longer limit needs another `--output`"
                 )
 

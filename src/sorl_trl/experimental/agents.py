@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from peft import LoraConfig, set_peft_model_state_dict
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from sorl_trl.checks import NOT_NEGATIVE, check_choice
 from sorl_trl.records.resume_point import ADAPTERS
@@ -43,8 +43,9 @@ class MultiAgentTrainer(TurnLevelTrainer):
 
     An agent's turns are sampled and trained with its adapter, which reads the whole context, including other agents'
     turns. Each agent has its own pass in every micro-batch, its own learning rate, and its own gradient clipping by
-    `max_grad_norm`. The reference policy (`beta`) is the base model. Every adapter is saved in a folder of its name;
-    `PeftModel.from_pretrained(base, "out/planner", adapter_name="planner")` loads it.
+    `max_grad_norm`. An update without a token of an agent does not change its adapter. The reference policy (`beta`)
+    is the base model. Every adapter is saved in a folder of its name; `PeftModel.from_pretrained(base, "out/planner",
+    adapter_name="planner")` loads it.
 
     The rollout names each turn's agent: through the environment of an `AgentRollout`, the `model` of API calls to an
     `EndpointRollout`, or the returned `agents` of a function that samples within `trainer.acting(agent)`.
@@ -136,6 +137,21 @@ class MultiAgentTrainer(TurnLevelTrainer):
                 move_to_own_groups(optimizer, self._parameters_of(agent), lr=self._rates[agent], agent=agent)
         return optimizer
 
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
+        """Leave agents without a gradient until some process has a token of theirs: momentum would move them."""
+        acted = [any(p.grad is not None for p in self._parameters_of(agent).values()) for agent in self.agents]
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        batch = self._buffered_inputs[(self._step - 1) % int(self.args.steps_per_generation)]
+        now = torch.stack([tokens_of(batch, agent).any() for agent in self.agents])
+        acts = now | torch.tensor(acted, device=now.device)
+        if self.accelerator.sync_gradients:
+            acts = self.accelerator.gather(acts.unsqueeze(0)).any(0)
+        if self.accelerator.scaler is None or acts.any():  # fp16's gradient scaler needs a gradient
+            for agent in (agent for agent, each in zip(self.agents, acts.tolist(), strict=True) if not each):
+                for parameter in self._parameters_of(agent).values():
+                    parameter.grad = None
+        return loss
+
     def _clip_grad_norm(self, model: Any) -> Any:
         parts = [self._parameters_of(agent).values() for agent in self.agents]
         norms = clip_apart(self.accelerator, parts, self.args.max_grad_norm)
@@ -168,16 +184,22 @@ class AgentForward(Forward):
         passes = []
         for agent in agents:
             with trainer.acting(agent):
-                share = share_of(batch, names.index(agent) if agent in names else len(names))
-                passes.append(super().__call__(model, share, **options))
+                passes.append(super().__call__(model, share_of(batch, agent), **options))
         found = zip(*((each.logps, each.entropies, each.aux_loss) for each in passes), strict=True)
         sums: list[Any] = [None if each[0] is None else sum(each) for each in found]
         return Pass(sums[0], sums[1], None, None if sums[2] is None else sums[2] / len(passes))
 
 
-def share_of(batch: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A batch that scores only the tokens of the agent with this number, and ends contexts at its last one."""
-    scored = loss_mask_of(batch) * (batch.get(AGENT_IDS, batch["turn_ids"]) == number)
+def tokens_of(batch: Mapping[str, Any], agent: str) -> Tensor:
+    """(B, T), 1 on the tokens of an agent that the loss keeps."""
+    names, numbers = names_of(batch), batch.get(AGENT_IDS, batch["turn_ids"])
+    own: Tensor = numbers == (names.index(agent) if agent in names else len(names))
+    return loss_mask_of(batch) * own
+
+
+def share_of(batch: Mapping[str, Any], agent: str) -> dict[str, Any]:
+    """A batch that scores only the tokens of an agent, and ends contexts at its last one."""
+    scored = tokens_of(batch, agent)
     contexts = batch.get("context_ids", torch.zeros_like(batch["turn_ids"])).abs()
     places = torch.arange(1, scored.size(1) + 1, device=scored.device).expand_as(contexts)
     last = places.new_zeros(len(scored), int(contexts.max()) + 1).scatter_reduce(1, contexts, places * scored, "amax")

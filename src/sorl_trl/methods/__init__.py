@@ -8,7 +8,7 @@ from dataclasses import fields
 from inspect import isclass
 from typing import Any
 
-from sorl_trl.checks import import_named, is_dotted
+from sorl_trl.checks import did_you_mean, import_named, is_dotted
 from sorl_trl.methods.data import ClipRange, MicroBatch, Objective, ScoredRollout
 from sorl_trl.methods.dppo import *
 from sorl_trl.methods.dr_mas import *
@@ -68,7 +68,7 @@ def method_from(value: Any) -> Method:
         if value not in METHODS:
             raise ValueError(
                 f"`method` is {value!r}, but must be one of {', '.join(METHODS)}, a mapping of pieces, or the dotted "
-                "path of a `Method`."
+                f"path of a `Method`{did_you_mean(value, METHODS)}"
             )
         return METHODS[value]
     if not isinstance(value, Mapping):
@@ -97,7 +97,7 @@ def _piece(field: str, given: Any) -> Any:
     if not is_dotted(name) and (not isinstance(name, str) or name not in known):
         raise ValueError(
             f"`method.{field}` is {given!r}, but must be one of {', '.join(known)}, with its arguments, or the dotted "
-            "path of your own."
+            f"path of your own{did_you_mean(str(name), known)}"
         )
     if not isinstance(arguments, Mapping | None):
         raise ValueError(f"`method.{field}.{name}` is {arguments!r}, but must be a mapping of its arguments.")

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sorl_trl.files import missing
 from sorl_trl.qa.scoring import right_letter
 from sorl_trl.text import identifier, json_object
 
@@ -66,6 +67,8 @@ def load_questions(path: str | os.PathLike[str]) -> list[Question]:
         ValueError: The file is empty, or a line is not a question; the message names the file and the line.
         FileNotFoundError: There is no such file.
     """
+    if not Path(path).exists():
+        raise FileNotFoundError(missing("path", path, "file"))
     questions = []
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -104,7 +107,7 @@ def mapping(name: str, value: object) -> dict[str, Any]:
 
 
 def _parse(line: bytes) -> Question:
-    record = json_object(line, "a question")
+    record = json_object(line, "a question", needs=("id", "question", "golden_answers"))
     golden_answers = record.get("golden_answers")
     if not isinstance(golden_answers, list) or not golden_answers:
         raise ValueError(f"`golden_answers` must be a list of at least one string, got {golden_answers!r}")

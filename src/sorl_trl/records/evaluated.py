@@ -174,7 +174,7 @@ def read_outcomes(shards: Iterable[Path]) -> list[Outcome]:
 
 
 def is_masked(outcome: Outcome) -> bool:
-    """Whether an infrastructure failure ended the trajectory, so that it carries no information about the policy."""
+    """Whether the trajectory carries no information about the policy, as after an infrastructure failure."""
     return StopReason(outcome["stop_reason"]).is_infrastructure_failure
 
 

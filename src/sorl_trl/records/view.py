@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -179,7 +180,8 @@ def open_run(run: str | os.PathLike[str]) -> Source:
         steps = {f"step {step}": (step, size) for step, size in count_trained(run).items()}
         sizes = {name: size for name, (_, size) in steps.items()}
         is_beside = is_evaluated and evaluation != Path(run)  # otherwise the settings belong to something else
-        notes = [f"This page shows training. To see the evaluation: sorl view {evaluation}"] if is_beside else []
+        command = f"sorl view {shlex.quote(str(evaluation))}"
+        notes = [f"This page shows training. To see the evaluation: {command}"] if is_beside else []
         return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]), notes + _alarms(run))
     if is_evaluated:
         settings = read_settings(evaluation)
@@ -188,7 +190,7 @@ def open_run(run: str | os.PathLike[str]) -> Source:
         notes += [problem] if (problem := why_stale(evaluation)) else []
         sizes = {name: count_evaluated(evaluation, name) for name in settings["datasets"]}
         return Source(EVALUATION, sizes, lambda name: _evaluated(evaluation, name), notes + _alarms(run))
-    remedy = f"run `sorl evaluate {run}`" if policy_in(run) else "give the folder of a run"
+    remedy = f"run `sorl evaluate {shlex.quote(str(run))}`" if policy_in(run) else "give the folder of a run"
     raise FileNotFoundError(
         f"{run} has no trajectories: {remedy}; training writes its own with `save_trajectories_steps`"
     )

@@ -8,6 +8,7 @@ With a `ChatProtocol`, each turn and each reply is a message of the chat templat
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,8 +18,13 @@ from typing import Any, ClassVar
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.rollout.trajectories import control_tokens, decode
+from sorl_trl.text import nests
 from sorl_trl.types import Action, ActionKind, Passage, ToolCall
 
+logger = logging.getLogger(__name__)
+
+LEVELS = 64
+"""How deep a call may nest, so that whatever walks over its arguments reaches their end. Our choice."""
 PROTOCOL_TAGS = ("think", "search", "information", "answer", "tool_call", "tool_response")
 """Names that must not appear as tags in the environment's text: this package's, and those of chat models' tool calls.
 
@@ -236,14 +242,52 @@ class ChatProtocol(TagProtocol):
         assert self.tokenizer is not None
         begun = self.message_frame.suffix  # it may begin the message, with an opening tag of its thoughts
         try:
-            message = self.tokenizer.parse_response(text, prefix=begun, tools=[*self.functions])
+            message = MessageReader(self.tokenizer).parse_response(text, prefix=begun, tools=[*self.functions])
             calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError):
             return ()
         if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
             return ()
         read = ((call["name"], call.get("arguments")) for call in calls)
         return tuple(ToolCall(name, {} if arguments is None else arguments) for name, arguments in read)
+
+
+class MessageReader:
+    """A tokenizer whose `parse_response` raises ValueError for any message that it cannot read, and no other error.
+
+    TRL takes such a message for text without calls. Other errors, such as a RecursionError, would end the run.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def parse_response(self, response: Any, **options: Any) -> dict[str, Any]:
+        """The message as a dictionary. Raises ValueError also if it nests too deeply to be walked."""
+        try:
+            message: dict[str, Any] = self._tokenizer.parse_response(response, **options)
+        except Exception as error:  # a parser may raise anything
+            if not isinstance(error, ValueError | TypeError | RecursionError):  # those of a malformed call
+                _warn_of_parser(type(error).__name__)
+            raise ValueError(f"the message cannot be parsed: {error!r}") from error
+        if nests(message, LEVELS):
+            raise ValueError(f"the message nests in more than {LEVELS} levels")
+        return message
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_tokenizer":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._tokenizer(*args, **options)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+
+@cache
+def _warn_of_parser(error: str) -> None:
+    logger.warning("`tokenizer.response_template` raises %s: turns that it cannot parse stay text.", error)
 
 
 def message_end(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> str | None:

@@ -258,7 +258,8 @@ class EnvironmentResponder(Responder):
     def _kind(self, example: Mapping[str, Any]) -> str:
         name = example.get(ENVIRONMENT)
         if name not in self._factories:
-            raise ValueError(f"a row has {ENVIRONMENT}={name!r}, but there are {[*self._factories]}")
+            known = [*self._factories]
+            raise ValueError(f"a row has {ENVIRONMENT}={name!r}, which is not among the environments {known}")
         return str(name)
 
     def _made(self, calls: Calls, row: int) -> Any:

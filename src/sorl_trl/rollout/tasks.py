@@ -11,7 +11,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import factory_named
+from sorl_trl.files import missing
 from sorl_trl.qa import BENCHMARKS, Question, build_prompt_rows, load_benchmark, load_questions
+from sorl_trl.qa.questions import mapping
 from sorl_trl.rollout.observation import Sanitizer
 from sorl_trl.rollout.options import EngineOptions, RolloutArguments
 from sorl_trl.rollout.responder import EnvironmentResponder
@@ -57,6 +59,8 @@ def load_tasks(path: str | os.PathLike[str]) -> list[Task]:
         ValueError: The file is empty, or a line is not a valid row; the message names the file and the line.
         FileNotFoundError: There is no such file.
     """
+    if not Path(path).exists():
+        raise FileNotFoundError(missing("path", path, "file"))
     lines = Path(path).read_bytes().splitlines()
     tasks = []
     for number, line in enumerate(lines, start=1):
@@ -78,7 +82,7 @@ def _task(record: dict[str, Any], number: int) -> Task:
         raise ValueError(f"`prompt` must be text or a list of messages with `role` and `content`, got {prompt!r}")
     question = record.get("question") or (prompt[-1]["content"] if isinstance(prompt, tuple) else prompt)
     if not isinstance(question, str) or not question.strip():
-        raise ValueError(f"a task needs a `prompt` or a `question`, got {sorted(record)}")
+        raise ValueError(f"a task needs a `prompt` or a `question`, got fields {sorted(record)}")
     golden_answers = record.get("golden_answers") or []
     if not isinstance(golden_answers, list) or not all(isinstance(each, str) for each in golden_answers):
         raise ValueError(f"`golden_answers` must be a list of strings or missing, got {golden_answers!r}")
@@ -87,7 +91,7 @@ def _task(record: dict[str, Any], number: int) -> Task:
         question=question,
         golden_answers=tuple(golden_answers),
         metadata={name: each for name, each in record.items() if name not in ("prompt", "golden_answers", "options")},
-        options=record.get("options") or {},
+        options=mapping("options", record.get("options")),
         data_source=str(record.get("data_source") or ""),
         prompt=prompt,
     )

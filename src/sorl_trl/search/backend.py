@@ -7,7 +7,7 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from http.client import IncompleteRead
 from typing import Annotated, Any, Protocol
@@ -61,20 +61,25 @@ def is_down(error: BaseException | None) -> bool:
     mistake in code or setup, such as a `KeyError` or a wrong certificate, does not count as down, regardless of
     handled errors. Neither does a server's answer, such as HTTP 404.
     """
+    for each in causes(error):
+        reason = each.reason if isinstance(each, URLError) else None
+        if isinstance(each, _MISTAKES) or isinstance(reason, _MISTAKES):
+            return False
+        names = {kind.__name__ for kind in type(each).__mro__}
+        if isinstance(each, _DOWN) or names & _DOWN_BY_NAME or isinstance(reason, OSError):
+            return True
+        if isinstance(each, OSError) and each.errno in _NO_ROUTE:
+            return True
+    return False
+
+
+def causes(error: BaseException | None) -> Iterator[Exception]:
+    """An error, what caused it or was being handled when it was raised, and so on."""
     seen = set[int]()
     while isinstance(error, Exception) and id(error) not in seen:
+        yield error
         seen.add(id(error))
-        reason = error.reason if isinstance(error, URLError) else None
-        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if isinstance(error, _MISTAKES) or isinstance(reason, _MISTAKES):
-            return False
-        names = {kind.__name__ for kind in type(error).__mro__}
-        if isinstance(error, _DOWN) or names & _DOWN_BY_NAME or isinstance(reason, OSError):
-            return True
-        if isinstance(error, OSError) and error.errno in _NO_ROUTE:
-            return True
-        error = cause
-    return False
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ SIGTERM or SIGINT ends the server with exit code 0, once the open requests are a
 # No `from __future__ import annotations`, because FastAPI evaluates the annotations of functions within functions.
 
 import signal
-import socket
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import fields
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tqdm.auto import tqdm
 
-from sorl_trl.command_line import Parser, mistakes, port
+from sorl_trl.command_line import Parser, UserMistake, listen, mistakes, port
 from sorl_trl.search.arguments import ENGINES, open_index
 from sorl_trl.search.dense import DenseIndex, DenseOptions
 from sorl_trl.search.index import SavedIndex, as_contents
@@ -54,7 +53,6 @@ example: sorl serve --index index --port 8000
 """
 SHUTDOWN_S = 30
 """Time limit in seconds for open requests when the server stops."""
-PENDING_CONNECTIONS = 2048
 DEFAULT_TOPK = 3
 """The default of Search-R1."""
 # The limits of one request; our choice. Search-R1 sends at most 512 prompts of 5 trajectories at once.
@@ -66,6 +64,8 @@ LONGEST_QUERY = 10_000
 def index(words: Sequence[str] | None = None) -> None:
     """Run `sorl index`."""
     options = _index_parser().parse_args(words)
+    if options.output.exists():
+        raise UserMistake(f"`--output` is {str(options.output)!r}, which exists: delete it, or choose another folder")
     with mistakes():
         built = _build(options)
     size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())
@@ -81,9 +81,7 @@ def serve(words: Sequence[str] | None = None) -> None:
     with mistakes():
         served = open_index(options.index)
         app = create_app(served)
-        # A socket that already listens, so that a port in use is noticed before anything runs.
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        listener = socket.create_server((options.host, options.port), family=family, backlog=PENDING_CONNECTIONS)
+    listener = listen(options.host, options.port)
     host, port = listener.getsockname()[:2]
     print(f"{len(served):,} passages ({served.identity}) on http://{host}:{port}/retrieve", flush=True)
 

@@ -147,7 +147,7 @@ def _passages(path: Path) -> Iterator[Passage]:
 
 def _parse_line(path: Path, number: int, line: bytes) -> Passage:
     try:
-        record = json_object(line, "a passage")
+        record = json_object(line, "a passage", needs=("id",))
         passage = Passage(identifier("id", record.get("id")), *title_and_text(record))
         # Refuse half a surrogate pair, which JSON can spell but no tokenizer encode, while the line is known.
         f"{passage.id}{passage.title}{passage.text}".encode()

@@ -29,6 +29,7 @@ from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_layout
 from sorl_trl.records.resume_point import resume_point
+from sorl_trl.rollout.protocol import MessageReader
 from sorl_trl.trainers.agents import agent_metrics
 from sorl_trl.trainers.batch import GOOD_TOKENS, advantages_of, micro_batches, turns_of
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler, load_cycle, load_weights, save_cycle
@@ -48,7 +49,7 @@ from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums, TrajectoryDump
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers, check_second_gradients
-from sorl_trl.trainers.rewards import rewarding_turns
+from sorl_trl.trainers.rewards import RewardWatch, rewarding_turns
 from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
 from sorl_trl.trainers.sampled import checked_rollout
 from sorl_trl.trainers.vllm_policy import used_by_trl
@@ -69,6 +70,7 @@ class TurnLevelTrainer(GRPOTrainer):
     """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
     _ahead: RolloutsAhead | None = None
     _buffered_inputs: Any
+    _tokenizer: Any
     _has_critic: ClassVar[bool] = False
 
     def __init__(
@@ -99,6 +101,7 @@ class TurnLevelTrainer(GRPOTrainer):
         self._tools = ToolSanitizer(self)
         with used_by_trl(asks_for_routes(args)):
             super().__init__(**given)
+        self._tokenizer = MessageReader(self._tokenizer)  # with which TRL parses whatever the policy writes
         if args.disable_dropout:
             disable_noise(self.model)
         check_optimizers(self)
@@ -120,6 +123,7 @@ class TurnLevelTrainer(GRPOTrainer):
         self._set_up_rewards()
         self._bias_normalizer = bias_normalizer(self)
         self._metric_log = MetricLog(self)
+        self._reward_watch = RewardWatch(warn=partial(warn_on_main_process, args), by_group=not self._has_critic)
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
         self._kl_control = KLControl(args.target_kl, lambda factor: self._metrics["train"]["lr_factor"].append(factor))
@@ -139,6 +143,8 @@ class TurnLevelTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Make one rollout: from rows of the dataset to the tensors that training reads."""
         rollout = self._collect(inputs)
+        if self.model.training:
+            self._reward_watch.observe(rollout.scored)
         advantages = self._apply_method(rollout)
         log_table(self, rollout, advantages)
         self._dump.prepare(rollout)
@@ -263,9 +269,11 @@ class TurnLevelTrainer(GRPOTrainer):
         for key, value in sums.reduce(self.accelerator).items():
             logged[key].append(value)
 
-    def log(self, *args: Any, **kwargs: Any) -> None:
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         self._metric_log.shorten("train" if self.model.training else "eval")
-        super().log(*args, **kwargs)
+        if not self.model.training:
+            self._metric_log.name_dataset(logs)
+        super().log(logs, *args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -297,6 +305,9 @@ class TurnLevelTrainer(GRPOTrainer):
         return EpochRepeatSampler.like(super()._get_train_sampler(dataset))
 
     def _run_epoch(self, **kwargs: Any) -> Any:
+        if self.state.global_step >= self.state.max_steps:  # a finished run was resumed
+            self.control.should_training_stop = True
+            return None
         # In a resumed run of several processes, transformers wraps the sampler once more before it sets the epoch.
         kwargs["train_dataloader"].set_epoch(kwargs["epoch"])
         if self._ahead is not None:
@@ -331,6 +342,9 @@ class TurnLevelTrainer(GRPOTrainer):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if resume_from_checkpoint is not None:
             self.state.compute_steps(self.args, max_steps)  # from this run's settings
+            if (step := self.state.global_step) >= max_steps:
+                at = f"{resume_from_checkpoint} is at step {step}"
+                warn_on_main_process(self.args, f"{at}, but `max_steps` is {max_steps}: raise it to continue.")
         return prepared
 
 

@@ -84,7 +84,7 @@ def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
 
 
 def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
-    """Restore the step within the cycle, the trajectories still to be trained on, and the state of async rollouts.
+    """Restore the step within the cycle, the trajectories still to be trained on, and asynchronous rollouts.
 
     The options in `RESTORED` are set to the checkpoint's values, because they are part of the optimizer's state. An
     iterable dataset after its first pass does not continue exactly, because transformers cannot tell how long a pass
@@ -113,19 +113,24 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
     _restore_options(args, state)
     saved = state.get("ahead") or {}
     is_out_of_order = bool(ranks_where(bool(saved.get("late") or saved.get("early"))))
-    if is_out_of_order:
-        now = {} if ahead is None else ahead.state_dict()
-        if ahead is None or any(now[key] != saved.get(key) for key in ("parts_of_batch", "grace")):
-            raise UserMistake(
-                "The checkpoint's run trained on rollouts in the order of completion: resume with the same "
-                "`async_order`, `async_staleness` and batch settings, or start a new run."
-            )
-        ahead.load_state_dict(saved)
+    now = {} if ahead is None else ahead.state_dict()
+    is_same = bool(now) and all(now[key] == saved.get(key) for key in ("parts_of_batch", "grace", "staleness"))
+    if is_out_of_order and not is_same:
+        raise UserMistake(
+            "The checkpoint's run trained on rollouts in the order of completion: resume with the same "
+            "`async_order`, `async_staleness` and batch settings, or start a new run."
+        )
     changed = [name for name in _CYCLE_OPTIONS if state[name] != getattr(args, name)]
     if changed and (is_out_of_order or state["buffered_inputs"] is not None):
         raise UserMistake(
             f"`{changed[0]}` is {getattr(args, changed[0])}, but was {state[changed[0]]} when {folder} was written, "
             "with trajectories still to be trained on. Resume with the same, or start a new run."
+        )
+    if ahead is not None and is_same and not changed:
+        ahead.load_state_dict(saved)
+    elif saved.get("kept"):
+        warn_on_main_process(
+            args, "Settings of batches or asynchronous rollouts have changed: rollouts in progress are sampled anew."
         )
     if state["buffered_inputs"] is None:
         trainer._step = 0  # the next step begins a cycle, whose settings may differ

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -12,12 +13,13 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from sorl_trl.agents.agent_rollout import AgentRollout
-from sorl_trl.agents.policy_rollout import PolicyRollout
+from sorl_trl.agents.policy_rollout import ADDED_COLUMNS, PolicyRollout
 from sorl_trl.methods import EngineTurnMask, EngineVeto, LeaveOneOut, Method, TopK, TopP, TurnRatio, ZeroVariance
 from sorl_trl.methods.dr_mas import AgentWise
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.slots import NotServed, check_served
 from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
+from sorl_trl.trainers.rewards import OF_TRL, SAMPLED, check_needed
 
 logger = logging.getLogger(__name__)
 
@@ -115,23 +117,44 @@ def check_trained(model: nn.Module) -> None:
 
 
 def check_dataset(trainer: Any) -> None:
-    """Raise ValueError for rows without a prompt, for text where messages are needed, and for too few rows.
+    """Raise ValueError for no or too few rows, rows without a prompt, and text where messages are needed.
 
-    TRL would train on no rows at all if a rollout took more than there are. Warn if messages do not end generation.
+    Also for a column with a taken name, and for one that a reward function needs and no `rollout_func` could add. TRL
+    would train on no rows at all if a rollout took more than there are. Warn if messages do not end generation.
     """
     args, dataset, asked = trainer.args, trainer.train_dataset, trainer.eval_dataset
     asked = asked if isinstance(asked, dict) else {"eval_dataset": asked}
     known = {name: rows for name, rows in {"train_dataset": dataset, **asked}.items() if isinstance(rows, Dataset)}
     for name, rows in known.items():
-        if "prompt" in rows.column_names and len(rows):
+        if not len(rows):
+            raise ValueError(f"`{name}` is empty, but must have at least one row.")
+        check_names(trainer, f"`{name}`", rows.column_names)
+        if "prompt" in rows.column_names:
             _check_prompt(trainer, name, rows[0]["prompt"])
-        elif "prompt" not in rows.column_names and trainer.environment_factories is None:
+        elif trainer.environment_factories is None:
             raise ValueError(f"`{name}` has the columns {rows.column_names}, but must have `prompt`.")
+        if trainer.rollout_func is None:
+            for function, called in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True):
+                if not isinstance(function, nn.Module):
+                    check_needed(function, called, rows[0])
     prompts = int(args.generation_batch_size) // int(args.num_generations)
     if isinstance(dataset, Dataset) and len(dataset) < prompts:
         raise ValueError(
             f"`train_dataset` has {len(dataset)} prompts, but a rollout takes {prompts}: `generation_batch_size` "
             f"{args.generation_batch_size} / `num_generations` {args.num_generations}."
+        )
+
+
+def check_names(trainer: Any, name: str, columns: Iterable[str]) -> None:
+    """Raise ValueError for a column under whose name reward functions would get something else."""
+    taken = {*OF_TRL, SAMPLED}
+    if policy_rollout_of(trainer) is not None:
+        taken |= {*ADDED_COLUMNS}
+    elif trainer.environment_factories is not None:
+        taken.add("environments")
+    if found := sorted(taken & {*columns}):
+        raise ValueError(
+            f"{name} has the column {found[0]!r}, but reward functions get something else under that name: rename it."
         )
 
 

@@ -5,11 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Annotated, Any
 
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
-from sorl_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE_COUNT, SHARE, SWITCH, Allowed, Number, OneOf, check_fields
+from sorl_trl.checks import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE_COUNT,
+    SHARE,
+    SWITCH,
+    Allowed,
+    Number,
+    OneOf,
+    check_fields,
+    did_you_mean,
+)
 from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS, VALUE_POOLS
 
 SOFT_LOSS_TYPES = ("cispo", "sapo", "vespo")
@@ -157,6 +169,15 @@ class TurnLevelConfig(GRPOConfig):
             "differ before any update."
         },
     )
+
+    def __new__(cls, *_: Any, **given: Any) -> TurnLevelConfig:
+        known = signature(cls.__init__).parameters
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())  # a subclass with its own __init__
+        if unknown := [] if takes_any else [name for name in given if name not in known]:
+            is_trainers = unknown[0] in ("method", *signature(GRPOTrainer).parameters)
+            advice = ": pass it to the trainer" if is_trainers else did_you_mean(unknown[0], known)
+            raise TypeError(f"`{unknown[0]}` is not a field of {cls.__name__}{advice}")
+        return super().__new__(cls)
 
     method_name = ""
     """The name that trackers log as `method`. The trainer sets it."""

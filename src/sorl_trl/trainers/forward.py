@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from sorl_trl.rollout.slots.support import rope_of_batch
+from sorl_trl.rollout.slots.support import is_bidirectional, rope_of_batch
 from sorl_trl.trainers.batch import loss_mask_of
 from sorl_trl.trainers.checks import warn_on_main_process
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of
@@ -28,7 +30,11 @@ from sorl_trl.trainers.router_replay import ROUTES, Routing, replayed_routers
 logger = logging.getLogger(__name__)
 
 _LARGEST_WINDOW = 1024
-"""The largest sliding window that is tried out, because texts that exceed it take memory."""
+"""The largest sliding window that the texts of the trial exceed, because they take memory."""
+_LARGEST_DIFFERENCE = 3.0
+"""The largest difference between layouts, over what rounding explains. It is larger if texts attend to each other."""
+_NEGLIGIBLE = 5e-5
+"""A difference, in nats, that counts as rounding even where none is found."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Forward:
     inspects the models' classes and configs and makes them attend in segments; the first pass tries the layouts out.
 
     Raises:
-        ValueError: One process has several GPUs.
+        ValueError: One process has several GPUs, or a model is bidirectional.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -66,6 +72,11 @@ class Forward:
         reference = trainer.accelerator.unwrap_model(trainer.ref_model) if trainer.ref_model is not None else None
         backbone = getattr(getattr(policy, CRITIC_ATTRIBUTE, None), "backbone", None)
         models = [each for each in (policy, reference, backbone) if each is not None]
+        if (found := next(filter(is_bidirectional, models), None)) is not None:
+            raise ValueError(
+                f"{type(found).__name__} is bidirectional: its tokens attend to those that they predict. Set "
+                "`is_decoder` or `is_causal` of its config to True."
+            )
         self.routers = replayed_routers(trainer, policy)
         """The routers that are replayed."""
         self.reason = _why_unfolded(trainer, models)
@@ -134,9 +145,9 @@ class Forward:
         if self.reason is None:
             off = torch.tensor(self._difference(), device=trainer.accelerator.device)
             most = float(trainer.accelerator.gather(off).max())
-            if not most <= self._tolerance:  # true for NaN, too
+            if not most <= _LARGEST_DIFFERENCE:  # true for NaN, too
                 self.layouts = LAYOUTS[:1]
-                off_by = f"log-probabilities without padding are off by {most:.2g} on average"
+                off_by = f"results without padding are off by {most:.2g} times what rounding explains"
                 self.reason = "it fails without padding" if most == float("inf") else off_by
         if self.reason is None:
             logger.info("Trajectories are processed without padding.")
@@ -147,33 +158,43 @@ class Forward:
             "Results are correct, but steps take longer.",
         )
 
-    @property
-    def _tolerance(self) -> float:
-        """The largest mean difference, in nats, that rounding explains. It is larger if texts attend to each other."""
-        args, dtype = self._trainer.args, self._trainer.model.dtype
-        return 0.2 if args.bf16 or args.fp16 or args.tf32 or dtype in (torch.float16, torch.bfloat16) else 1e-4
-
     def _difference(self) -> float:
-        """The mean difference between a layout and unfolded texts that share a prefix; infinite if it fails."""
+        """The difference of layouts from padded rows, over that of padded rows from themselves; infinite if one fails.
+
+        It is the largest of mean differences in log-probabilities and values, of all tokens and of those past the
+        sliding window. Rows that are padded further, in another kernel, show what rounding explains: without the
+        kernel, they may not differ at all.
+        """
         model, causal_lm = self._trainer.model, causal_lm_of(self._trainer.model)
         config = causal_lm.config.get_text_config()
         window = getattr(config, "sliding_window", None) or 0
-        batch = _texts(
-            8 + (window if window <= _LARGEST_WINDOW else 0), config.vocab_size, self._trainer.accelerator.device
-        )
+        window = window if window <= _LARGEST_WINDOW else 0
+        batch = _texts(window + 17, config.vocab_size, self._trainer.accelerator.device)
         is_training, values = model.training, hasattr(causal_lm, CRITIC_ATTRIBUTE)
         model.eval()  # without dropout
         try:
             with torch.no_grad():
-                plain, *others = (self(model, batch, values=values, layouts=[layout]) for layout in self.layouts)
+                plain, *packed = (self(model, batch, values=values, layouts=[layout]) for layout in self.layouts)
+                with sdpa_kernel(SDPBackend.MATH):
+                    again = self(model, batch, values=values, layouts=["rows"], rows=1)
         except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
             logger.debug("Contexts in one row fail.", exc_info=True)
             return float("inf")
         finally:
             model.train(is_training)
-        pairs = [pair for each in others for pair in ((each.logps, plain.logps), (each.values, plain.values))]
-        known = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
-        return max(float((ours - theirs).abs().mean()) for ours, theirs in known)
+        kept = batch["completion_mask"].bool()
+        past = kept & (torch.arange(kept.size(1), device=kept.device) >= window)
+        floor, *found = (
+            torch.stack([off[tokens].mean() for off in _off(each, plain) for tokens in (kept, past)])
+            for each in (again, *packed)
+        )
+        return float((torch.stack(found) / (floor + _NEGLIGIBLE)).max())  # NaN if there is one
+
+
+def _off(ours: Pass, theirs: Pass) -> list[Tensor]:
+    """The (B, T) differences in log-probabilities and, if computed, in values."""
+    pairs = (ours.logps, theirs.logps), (ours.values, theirs.values)
+    return [(one - other).abs() for one, other in pairs if one is not None and other is not None]
 
 
 def _why_unfolded(trainer: Any, models: Sequence[PreTrainedModel]) -> str | None:
@@ -184,13 +205,13 @@ def _why_unfolded(trainer: Any, models: Sequence[PreTrainedModel]) -> str | None
 
 
 def _texts(length: int, words: int, device: torch.device) -> dict[str, Tensor]:
-    """A row of three contexts with `length` tokens or more; two share a prefix."""
+    """Three rows with `length` tokens or more, padded further than they need; two share a prefix."""
     one, two, three = (torch.arange(3 * length, device=device) * 37 + 11).view(3, -1) % words
-    parts = one[4:], torch.cat([one[:7], two]), three
-    ids = {"prompt_ids": one[None, :4], "completion_ids": torch.cat(parts)[None]}
-    masks = {name.replace("ids", "mask"): torch.ones_like(each) for name, each in ids.items()}
-    contexts = torch.cat([torch.full_like(part, context) for context, part in enumerate(parts)])
-    return {**ids, **masks, "context_ids": contexts[None]}
+    texts = one, torch.cat([one[:7], two]), three
+    ids, mask = (pad_sequence([*rows], batch_first=True) for rows in (texts, map(torch.ones_like, texts)))
+    whole = {"ids": pad(ids, (0, 9)), "mask": pad(mask, (0, 9))}
+    parts = {"prompt": slice(4), "completion": slice(4, None)}
+    return {f"{part}_{name}": each[:, own] for name, each in whole.items() for part, own in parts.items()}
 
 
 class LaidOut:

@@ -14,11 +14,14 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from io import BytesIO
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
-from torch import nn
+from torch import Tensor, nn
+from torch.serialization import safe_globals
 
 from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.agents.policy_rollout import PolicyRollout, asks_for_routes
@@ -27,7 +30,23 @@ from sorl_trl.rollout.engine import draw_seed
 from sorl_trl.rollout.slots import SlotEngine
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler
 from sorl_trl.trainers.vllm_policy import ServerPolicy, raise_on_all_ranks
+from sorl_trl.types import (
+    Action,
+    ActionKind,
+    Observation,
+    Passage,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
 
+_STORED: list[Any] = [
+    *(Trajectory, Turn, Observation, Action, ActionKind, StopReason, Passage, ToolCall, ToolResult),
+    *(np.ndarray, np.dtype, np.dtypes.Int16DType, np.zeros(0).__reduce__()[0]),  # routes
+]
+"""The types in a rollout's output that a checkpoint may hold, besides tensors and what JSON has."""
 _JOIN_S = 1.0
 """How long to wait for threads to finish their current step when a run ends."""
 
@@ -66,7 +85,7 @@ class PolicyCopies:
         """Do nothing: rollouts end with their next step."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Part:
     """Rows of a batch that one thread samples together: the whole batch, or a group."""
 
@@ -78,10 +97,15 @@ class Part:
     """How many optimizer steps had been made when it began."""
     rows: list[dict[str, Any]]
     """Rows of the dataset."""
-    engine: Engine
-    thread: threading.Thread = field(init=False)
+    engine: Engine | None = None
+    """None if a checkpoint had its result."""
+    thread: threading.Thread = field(init=False, repr=False)
     result: Future[tuple[dict[str, Any], dict[str, float]]] = field(default_factory=Future)
     """What `PolicyRollout.collect` returns or raises."""
+
+    @property
+    def prompts(self) -> list[Any]:
+        return [row["prompt"] for row in self.rows]
 
 
 class RolloutsAhead:
@@ -135,17 +159,20 @@ class RolloutsAhead:
         """Parts of the batch taken last and of earlier ones that are still to be trained on."""
         self._overtook: set[tuple[int, int]] = set()
         """Parts of later batches that have been trained on."""
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        """The parts that a checkpoint holds, as `_packed` writes them."""
         try:
             yield
         finally:
             policy, self._policy = self._policy, None
             self._ended.set()
             policy.close()
-            for part in self._under_way:
-                part.engine.wake()
+            in_threads = [(part.engine, part.thread) for part in self._under_way if part.engine is not None]
+            for engine, _ in in_threads:
+                engine.wake()
             until = time.monotonic() + _JOIN_S
-            for part in self._under_way:
-                part.thread.join(max(until - time.monotonic(), 0.0))
+            for _, thread in in_threads:
+                thread.join(max(until - time.monotonic(), 0.0))
 
     def begin_at(self, micro_batches: int) -> None:
         """Begin a run after this many micro-batches of the dataloader. No effect once it has begun.
@@ -161,13 +188,22 @@ class RolloutsAhead:
         self._upcoming = upcoming_batches(trainer, self._begun)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which parts of which batches were trained on out of order, and the settings that this depends on."""
-        settings = {"parts_of_batch": self._parts_of_batch, "grace": self._grace}
-        return settings | {"late": sorted(self._overtaken), "early": sorted(self._overtook)}
+        """The rollouts in progress, which parts of which batches were trained on out of order, and the settings.
+
+        It waits for rollouts in progress, so that a resumed run continues exactly, but not for a vLLM server, whose
+        samples depend on timing.
+        """
+        if not self._trainer.use_vllm:
+            wait([part.result for part in self._under_way])
+        packed = {part.place: _packed(part) for part in self._under_way}
+        kept = {place: part for place, part in packed.items() if part is not None}
+        settings = {"parts_of_batch": self._parts_of_batch, "grace": self._grace, "staleness": self._staleness}
+        return {**settings, "late": sorted(self._overtaken), "early": sorted(self._overtook), "kept": kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the `state_dict` of a run in the same order. Call it before the run begins."""
+        """Continue from the `state_dict` of a run with the same settings. Call it before the run begins."""
         self._overtaken, self._overtook = ({(b, number) for b, number in state[key]} for key in ("late", "early"))
+        self._kept = state.get("kept", {})
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """The output of the rollout, to which training adds `rows` and `sampled_at_step`.
@@ -226,11 +262,15 @@ class RolloutsAhead:
             )
 
     def _begin(self, place: tuple[int, int], rows: list[dict[str, Any]]) -> None:
+        """Begin a part, unless a checkpoint had its result."""
+        if place in self._kept and (kept := _unpacked(self._kept.pop(place), place, rows)) is not None:
+            self._under_way.append(kept)
+            return
         assert self._policy is not None
         engine = self._policy.engine(self._end(self._setup), self.rollout.engine)
         engine.seed = draw_seed()
         part = Part(place, self._taken, self._trainer.state.global_step, rows, engine)
-        collect = partial(_collect, part, self.rollout.fork(), self._setup, self._ended)
+        collect = partial(_collect, part, engine, self.rollout.fork(), self._setup, self._ended)
         part.thread = threading.Thread(target=collect, name="sorl-ahead-{}.{}".format(*place), daemon=True)
         part.thread.start()
         self._under_way.append(part)
@@ -304,7 +344,7 @@ def upcoming_batches(trainer: Any, first: int) -> Iterator[list[dict[str, Any]]]
         sampler.epoch += 1
 
 
-def _collect(part: Part, rollout: PolicyRollout, setup: RolloutSetup, ended: threading.Event) -> None:
+def _collect(part: Part, engine: Engine, rollout: PolicyRollout, setup: RolloutSetup, ended: threading.Event) -> None:
     """Sample a part, in its thread."""
 
     def go_on(active: bool) -> bool:
@@ -314,7 +354,37 @@ def _collect(part: Part, rollout: PolicyRollout, setup: RolloutSetup, ended: thr
 
     try:
         with torch.no_grad():  # each thread has its own switch
-            prompts = copy.deepcopy([row["prompt"] for row in part.rows])
-            part.result.set_result(rollout.collect(setup, prompts, part.rows, part.engine, go_on))
+            prompts = copy.deepcopy(part.prompts)
+            part.result.set_result(rollout.collect(setup, prompts, part.rows, engine, go_on))
     except BaseException as error:  # the training thread raises it
         part.result.set_exception(error)
+
+
+def _packed(part: Part) -> Tensor | None:
+    """A finished part, as bytes; None if it failed, is in progress, or holds what a checkpoint cannot.
+
+    For example, a checkpoint cannot hold the environment objects of a `ToolBox`.
+    """
+    if not part.result.done() or part.result.exception() is not None:
+        return None
+    buffer = BytesIO()
+    try:
+        torch.save((part.version, part.step, part.prompts, *part.result.result()), buffer)
+        packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+        _read(packed)
+    except Exception:  # pickle raises whatever an object does
+        return None
+    return packed
+
+
+def _unpacked(packed: Tensor, place: tuple[int, int], rows: list[dict[str, Any]]) -> Part | None:
+    """The part that was packed; None if its prompts are not those of `rows`."""
+    version, step, prompts, output, metrics = _read(packed)
+    part = Part(place, version, step, rows)
+    part.result.set_result((output, metrics))
+    return part if part.prompts == prompts else None
+
+
+def _read(packed: Tensor) -> Any:
+    with safe_globals(_STORED):
+        return torch.load(BytesIO(packed.numpy().tobytes()), weights_only=True)

@@ -57,7 +57,8 @@ class Segments(NamedTuple):
     def arguments(self, model: PreTrainedModel) -> dict[str, Any]:
         """The arguments for calling `model`, besides ids and positions.
 
-        Models use a four-dimensional mask as it is, so none of them creates an N x N mask.
+        Models use a four-dimensional mask as it is, so none of them creates an N x N mask. This one is empty: no layer
+        can attend by it (`_check_arrived`).
         """
         if is_flash(model):
             longest = max(self.lengths)
@@ -67,8 +68,7 @@ class Segments(NamedTuple):
                 "max_length_q": longest,
                 "max_length_k": longest,
             }
-        size = sum(self.lengths)
-        mask = torch.ones((), dtype=torch.bool, device=self.bounds.device).expand(1, 1, size, size)
+        mask = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=self.bounds.device)
         return {"attention_mask": mask, "segments": self}
 
 
@@ -249,7 +249,11 @@ def segment_attention(
 
     A segment attends to itself and to those that it continues; `sliding_window` counts over both. Keys and values may
     have fewer heads than queries.
+
+    Raises:
+        RuntimeError: A layer does not pass on what it attends to.
     """
+    _check_arrived(module, attention_mask, segments, sliding_window)
     if segments is None:
         options |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -266,6 +270,24 @@ def segment_attention(
         )
         outputs.append(_causal(own, k, v, dropout, scaling, sliding_window).transpose(1, 2))
     return torch.cat(outputs, dim=1), None
+
+
+def _check_arrived(module: Any, mask: Tensor | None, segments: Segments | None, window: int | None) -> None:
+    """Raise RuntimeError if packed texts would attend to each other, or beyond the layer's window.
+
+    Segments replace the mask, so a layer that makes its own mask, or expresses its window only by the mask, is wrong.
+    """
+    name = type(module).__name__
+    if (segments is not None) != (mask is not None and not mask.numel()):
+        raise RuntimeError(f"{name} does not pass on `segments` and the empty mask of a packed pass together")
+    if segments is None:
+        return
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    is_sliding = kinds is None or kinds[module.layer_idx] == "sliding_attention"
+    wanted = getattr(config, "sliding_window", None) if is_sliding else None
+    if window != wanted:
+        raise RuntimeError(f"{name} passes on `sliding_window` {window}, but its config has {wanted}")
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float | None, window: int | None) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,8 @@ DETAILS = (
 """Metrics logged only with `log_turn_details`: a name, or a prefix of names that ends in "/" or "_"."""
 ON_POLICY_CONSTANTS = ("off_policy_age", "clip_penalty", "lr_factor")
 """Metrics that are constant if each rollout is used for one update."""
+_KL_OF_UPDATE = "kl_of_update"
+"""The mean KL over the trajectories of an update after which the policy had moved, which is not logged."""
 
 
 class MetricSums:
@@ -53,10 +55,10 @@ class MetricSums:
         self.numbers: dict[str, Tensor] = {}
 
     def add(self, name: str, values: Tensor, keep: Tensor | None = None, kind: str = "mean") -> None:
-        """Add the "mean", "min", "max" or "share" of the `values` where `keep` is true.
+        """Add the "mean", "min", "max", "share" or "overall" of the `values` where `keep` is true.
 
-        Without `keep`, all but NaN count. A share is the effective sample size of importance ratios over all
-        micro-batches.
+        Without `keep`, all but NaN count. A share is the effective sample size of importance ratios, and "overall" the
+        mean, over all micro-batches.
         """
         values = values.detach()
         keep = ~values.isnan() if keep is None else keep.bool()
@@ -81,14 +83,20 @@ _NUMBERS = {
     "min": _least,
     "max": lambda values, keep: _least(-values, keep),
     "share": weight_sums,
+    "overall": _sum_and_count,
 }
 """The numbers that a micro-batch contributes to each kind of metric."""
+_OVER_ALL: dict[str, Callable[[Tensor], Tensor]] = {
+    "share": effective_sample_size,
+    "overall": lambda sums: sums[0] / sums[1],
+}
+"""The kinds that have one value for all micro-batches, from the sum of their numbers; 0 / 0 is NaN."""
 
 
 def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
     """The metrics of each micro-batch over all processes, with one collective and one device synchronization.
 
-    The last one also has the shares over all of them. All processes must have the same metrics; so must all
+    The last one also has the values over all of them. All processes must have the same metrics; so must all
     micro-batches, except for means.
     """
     kinds = {name: kind for each in sums for name, kind in each.kinds.items()}
@@ -99,8 +107,8 @@ def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dic
     found: list[dict[str, float]] = [{} for _ in sums]
     widths = [len(numbers) for numbers in known.values()]
     for (name, kind), numbers in zip(kinds.items(), gathered.split(widths, dim=-1), strict=True):
-        if kind == "share":
-            found[-1][name] = effective_sample_size(numbers.sum((0, 1))).item()
+        if kind in _OVER_ALL:
+            found[-1][name] = _OVER_ALL[kind](numbers.sum((0, 1))).item()
             continue
         if kind == "mean":
             total, count = numbers.sum(0).unbind(-1)
@@ -113,16 +121,6 @@ def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dic
     return found
 
 
-def mean_kl(metrics: Iterable[tuple[Mapping[str, float], bool]]) -> float:
-    """The mean KL to the old policy over the micro-batches after the policy has moved; NaN if there are none.
-
-    Before the policy has moved, the KL is only rounding. A micro-batch without a token has none.
-    """
-    kls = [each["kl_to_old"] for each, has_moved in metrics if has_moved]
-    known = [kl for kl in kls if not math.isnan(kl)]
-    return sum(known) / len(known) if known else math.nan
-
-
 class MetricLog:
     """Adds a value per metric and micro-batch to TRL's lists, as TRL does.
 
@@ -132,8 +130,8 @@ class MetricLog:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._waiting: list[tuple[MetricSums, bool]] = []
-        """The metrics of each micro-batch since the last step, and whether the policy had moved."""
+        self._waiting: list[MetricSums] = []
+        """The metrics of each micro-batch since the last step."""
 
     def shorten(self, mode: str) -> None:
         """Remove the metrics that are not to be logged."""
@@ -143,29 +141,39 @@ class MetricLog:
         for name in [name for name in metrics if name in left_out or name.startswith(families)]:
             del metrics[name]
 
+    def name_dataset(self, logs: Mapping[str, Any]) -> None:
+        """Give metrics the name of one of several evaluation sets, as `logs` have: TRL adds "eval_" alone."""
+        prefix = next((key.removesuffix("runtime") for key in logs if key.endswith("_runtime")), "eval_")
+        name, metrics = prefix.removeprefix("eval_"), self._trainer._metrics["eval"]
+        if prefix.startswith("eval_"):
+            renamed = {name + key: values for key, values in metrics.items()}
+            metrics.clear()
+            metrics.update(renamed)
+
     def observe(self, batch: MicroBatch, objective: Objective, others: Mapping[str, Any]) -> float:
         """Observe a micro-batch. If the optimizer steps after it, log all metrics since the last step.
 
         `others` are metrics of the loss and its terms: pairs of values and where to keep them, or a scalar. Returns
-        the `mean_kl` of a completed update, else NaN.
+        the KL to the old policy of a completed update, in nats per token, else NaN: the mean over the trajectories of
+        all micro-batches after the policy has moved. Before that, the KL is only rounding.
         """
         sums = batch_metrics(batch)
         if self._trainer.args.loss_type not in SURROGATES:  # which stop no gradient
             add_clip_ratios(sums, batch, objective.stopped)
         for name, value in others.items():
             sums.add(name, *(value if isinstance(value, tuple) else (value,)))
-        self._waiting.append((sums, batch.has_moved))
+        self._waiting.append(sums)
         logged = self._trainer._metrics["train" if batch.is_training else "eval"]
         if batch.age is not None:
             logged["off_policy_age"].append(batch.age)
         if not batch.ends_step:
             return math.nan
-        waiting, has_moved = zip(*self._waiting, strict=True)
+        reduced = reduce_all(self._waiting, self._trainer.accelerator)
         self._waiting.clear()
-        reduced = reduce_all(waiting, self._trainer.accelerator)
+        kl = reduced[-1].pop(_KL_OF_UPDATE)
         for name, value in (item for metrics in reduced for item in metrics.items()):
             logged[name].append(value)
-        return mean_kl(zip(reduced, has_moved, strict=True))
+        return kl
 
 
 @torch.no_grad()
@@ -184,7 +192,9 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
     sums.add("turns/ratio_max", ratio, present, "max")
     sums.add("clip_fraction/token", outside_tokens.float(), turns.loss_mask)
     sums.add("clip_fraction/turn", is_outside(ratio, low, high).float(), present)
-    sums.add("kl_to_old", kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0)
+    kl, has_turn = kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0
+    sums.add("kl_to_old", kl, has_turn)
+    sums.add(_KL_OF_UPDATE, kl, has_turn & batch.has_moved, "overall")
     sums.add("effective_sample_size", batch.ratio, turns.loss_mask, "share")
     sums.add("effective_sample_size/token", log_ratio.exp(), turns.loss_mask, "share")
     if batch.level == "sequence":

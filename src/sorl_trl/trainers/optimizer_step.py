@@ -109,7 +109,8 @@ def clip_apart(accelerator: Accelerator, parts: Iterable[Iterable[nn.Parameter]]
     """
     accelerator.unscale_gradients()
     norms = [torch.nn.utils.clip_grad_norm_(part, max_norm) for part in parts]
-    return [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    whole = (norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms)
+    return [norm.to(accelerator.device) for norm in whole]  # that of a part without a gradient is a 0 on the CPU
 
 
 def move_to_own_groups(optimizer: torch.optim.Optimizer, own: Mapping[str, nn.Parameter], **options: Any) -> None:

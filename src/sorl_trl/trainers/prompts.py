@@ -68,7 +68,10 @@ def _draw_environments(trainer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     names = [row.get("environment") if trainer._multi_environment else None for row in rows]
     known = trainer.environment_factories
     if trainer._multi_environment and (unknown := [name for name in names if name not in known]):
-        raise ValueError(f"A row has `environment` {unknown[0]!r}, but `environment_factory` has {list(known)}.")
+        raise ValueError(  # in TRL's words
+            f"A row has `environment` {unknown[0]!r}, which is not among the environments passed to "
+            f"`environment_factory`: {list(known)}."
+        )
     taken: dict[str | None, int] = {}
     trainer._batch_environments, trainer.environments = names, []
     for name in names:

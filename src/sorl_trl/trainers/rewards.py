@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from trl.trainer.utils import is_async_callable
 
+from sorl_trl.agents.policy_rollout import ADDED_COLUMNS
+from sorl_trl.methods import ScoredRollout
 from sorl_trl.trainers.sampled import Sampled
 
 SAMPLED = "_sampled"
@@ -20,6 +22,50 @@ SAMPLED = "_sampled"
 TURN_IDS = "turn_ids"
 """A parameter that a reward function may have, to get the turn of each token, for each completion.
 A dataset column of this name takes precedence."""
+OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What TRL passes to every reward function besides columns."""
+DEBUG_PAGE = "docs/how_to/debug.md"
+_ALIKE = 3
+"""After how many rollouts in a row without differing rewards to warn. Our choice."""
+
+
+class RewardWatch:
+    """Warns of rollouts that leave nothing to learn from, once for each cause.
+
+    Args:
+        warn: Called with the warnings.
+        by_group: Whether the rewards of a group are compared, as without a critic, or those of all trajectories.
+    """
+
+    def __init__(self, warn: Callable[[str], None], by_group: bool) -> None:
+        self._warn, self._by_group = cache(warn), by_group
+        self._alike = 0
+        """How many of the last rollouts had no differing rewards."""
+
+    def observe(self, rollout: ScoredRollout) -> None:
+        by_group = self._by_group and rollout.num_generations > 1
+        compared = rollout.num_generations if by_group else len(rollout.rewards_per_func)
+        self._alike = 0 if _differ(rollout, compared) else self._alike + 1
+        if not rollout.turns.turn_mask.any():
+            self._warn(
+                "No trajectory of a rollout has a turn to train on: a search engine, tool, environment or agent "
+                f"may be down. See `trajectories_without_turn` in {DEBUG_PAGE}."
+            )
+        elif self._alike >= _ALIKE:
+            group = " of a group" if by_group else ""
+            self._warn(
+                f"No rewards{group} differed in {_ALIKE} rollouts in a row, so there is hardly anything to learn. "
+                f"See `frac_reward_zero_std` in {DEBUG_PAGE}."
+            )
+
+
+def _differ(rollout: ScoredRollout, size: int) -> bool:
+    """Whether two of `size` scored trajectories in a row differ in their rewards, or in those of a turn."""
+    rewards = torch.cat([rollout.totals().unsqueeze(1), rollout.turn_rewards], dim=1)
+    left_out = ~rollout.scored.unsqueeze(1)
+    most, least = rewards.masked_fill(left_out, -math.inf), rewards.masked_fill(left_out, math.inf)
+    groups = (-1, size, rewards.size(1))
+    return bool((most.view(groups).amax(1) > least.view(groups).amin(1)).any())
 
 
 @dataclass(frozen=True)
@@ -42,7 +88,8 @@ def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
     For each completion, the function may return a float (an outcome reward), a sequence with one float per turn (None
     for a turn that has none), or `None` (not scored by this function), in any mixture. NaN counts as `None`, as in
     TRL; a trajectory with an infinite reward is not scored at all. The floats per turn go into the trajectory's
-    `turn_rewards`, and TRL gets their sum.
+    `turn_rewards`, and TRL gets their sum. A call without `SAMPLED`, as an overridden `_calculate_rewards` may make,
+    reaches the function as it is.
     """
     if isinstance(reward_func, nn.Module):
         return reward_func
@@ -53,21 +100,26 @@ def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
         own: dict[str, Any] = {SAMPLED: sampled} if takes_sampled else {}
         if takes_turns:
             own[TURN_IDS] = [list(row.turn_ids) for row in sampled]
+        check_needed(reward_func, name, {**own, **arguments})
         return sampled, {**own, **arguments}
 
     if is_async_callable(reward_func):
 
         @wraps(reward_func, updated=())
-        async def rewards_async(**arguments: Any) -> list[Any]:
+        async def rewards_async(*positional: Any, **arguments: Any) -> Any:
+            if SAMPLED not in arguments:
+                return await reward_func(*positional, **arguments)
             sampled, arguments = given(arguments)
-            return _recorded(await reward_func(**arguments), sampled, index, name)
+            return _recorded(await reward_func(*positional, **arguments), sampled, index, name)
 
         return rewards_async
 
     @wraps(reward_func, updated=())
-    def rewards(**arguments: Any) -> list[Any]:
+    def rewards(*positional: Any, **arguments: Any) -> Any:
+        if SAMPLED not in arguments:
+            return reward_func(*positional, **arguments)
         sampled, arguments = given(arguments)
-        return _recorded(reward_func(**arguments), sampled, index, name)
+        return _recorded(reward_func(*positional, **arguments), sampled, index, name)
 
     return rewards
 
@@ -87,6 +139,8 @@ def _recorded(returned: Iterable[Any], sampled: Sequence[Sampled], index: int, n
 
 def _record(reward: Any, trajectory: Sampled, row: int, index: int, name: str) -> Any:
     reward = reward.tolist() if hasattr(reward, "tolist") else reward  # tensors and arrays
+    if not trajectory.turns and reward is None:
+        return 0.0  # masked out in any case; for None, TRL would print all that the function was given
     if reward is None or _is_number(reward):
         return reward
     is_list = isinstance(reward, Sequence) and not isinstance(reward, (str, bytes))
@@ -156,6 +210,25 @@ def split_rewards(
         outcomes=(outcomes * weights).nansum(-1),
         has_outcome=~outcomes.isnan().all(-1),
     )
+
+
+def check_needed(reward_func: Callable[..., Any], name: str, columns: Collection[str]) -> None:
+    """Raise ValueError if a reward function needs an argument that is neither among `columns` nor given by TRL."""
+    always = {*OF_TRL, "environments", SAMPLED, TURN_IDS}
+    try:
+        parameters = inspect.signature(reward_func).parameters.values()
+    except (TypeError, ValueError):  # for example, a function in C
+        return
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind in _BY_NAME]
+    if absent := [each for each in needed if each not in {*columns} | always]:
+        raise ValueError(
+            f"The reward function {name!r} needs `{absent[0]}`, but the columns are "
+            f"{sorted({*columns} - {*always, *ADDED_COLUMNS})}: rename the argument or the column, or give the "
+            "argument a default."
+        )
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _takes(reward_func: Callable[..., Any], parameter: str) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_width
 from trl.trainer.utils import nanmax, nanmin, nanstd, pad, use_adapter
 
+from sorl_trl.agents.chat import tabular
 from sorl_trl.agents.policy_rollout import MESSAGES
 from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import bounded_log_ratio, engine_ratio, outcome_advantages, summed_advantages, turn_layout
@@ -28,6 +29,7 @@ from sorl_trl.trainers.batch import (
     own_rows,
     token_count,
 )
+from sorl_trl.trainers.checks import check_names
 from sorl_trl.trainers.prompts import image_inputs, prompts_of
 from sorl_trl.trainers.rewards import SAMPLED, scorable, split_rewards
 from sorl_trl.trainers.router_replay import ROUTES, engine_routes, log_gaps
@@ -72,6 +74,8 @@ class Rollout:
 
 def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     """Generate, score and reward a trajectory for each of this process's rows of the dataset."""
+    check_names(trainer, "The dataset", inputs[0])  # those of a stream are known only now
+
     # Generate. TRL calls `rollout_func`, its tool loop or its engine, and logs lengths.
     prompts, images = prompts_of(trainer, inputs)
     trainer.rollout_examples = [dict(row) for row in inputs]
@@ -109,9 +113,7 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
         batch["importance_sampling_ratio"] = engine_weights(trainer, batch)
 
     # Rewards, which functions may give to turns
-    for i, row in enumerate(rows):
-        shared = {name: values for name, values in columns.items() if not isinstance(values, list)}
-        row |= shared | {name: values[i] for name, values in columns.items() if name not in shared}
+    rows = [{**row, **_added(columns, i)} for i, row in enumerate(rows)]
     asked = [{**row, SAMPLED: own} for row, own in zip(rows, sampled, strict=True)]
     rewards = scorable(trainer, sampled, trainer._calculate_rewards(asked, prompts, completions, completion_ids))
     scored = scored_rollout(trainer, rows, sampled, batch, rewards)
@@ -125,6 +127,11 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     return Rollout(
         trainer.accelerator, rows, sampled, batch, scored, advantages, prompts, completions, extra, old_logps
     )
+
+
+def _added(columns: Mapping[str, Any], i: int) -> dict[str, Any]:
+    """What a rollout adds to its row `i`; what is no list belongs to all rows."""
+    return {name: values[i] if isinstance(values, list) else values for name, values in columns.items()}
 
 
 def _shown(trainer: Any, completions: list[Any], sampled: Sequence[Sampled]) -> list[Any]:
@@ -385,7 +392,7 @@ def log_table(trainer: Any, rollout: Rollout, advantages: Tensor) -> None:
     """Put the rollout into TRL's table of completions, with (N,) advantages. Processes share the order of names."""
     logs = trainer._logs
     logs["prompt"].extend(gather_object(list(rollout.prompts)))
-    logs["completion"].extend(gather_object(list(rollout.completions)))
+    logs["completion"].extend(gather_object([*map(tabular, rollout.completions)]))
     for i, name in enumerate(rollout.scored.reward_names):
         logs["rewards"][name].extend(rollout.scored.rewards_per_func[:, i].tolist())
     for name in sorted({*gather_object(list(rollout.extra))}):

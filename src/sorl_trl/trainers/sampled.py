@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +76,15 @@ def checked_rollout(rollout_func: Callable[..., RolloutOutput]) -> Callable[...,
     """Wrap `rollout_func` to check its output before TRL pads it: TRL silently fills a short mask with 1.
 
     If a rollout records `turn_ids` without an `env_mask`, the implied mask is added.
+
+    Raises TypeError for what a call would not return a rollout of: a class, or an agent's coroutine function.
     """
+    if inspect.isclass(rollout_func) or inspect.iscoroutinefunction(rollout_func):
+        kind = "class" if inspect.isclass(rollout_func) else "coroutine function"
+        raise TypeError(
+            f"`rollout_func` is the {kind} {rollout_func.__name__!r}, but must be a function that returns a rollout. "
+            "For an agent, it is `EndpointRollout(agent)`."
+        )
 
     @wraps(rollout_func, updated=())  # so that the options of `rollout_func` can be checked
     def rollout(prompts: list[Any], trainer: Any) -> RolloutOutput:

@@ -37,6 +37,7 @@ def python(code: str) -> Any:
         ("print('null')", None, StopReason.ENVIRONMENT_DONE),
         ("", None, StopReason.ENVIRONMENT_DONE),
         ("print(1); sys.exit('no luck')", {"reward": 0.0}, StopReason.AGENT_ERROR),
+        ("os.kill(os.getpid(), 9)", {"reward": 0.0}, StopReason.AGENT_ERROR),
     ],
 )
 def test_a_command_prints_its_reward_in_its_last_line(
@@ -45,7 +46,8 @@ def test_a_command_prints_its_reward_in_its_last_line(
     output, *_ = collect(python(CALL + line))
     assert output["agent_rewards"] == [rewards]
     assert (output["trajectory"][0].stop_reason, len(output["trajectory"][0].turns)) == (reason, 1)
-    assert ("exit code 1: no luck" in caplog.text) == (reason is StopReason.AGENT_ERROR)
+    assert ("exit code 1: no luck" in caplog.text) == ("no luck" in line)
+    assert ("signal 9: it wrote nothing" in caplog.text) == ("kill" in line)
 
 
 @pytest.mark.trains

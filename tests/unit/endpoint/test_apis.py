@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,7 @@ from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDenie
 from pydantic import BaseModel
 
 from sorl_trl.endpoint import Access, EndpointRollout, responses
-from tests.endpoint import END, HI, SEARCH, ScriptedEngine, collect, tokenizer_of
+from tests.endpoint import END, HI, SEARCH, ScriptedEngine, collect, tokenizer_of, without_a_rollout
 from tests.tools import qwen_tokenizer
 
 FUNCTION = {**SEARCH["function"], "strict": True}
@@ -49,6 +50,10 @@ def create(client: OpenAI, api: str, streamed: bool, **more: Any) -> Any:
         return place.create(**body)
     with place.stream(**body) as events:
         return events.get_final_completion() if api == "chat" else events.get_final_response()
+
+
+def create_events(place: Any, **body: Any) -> Any:
+    return place.create(model="m", stream=True, **body)
 
 
 def shown(response: Any) -> tuple[str, str, list[tuple[str, Any]], str]:
@@ -90,35 +95,49 @@ def test_the_content_of_a_turn(
     assert response.model == "m"
 
 
-def test_a_turn_that_was_cut_is_marked() -> None:
-    def agent(client: OpenAI) -> Any:
-        chunks = [*client.chat.completions.create(model="m", messages=HI, stream=True)]
-        events = [*client.responses.create(model="m", input="hi", stream=True)]
-        return chunks[-1].choices[0].finish_reason, events[-1].type, shown(create(client, "responses", False))
+@pytest.mark.parametrize("call", ["", CALL])
+def test_a_turn_that_was_cut_is_marked(call: str) -> None:
+    """Even if a call was complete before."""
 
-    whole = "ha" * 256
-    expected = ("length", "response.incomplete", (whole, "", [], "incomplete max_output_tokens"))
-    assert talk(agent, lambda *_: whole + "ha") == expected
+    def agent(client: OpenAI) -> Any:
+        chunks = [*create_events(client.chat.completions, messages=HI, tools=TOOLS["chat"])]
+        events = [*create_events(client.responses, input="hi", tools=TOOLS["responses"])]
+        wholes = [shown(create(client, api, False, tools=TOOLS[api])) for api in TOOLS]
+        return chunks[-1].choices[0].finish_reason, events[-1].type, wholes
+
+    text, calls = "ha" * 256, [("search", {"query": "ø"})] if call else []
+    limit = len(tokenizer_of("qwen3").encode(call + text))
+    wholes = [(text, "", calls, reason) for reason in ("length", "incomplete max_output_tokens")]
+    assert talk(agent, lambda *_: call + text + "ha", turn=limit) == ("length", "response.incomplete", wholes)
+
+
+def nested(levels: int) -> str:
+    return CALL.replace('"ø"', "[" * levels + "]" * levels)
 
 
 @API
-def test_a_conversation_goes_on_with_what_the_api_returned(api: str) -> None:
+@STREAMED
+@pytest.mark.parametrize("written", [f"{THINKS}I look.\n{CALL}\n{CALL}", *map(nested, (9, 100, 600, 900, 5000))])
+def test_a_conversation_goes_on_with_what_the_api_returned(api: str, streamed: bool, written: str) -> None:
+    """Even if calls nest so deeply that not all code could follow them."""
+
     def agent(client: OpenAI) -> None:
         history: list[Any] = [*HI]
         for _ in range(3):
             more: dict[str, Any] = {"messages" if api == "chat" else "input": history, "tools": TOOLS[api]}
-            response = create(client, api, False, **more)
+            response = create(client, api, streamed, **more)
             if api == "chat":
                 message = response.choices[0].message
-                results = [{"role": "tool", "tool_call_id": each.id, "content": "x"} for each in message.tool_calls]
-                history += [message, *results]
+                calls = message.tool_calls or ()
+                results = [{"role": "tool", "tool_call_id": each.id, "content": "x"} for each in calls]
+                history += [message, *(results or HI)]
             else:
                 calls = [each for each in response.output if each.type == "function_call"]
                 results = [{"type": "function_call_output", "call_id": c.call_id, "output": "x"} for c in calls]
-                history += [*response.output, *results]
+                history += [*response.output, *(results or HI)]
 
     asked: list[list[int]] = []
-    talk(agent, lambda row, ids: asked.append(ids) or f"{THINKS}I look.\n{CALL}\n{CALL}{END}")
+    talk(agent, lambda row, ids: asked.append(ids) or written + END, turn=20_000)
     assert len(asked) == 3
     assert all(later[: len(before)] == before for before, later in pairwise(asked))
 
@@ -172,21 +191,27 @@ def test_structured_output(constrains: bool, caplog: pytest.LogCaptureFixture) -
     assert "response_format" in caplog.text, "if it offers tools, which it could not call"
 
 
-def test_what_has_no_effect_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    options: Any = {"temperature": 0, "seed": 1, "tool_choice": "required", "parallel_tool_calls": False}
+@API
+def test_what_has_no_effect_is_logged_once(api: str, caplog: pytest.LogCaptureFixture) -> None:
+    options: Any = {"temperature": 0, "tool_choice": "required", "parallel_tool_calls": False}
+    unknown: Any = {"stop_token_ids": [5], "enable_thinking": False, "chat_template": "x", "guided_choice": ["a", "b"]}
+    unknown |= {} if api == "chat" else {"text": {"verbosity": "low"}}
+    harmless: Any = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "flex"}
 
     def agent(client: OpenAI) -> Any:
-        return [create(client, "chat", False, tools=TOOLS["chat"], **options) for _ in range(2)]
+        more = {**options, **harmless, "extra_body": {**unknown, "n": 1, "best_of": None}}
+        return [create(client, api, False, tools=TOOLS[api], **more) for _ in range(2)]
 
     assert len(talk(agent, f"Yes.{END}")) == 2
-    assert all(caplog.text.count(f"`{name}`") == 1 for name in options)
+    found = [name.replace("text.verbosity", "text") for name in re.findall("An agent sets `(.*?)`", caplog.text)]
+    assert sorted(found) == sorted({**options, **unknown})
 
 
 def test_limits_and_stop_strings_of_a_request() -> None:
     def agent(client: OpenAI) -> Any:
         cut = create(client, "chat", False, max_tokens=9, max_completion_tokens=3)
         stopped = create(client, "chat", False, stop=["ll", "H!"])
-        assert [each.id for each in client.models.list()] == ["policy"]
+        assert [*(each.id for each in client.models.list()), client.models.retrieve("m").id] == ["policy", "m"]
         return shown(cut)[::3], shown(create(client, "responses", False, max_output_tokens=2))[0], shown(stopped)[::3]
 
     assert talk(agent, "Hello.") == (("Hel", "length"), "He", ("He", "stop"))
@@ -199,6 +224,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"logprobs": True}, "logprobs"),
     (CHAT, {"logit_bias": {"1": 1}}, "logit_bias"),
     (CHAT, {"functions": [{}]}, "functions"),
+    (CHAT, {"continue_final_message": True}, "continue_final_message"),
     *((CHAT, {"max_tokens": limit}, "max_tokens") for limit in (0, -1, "9", 1.5)),
     *((CHAT, {"stop": stop}, "stop") for stop in ("a", [""], [1], 5, {"a": 1})[1:]),
     (CHAT, {"tools": [{"type": "web_search"}]}, "tools"),
@@ -234,22 +260,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_what_is_not_served_is_refused_by_name_and_raised_in_the_trainer() -> None:
-    answers: list[httpx2.Response] = []
-
-    def agent(example: Any, endpoint: Access) -> None:
-        key = {"Authorization": f"Bearer {endpoint.api_key}"}
-        with httpx2.Client(base_url=endpoint.base_url, headers=key) as client:
-            for path, body, _ in REFUSED:
-                known = BODIES["chat" if path == CHAT else "responses"]
-                answers.append(client.post(path, json={**known, **body}))
-            answers.append(client.post(CHAT, content=b"{"))
-            answers.append(client.post(CHAT, json=[]))
-            answers.append(client.post("embeddings", json={}))
-            answers.append(client.get(CHAT))
-
-    with pytest.raises(ValueError, match="`n` is 2"):
-        collect(agent)
+def test_what_is_not_served_is_refused_by_name() -> None:
+    with without_a_rollout() as access, httpx2.Client(base_url=access.base_url) as client:
+        client.headers["Authorization"] = f"Bearer {access.api_key}"
+        answers = [
+            client.post(path, json={**BODIES["chat" if path == CHAT else "responses"], **body})
+            for path, body, _ in REFUSED
+        ]
+        answers += [client.post(CHAT, content=b"{"), client.post(CHAT, json=[])]
+        answers += [client.post("embeddings", json={}), client.get(CHAT)]
     assert [each.status_code for each in answers] == [400] * (len(REFUSED) + 2) + [404] * 2
     errors = [each.json()["error"] for each in answers]
     assert [error["param"] for error in errors[:-4]] == [field for *_, field in REFUSED]
@@ -259,21 +278,23 @@ def test_what_is_not_served_is_refused_by_name_and_raised_in_the_trainer() -> No
 
 def test_the_sdk_sends_a_refused_request_once() -> None:
     requests: list[Any] = []
-
-    def agent(example: Any, endpoint: Access) -> None:
-        http = httpx2.Client(event_hooks={"request": [requests.append]})
-        client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http)
-        with pytest.raises(BadRequestError, match="`n`"):
-            create(client, "chat", False, n=2)
-
-    with pytest.raises(ValueError, match="`n`"):
-        collect(agent)
+    http = httpx2.Client(event_hooks={"request": [requests.append]})
+    with without_a_rollout() as access, pytest.raises(BadRequestError, match="`n`"):
+        client = OpenAI(base_url=access.base_url, api_key=access.api_key, http_client=http)
+        create(client, "chat", False, n=2)
     assert len(requests) == 1
 
 
 def test_a_key_is_for_one_trajectory_as_long_as_its_agent_runs() -> None:
     keys: list[Access] = []
-    collect(EndpointRollout(lambda example, endpoint: keys.append(endpoint)), 2)
+
+    def agent(example: Any, endpoint: Access) -> None:
+        keys.append(endpoint)
+        for scheme in ("Bearer", "bearer"):
+            headers = {"Authorization": f"{scheme} {endpoint.api_key}"}
+            assert httpx2.get(f"{endpoint.base_url}/models", headers=headers).status_code == 200
+
+    collect(EndpointRollout(agent), 2)
     assert len({each.api_key for each in keys}) == 2
     for key, error in ((keys[0].api_key, PermissionDeniedError), ("sk-1", AuthenticationError)):
         with OpenAI(base_url=keys[0].base_url, api_key=key) as client, pytest.raises(error):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
 import pytest
+import trl.chat_template_utils as templates
 from tokenizers import normalizers
 
+from sorl_trl.endpoint import completions, responses
 from sorl_trl.endpoint.conversation import EXTENDED, FIRST, NEW_CONTEXT, SPLICED, Conversation
 from sorl_trl.endpoint.messages import BadRequest, ChatFormat, Message, Request, read_message
 from sorl_trl.types import StopReason, ToolResult
@@ -18,6 +21,7 @@ MORE = {"role": "user", "content": "more"}
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Oslo"}}\n</tool_call>'
 THINKS = "<think>\nI see.\n</think>\n\n"
 PROMPT = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+ANALYSIS = "<|channel|>analysis<|message|>a<|end|>"
 NEXT = "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
 FOUND = "\n<|im_start|>user\n<tool_response>\nfound\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 KIND = [{"role": "system", "content": "Be kind."}, *HI]
@@ -136,6 +140,29 @@ def test_thoughts_are_no_content_even_if_they_are_empty() -> None:
     assert conversation.begin(Request("m", [*HI, sent("1"), MORE])).kind == SPLICED
 
 
+@pytest.mark.parametrize(
+    ("family", "written", "content", "thoughts"),
+    [
+        ("qwen3", "So.<think>a</think>Yes.", "So.\nYes.", "a"),
+        ("qwen3", "<think>a</think>So.<think>b</think>Yes.", "So.\nYes.", "a\nb"),
+        ("qwen3", f"So.\n{CALL}\nYes.", "So.\nYes.", ""),
+        ("qwen3", "<think>a", "", "a"),
+        ("qwen2_5", "<think>a</think>Yes.", "<think>a</think>Yes.", ""),
+        ("gptoss", "Yes.", "Yes.", ""),
+        (
+            "gptoss",
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+            "Yes.",
+            "a",
+        ),
+    ],
+)
+def test_no_word_of_a_turn_is_lost(family: str, written: str, content: str, thoughts: str) -> None:
+    message = ask(Conversation(chat_of(family)), HI, written + END, tools=[SEARCH] * (CALL in written))
+    assert (message["content"], message.get("reasoning_content", "")) == (content, thoughts)
+    assert ("tool_calls" in message) == (CALL in written)
+
+
 def test_a_prompt_may_begin_the_policys_thoughts() -> None:
     conversation = Conversation(chat_of("qwen3_5_think"))
     call = "<tool_call>\n<function=search>\n<parameter=query>\nOslo\n</parameter>\n</function>\n</tool_call>"
@@ -247,6 +274,25 @@ def test_no_user_and_no_tool_writes_special_tokens() -> None:
     assert conversation.neutralized == 2, "each message counts once"
 
 
+@pytest.mark.parametrize("api", [completions, responses])
+def test_results_are_read_in_the_order_of_their_calls(api: Any) -> None:
+    conversation = Conversation(chat_of())
+    said = ask(conversation, HI, f"{CALL}\n{CALL}{END}", tools=[SEARCH])
+    one, other = (call["id"] for call in said["tool_calls"])
+    for ids, order in (((other, one), ["2", "1"]), ((other, other), ["1", "2"]), ((other, "x"), ["1", "2"])):
+        results = [{"role": "tool", "tool_call_id": each, "content": str(n)} for n, each in enumerate(ids, 1)]
+        body: dict[str, Any] = {"messages": [*HI, said, *results], "tools": [SEARCH]}
+        if api is responses:
+            calls = [{"type": "function_call", "call_id": x["id"], **x["function"]} for x in said["tool_calls"]]
+            named = [(each["tool_call_id"], each["content"]) for each in results]
+            outputs = [{"type": "function_call_output", "call_id": i, "output": text} for i, text in named]
+            body = {"input": [*HI, *calls, *outputs], "tools": [{"type": "function", **SEARCH["function"]}]}
+        call = conversation.begin(api.read(body))
+        assert [result.text for result in call.observations[-1].results] == order
+        assert re.findall(r"<tool_response>\n(\d)", call.observations[-1].text) == order
+        conversation.cancel(call)
+
+
 def test_turns_are_messages_with_calls_only_where_the_policy_may_call() -> None:
     conversation = Conversation(chat_of())
     assert "tool_calls" in ask(conversation, HI, CALL + END, tools=[SEARCH])
@@ -257,6 +303,20 @@ def test_turns_are_messages_with_calls_only_where_the_policy_may_call() -> None:
         assert ask(conversation, [MORE], odd + END, tools=[SEARCH])["content"] == odd
     assert ask(conversation, [MORE], "cut")["content"] == "cut"
     assert [each.finish_reason for each in conversation.answers][-2:] == ["stop", "length"]
+
+
+def test_what_a_parser_cannot_read_stays_text() -> None:
+    tokenizer: Any = qwen_tokenizer()
+    templates.add_response_schema(tokenizer)
+    function = {"name": "{name}", "arguments": "{content}"}  # an error, if the policy names none
+    calls = {"open_pattern": "<tool_call>(?P<name>[a-z]+)?", "transform": {"type": "function", "function": function}}
+    fields = tokenizer.response_template["fields"]
+    own = {**fields["tool_calls"], **calls}
+    del own["open"]
+    tokenizer.response_template = {**tokenizer.response_template, "fields": {**fields, "tool_calls": own}}
+    conversation = Conversation(ChatFormat.of(setup_of(tokenizer)))
+    assert "tool_calls" in ask(conversation, HI, f"<tool_call>search{{}}</tool_call>{END}", tools=[SEARCH])
+    assert ask(conversation, HI, CALL + END, tools=[SEARCH]) == {"role": "assistant", "content": CALL}
 
 
 def test_tools_need_a_parser_of_their_calls() -> None:

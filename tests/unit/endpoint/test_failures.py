@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from openai import OpenAI
 
 from sorl_trl.endpoint.conversation import Conversation
-from tests.endpoint import SEARCH, run_agent
+from tests.endpoint import SEARCH, collect, run_agent
 from tests.tools import qwen_tokenizer
 
 
@@ -39,6 +41,27 @@ def test_a_defect_of_the_endpoint_is_raised(monkeypatch: pytest.MonkeyPatch) -> 
         run_agent(asking(), {}, qwen_tokenizer(), answer)
 
 
+@pytest.mark.parametrize("mistake", ["request", "defect", "reward"])
+def test_nothing_is_waited_for_after_a_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, has_ended = threading.Event(), threading.Event()
+
+    def agent(example: Any, endpoint: Any) -> Any:
+        if example["i"]:
+            is_over.wait(30)
+            has_ended.set()
+            return None
+        if mistake != "reward":
+            asking(n=2 if mistake == "request" else 1)(example, endpoint)
+        return "a text"
+
+    if mistake == "defect":
+        monkeypatch.setattr(Conversation, "begin", None)
+    with pytest.raises(RuntimeError, match={"request": "`n`", "defect": "TypeError", "reward": "a text"}[mistake]):
+        collect(agent, 2)
+    assert not has_ended.is_set()
+    is_over.set()
+
+
 def test_a_path_that_is_not_served_is_the_agents_mistake() -> None:
     def agent(example: Any, endpoint: Any) -> float:
         asking()(example, endpoint)
@@ -64,6 +87,22 @@ def test_arguments_that_nest_too_deeply_are_text() -> None:
 
     ran = run_agent(agent, {}, qwen_tokenizer(), lambda *_: f"<tool_call>\n{nested}\n</tool_call>", turn=10_000)
     assert (ran.rewards, len(ran.trajectory.turns)) == ({"reward": 1.0}, 2)
+
+
+def test_a_body_that_nests_too_deeply_costs_its_trajectory() -> None:
+    def agent(example: Any, endpoint: Any) -> float:
+        asking()(example, endpoint)
+        if example["i"]:
+            return 1.0
+        nested = "[" * 900 + "]" * 900
+        body = f'{{"messages": [{{"role": "user", "content": "hi"}}], "tools": {nested}}}'.encode()
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+        with pytest.raises(HTTPError, match="400"):
+            urllib.request.urlopen(urllib.request.Request(f"{endpoint.base_url}/chat/completions", body, headers))
+        raise ValueError("an agent's error")
+
+    output, *_ = collect(agent, 2)
+    assert output["agent_rewards"] == [{"reward": 0.0}, {"reward": 1.0}]
 
 
 def test_tools_need_a_tokenizer_that_reads_calls() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import re
+import runpy
 import subprocess
 import sys
 import threading
@@ -23,15 +25,15 @@ import torch
 from transformers import GenerationConfig, MixtralConfig, MixtralForCausalLM
 
 from sorl_trl import agent_reward
-from sorl_trl.endpoint import Access, EndpointRollout, turns
+from sorl_trl.endpoint import Access, EndpointRollout, agents, turns
 from sorl_trl.endpoint.agents import AgentMistake
 from sorl_trl.rollout import EngineOptions, SlotEngine, TurnEnd
 from sorl_trl.rollout.routing import Routers
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows
 from sorl_trl.types import StopReason
-from tests.endpoint import END, HTTP, ScriptedEngine, ask, ask_sdk, collect, end_time_limits, setup_of
+from tests.endpoint import END, HTTP, SEARCH, ScriptedEngine, ask, ask_sdk, collect, end_time_limits, setup_of
 from tests.model_families import GQA, build
-from tests.tools import qwen_tokenizer
+from tests.tools import qwen_tokenizer, tool_call
 
 TOKENIZER = qwen_tokenizer()
 
@@ -207,15 +209,18 @@ def hangs_in_a_thread(example: Any, endpoint: Access) -> None:
 
 
 @pytest.mark.parametrize("agent", [hangs, does_not_obey, hangs_in_a_thread])
-def test_the_time_limit_masks_a_trajectory(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_masks_a_trajectory(
+    agent: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     hanging: set[int] = set()
     end_time_limits(monkeypatch, lambda: hanging == ROWS)
     output, metrics, _ = collect(agent, [{"i": i, "hanging": hanging} for i in ROWS])
     assert reasons(output) == [StopReason.ENVIRONMENT_UNAVAILABLE] * 2
     assert [sum(mask) for mask in output["env_mask"]] == [0, 0]
     assert [len(each.turns) for each in output["trajectory"]] == [1, 1]
-    assert agent_reward([None] * 2, output["agent_rewards"]) == [None, None]
+    assert agent_reward([None] * 2, **output) == [None, None]
     assert (metrics["rollout/masked_share"], metrics["endpoint/error_share"]) == (1.0, 0.0)
+    assert "2 of 2 agents" in caplog.text and "No agent returned a reward" not in caplog.text
 
 
 def test_the_time_limit_ends_a_turn_that_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,15 +255,51 @@ def test_a_failing_engine_raises_in_the_trainer_and_ends_the_agents(failure: str
     assert has_ended.wait(60)
 
 
+def test_an_error_that_comes_too_late_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    is_over, used = threading.Event(), []
+
+    def agent(example: Any, endpoint: Access) -> None:
+        used.append(threading.current_thread())
+        is_over.wait(60)
+        raise KeyError("nobody waits for it")
+
+    collect(agent, 1, time_limit_s=0.1)
+    is_over.set()
+    used[0].join(60)
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), agents._loop()).result()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_all_threads_share_an_event_loop() -> None:
+    both = threading.Barrier(2)
+
+    def loop_of(functions: dict[str, Any]) -> Any:
+        both.wait(60)
+        return functions["_loop"]()
+
+    for _ in range(5):
+        anew = runpy.run_path(str(agents.__file__))  # without a loop as yet
+        with ThreadPoolExecutor(2) as threads:
+            assert len({*threads.map(loop_of, [anew] * 2)}) == 1
+
+
 async def fails(example: dict[str, Any], endpoint: Access) -> Any:
     kind = example["kind"]
     if kind == "early":
         raise KeyError("a mistake")
+    if kind == "unreachable":
+        await HTTP.get("http://127.0.0.1:9/")
     if kind == "never":
         return 0.5
     await ask(endpoint, "hi")
     if kind == "exit":
         sys.exit(1)
+    if kind == "loop":
+        try:
+            await asyncio.new_event_loop().create_future()
+        except RuntimeError as error:
+            raise openai.APIConnectionError(request=httpx2.Request("GET", "http://x")) from error
     if kind == "cancelled":
         raise asyncio.CancelledError
     if kind == "lost":
@@ -276,28 +317,59 @@ def test_what_an_agents_end_means_for_its_trajectory(caplog: pytest.LogCaptureFi
     rollout = EndpointRollout(fails, reward_on_error=-1.0)
     output, metrics, _ = collect(rollout, [{"kind": kind} for kind in kinds])
     done, error, lost = StopReason.ENVIRONMENT_DONE, StopReason.AGENT_ERROR, StopReason.ENVIRONMENT_UNAVAILABLE
-    assert reasons(output) == [done, error, error, lost, done, done]
-    assert agent_reward(kinds, output["agent_rewards"]) == [0.5, -1.0, -1.0, None, 0.5, None]
+    assert reasons(output) == [StopReason.NO_CALL, error, error, lost, done, done]
+    assert agent_reward(kinds, output["agent_rewards"]) == [None, -1.0, -1.0, None, 0.5, None]
     assert [sum(mask) for mask in output["env_mask"]] == [0, 7, 7, 0, 7, 7]
     assert output["completion_ids"][0] == [TOKENIZER.eos_token_id]
     assert rollout.measures(4) == {"answer": 1.0, "length": -0.5, "reward": 0.5}
-    assert (rollout.measures(1), rollout.measures(3)) == ({"reward": -1.0}, {})
+    assert (rollout.measures(0), rollout.measures(1), rollout.measures(3)) == ({}, {"reward": -1.0}, {})
     assert {name: value for name, value in metrics.items() if name.startswith("agent/")} == {
-        "agent/reward": 0.5,
         "agent/answer": 1.0,
         "agent/length": -0.5,
     }
-    assert metrics["endpoint/error_share"] == 2 / 6
+    assert (metrics["endpoint/error_share"], metrics["endpoint/uncalled_share"]) == (2 / 6, 1 / 6)
     assert "2 of 6 agents raised an error" in caplog.text
+    assert "`dspy.LM(cache=False)`" in caplog.text
+    assert caplog.text.count("ConnectError") == 1
     assert collect(rollout, [{"kind": "none"}])[0]["agent_rewards"] == [None], "the loop of all agents goes on"
 
 
-@pytest.mark.parametrize(("kind", "error"), [("early", RuntimeError), ("late", AgentMistake), ("text", AgentMistake)])
-def test_mistakes_in_an_agents_code_are_raised(kind: str, error: type[Exception]) -> None:
-    with pytest.raises(error, match="KeyError" if kind == "early" else "must return a finite number"):
+@pytest.mark.parametrize("kind", ["late", "text"])
+def test_a_return_value_that_is_no_reward_is_raised(kind: str) -> None:
+    with pytest.raises(AgentMistake, match="must return a finite number"):
         collect(fails, [{"kind": "none"}, {"kind": kind}])
     with pytest.raises(ValueError, match="EndpointRollout"):
         agent_reward(["x"])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("early", "KeyError"), ("loop", "RuntimeError")])
+def test_an_error_that_no_policy_caused_is_raised_at_first_and_masked_later(
+    kind: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    well, broken = {"kind": "named"}, {"kind": kind}
+    rollout = EndpointRollout(fails)
+    for _ in range(2):  # a rollout that has not ended well is still the first
+        with pytest.raises(AgentMistake, match=name):
+            collect(rollout, [well, broken])
+    collect(rollout, [well])
+    output, metrics, _ = collect(rollout.fork(), [well, broken])
+    assert reasons(output) == [StopReason.ENVIRONMENT_DONE, StopReason.ENVIRONMENT_UNAVAILABLE]
+    assert output["agent_rewards"][1] is None and metrics["endpoint/error_share"] == 0
+    assert "1 of 2 agents" in caplog.text and name in caplog.text
+    with pytest.raises(AgentMistake, match=name):
+        collect(rollout, [broken, broken])
+
+
+def test_errors_of_all_agents_are_raised() -> None:
+    rollout = EndpointRollout(fails)
+    with pytest.raises(AgentMistake, match="SystemExit"):
+        collect(rollout, [{"kind": "exit"}] * 2)
+    collect(rollout, [{"kind": "exit"}, {"kind": "none"}])
+    assert reasons(collect(rollout, [{"kind": "exit"}] * 2)[0]) == [StopReason.AGENT_ERROR] * 2, "of the policy"
+    with pytest.raises(AgentMistake, match=r"127\.0\.0\.1 to NO_PROXY.*ConnectError"):
+        collect(rollout, [{"kind": "unreachable"}] * 2)
+    output, *_ = collect(rollout, [{"kind": "unreachable"}, {"kind": "lost"}])
+    assert reasons(output) == [StopReason.ENVIRONMENT_UNAVAILABLE] * 2, "one of them had an answer"
 
 
 def test_full_contexts_and_trajectories_refuse_calls() -> None:
@@ -323,9 +395,58 @@ def test_full_contexts_and_trajectories_refuse_calls() -> None:
     assert ended(window=200) == ([StopReason.CONTEXT_LIMIT], 4)
     assert ended(size=200, window=200) == ([StopReason.CONTEXT_LIMIT], 0)
     assert ended(shortens=True, window=200) == ([StopReason.ENVIRONMENT_DONE], 7)
-    assert all("400" in each and "context_length_exceeded" in each for each in refusals)
+    begins = '"message": "This model\'s maximum context length is 200 tokens. However, your messages resulted in '
+    assert all("400" in each and "context_length_exceeded" in each and begins in each for each in refusals)
     assert ended(trajectory=100, turn=50) == ([StopReason.TRAJECTORY_LIMIT], 4)
     assert ended(turn=3) == ([StopReason.TURN_LIMIT], 8)
+
+
+def test_a_turn_that_its_limit_cuts_after_a_call_has_reached_the_limit() -> None:
+    async def agent(example: Any, endpoint: Access) -> None:
+        await ask(endpoint, "hi", tools=[SEARCH])
+
+    call = tool_call("search", query="Oslo")
+    output, *_ = collect(agent, 1, lambda row, ids: call + "x" * 9, turn=len(call) + 5)
+    assert reasons(output) == [StopReason.TURN_LIMIT]
+
+
+def test_the_last_turn_decides_whether_a_limit_ended_the_trajectory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Even if the agent then hangs, which is said, because it returns no reward."""
+    hanging: set[int] = set()
+    end_time_limits(monkeypatch, lambda: len(hanging) == 2)
+
+    async def agent(example: dict[str, Any], endpoint: Access) -> None:
+        with suppress(RuntimeError):
+            for limit in example["limits"]:
+                await ask(endpoint, "hi", max_tokens=limit)
+        if example["hangs"]:
+            hanging.add(example["i"])
+            await asyncio.sleep(600)
+
+    kinds = [([3, 20], False), ([20, 3], False), ([20, 3], True), ([20, 20, 20], True)]
+    rows = [{"i": i, "limits": limits, "hangs": hangs} for i, (limits, hangs) in enumerate(kinds)]
+    output, *_ = collect(agent, rows, trajectory=14)
+    assert reasons(output) == [
+        StopReason.ENVIRONMENT_DONE,
+        StopReason.TURN_LIMIT,
+        StopReason.TURN_LIMIT,
+        StopReason.TRAJECTORY_LIMIT,
+    ]
+    assert output["agent_rewards"] == [None] * 4 and "2 of 4 agents exceeded `time_limit_s`" in caplog.text
+
+
+def test_errors_of_all_agents_without_room_for_a_call_are_the_policys() -> None:
+    async def agent(example: Any, endpoint: Access) -> None:
+        for _ in range(3):
+            await ask(endpoint, "hi")
+
+    output, metrics, _ = collect(agent, 2, trajectory=10)
+    assert reasons(output) == [StopReason.TRAJECTORY_LIMIT] * 2
+    assert output["agent_rewards"] == [{"reward": 0.0}] * 2 and metrics["endpoint/error_share"] == 1
+    with pytest.raises(AgentMistake, match="SystemExit"):  # not of a turn that was cut
+        collect(fails, [{"kind": "exit"}] * 2, turn=3)
 
 
 def test_messages_are_completions_where_prompts_are() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from peft import AdaLoraConfig, PeftModel
 from torch import Tensor
+from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.experimental import MultiAgentTrainer
@@ -31,13 +33,13 @@ ONE_UPDATE = {"steps_per_generation": 2, "num_iterations": 1, "max_steps": 1}
 
 
 def named(rollout: type[FixedRollout], *names: str) -> Any:
-    """A rollout whose turns are those of the agents, in turn."""
+    """A rollout whose turns, unless it names their agents, are those of these agents, in turn."""
 
     class Named(rollout):  # type: ignore[misc, valid-type]
         def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
             output = super().__call__(prompts, trainer)
             counts = [max(row, default=-1) + 1 for row in output["turn_ids"]]
-            return {**output, "agents": [[names[k % len(names)] for k in range(count)] for count in counts]}
+            return {"agents": [[names[k % len(names)] for k in range(count)] for count in counts], **output}
 
     return Named()
 
@@ -146,6 +148,44 @@ def test_if_one_agent_has_all_turns_it_trains_as_one_adapter_does(tmp_path: Path
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], abs=1e-6)
 
 
+class OnceByPlanner(FixedRollout):
+    """The first turn of each rollout is the planner's, and all others are the searcher's."""
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        output = super().__call__(prompts, trainer)
+        agents = [["searcher"] * (max(row) + 1) for row in output["turn_ids"]]
+        agents[0][0] = "planner"
+        return {**output, "agents": agents}
+
+
+@pytest.mark.parametrize("router_loss", [False, True])
+def test_who_has_no_token_in_an_update_stays_where_it_is(tmp_path: Path, tokenizer: Any, router_loss: bool) -> None:
+    """Neither momentum nor decay move it. Of four updates on a rollout, two have a token of the planner."""
+    model = build_moe_policy().double() if router_loss else None
+    more = {"model": model, "router_aux_loss_coef": 0.1} if router_loss else {}
+    trainer = build(
+        tmp_path, tokenizer, rollout_func=OnceByPlanner, max_steps=12, weight_decay=0.1,
+        lr_scheduler_type="constant", **more,
+    )  # fmt: skip
+    weights: list[dict[str, Tensor]] = []
+
+    class Watch(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+
+        on_train_end = on_step_begin
+
+    trainer.add_callback(Watch())
+    trainer.train()
+    moved = {
+        agent: [any((b[n] != a[n]).any() for n in a if agent in n.split(".")) for a, b in pairwise(weights)]
+        for agent in TEAM
+    }
+    assert moved["searcher"] == [True] * 12
+    has_token = [log["agents/planner/kl_to_old"] is not None for log in trainer.state.log_history[:-1]]
+    assert moved["planner"] == has_token and sum(has_token) == 6
+
+
 def test_which_agent_is_which_does_not_matter(tmp_path: Path, tokenizer: Any) -> None:
     """Names, labels, shapes and rates are exchanged, and so are the adapters that come out."""
     small, large = lora_config(), lora_config(r=4, target_modules=["q_proj", "down_proj"])
@@ -212,7 +252,7 @@ def test_what_an_agent_does_not_depend_on_is_not_read(tmp_path: Path, tokenizer:
     assert names_of(batch) == TEAM
     counts = []
     for number, name in enumerate(TEAM):
-        share, own = share_of(batch, number), batch["agent_ids"] == number
+        share, own = share_of(batch, name), batch["agent_ids"] == number
         with trainer.acting(name):
             read, whole = (Forward.__call__(trainer._forward, trainer.model, each).logps for each in (share, batch))
         torch.testing.assert_close(read, torch.where(own, whole, 0.0), rtol=0, atol=1e-12)
@@ -231,9 +271,9 @@ def test_the_router_loss_is_the_mean_of_the_agents_passes(tmp_path: Path, tokeni
     trainer = build(tmp_path, tokenizer, model=policy, router_aux_loss_coef=0.1)
     batch = scored(trainer)
     losses = []
-    for number, name in enumerate(TEAM):
+    for name in TEAM:
         with trainer.acting(name):
-            share = share_of(batch, number)
+            share = share_of(batch, name)
             losses.append(Forward.__call__(trainer._forward, trainer.model, share, router=True).aux_loss.item())
     found = trainer._forward(trainer.model, batch, router=True).aux_loss.item()
     assert found == pytest.approx(sum(losses) / 2) and abs(found - losses[0]) > 1e-4

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sorl_trl.methods import (
     DPPO,
+    LLDS,
     METHODS,
     AgentWise,
     ClipPenalty,
@@ -24,6 +25,7 @@ from sorl_trl.methods import (
     LeaveOneOut,
     Method,
     MicroBatch,
+    MiniRL,
     NotVoid,
     ScoredRollout,
     Separate,
@@ -99,6 +101,17 @@ def test_separate_normalizes_turn_rewards_and_outcomes_apart() -> None:
     torch.testing.assert_close(Separate()(given), torch.tensor(expected))
 
 
+def test_separate_compares_outcomes_with_outcomes_alone() -> None:
+    """A missing one is no 0: alone in its group, the other is its own mean."""
+    has = torch.tensor([[False, False], [True, False], [False, False], [False, False]])
+    rewards = torch.tensor([[1.0, math.nan], [math.nan, 4.0], [0.5, math.nan], [0.5, math.nan]])
+    given = rollout(
+        outcomes=torch.tensor([1.0, math.nan, 0.0, 0.5]), turn_rewards=4.0 * has, has_turn_reward=has,
+        rewards_per_func=rewards, reward_names=["outcome", "turns"], reward_weights=torch.ones(2),
+    )  # fmt: skip
+    torch.testing.assert_close(Separate()(given), torch.tensor([[0.0, 0.0], [0.0, 0.0], [-0.25, -0.25], [0.25, 0.0]]))
+
+
 def test_groups_are_kept_by_how_they_differ() -> None:
     assert ZeroVariance()(rollout()).tolist() == [True, True, False, False]
     rewards = torch.tensor([1.0, 0.0, 0.9, 0.5]).unsqueeze(1)
@@ -161,11 +174,23 @@ class TestDPPO:
         slopes = [gain - 2e-3 * math.log(ratio) for gain, ratio in zip(gains, ratios, strict=True)]
         assert logps.grad is not None and logps.grad[0].tolist() == pytest.approx(slopes)
 
-    def test_a_token_that_the_engine_could_not_score_is_compared_with_the_old_policy(self) -> None:
-        logps, old = torch.full((1, 2), 0.5).log(), torch.full((1, 2), 0.4).log()
-        sampling = torch.tensor([[math.nan, math.log(0.4)]])
-        value = DPPO()(micro_batch(logps, old, torch.ones(1, 1), sampling_logps=sampling)).value
-        assert value[0, 0] == value[0, 1]
+
+@pytest.mark.parametrize("surrogate", [DPPO(), MiniRL()], ids=str)
+def test_a_token_that_the_engine_could_not_score_is_compared_with_the_old_policy(surrogate: Any) -> None:
+    logps, old = torch.full((1, 2), 0.5).log(), torch.full((1, 2), 0.45).log()
+    sampling = torch.tensor([[math.nan, math.log(0.45)]])
+    value = surrogate(micro_batch(logps, old, torch.ones(1, 1), sampling_logps=sampling)).value
+    assert value[0, 0] == value[0, 1] != 0.0
+
+
+def test_without_a_good_trajectory_llds_adds_nothing() -> None:
+    logps, old = torch.full((1, 2), 0.3).log(), torch.full((1, 2), 0.4).log()
+    bad, good = (
+        micro_batch(logps, old, torch.full((1, 1), sign), good_tokens=torch.tensor(0)) for sign in (-1.0, 1.0)
+    )
+    assert LLDS()(bad)[0] == 0.0
+    assert LLDS()(replace(good, good_tokens=None))[0] == 0.0, "in evaluation nobody counts them"
+    assert LLDS()(replace(good, good_tokens=torch.tensor(2)))[0] > 0.0
 
 
 ARMS = [AgentWise(*arm) for arm in product(("agent", "group"), ("agent", "group"), ("turn", "trajectory"))]
@@ -287,10 +312,10 @@ class TestParsing:
     @pytest.mark.parametrize(
         ("value", "message"),
         [
-            ("lop", "`method` is 'lop'"),
+            ("lop", r"`method` is 'lop'.*did you mean loop\?"),
             (3, "`method` is 3"),
             ({"credits": "gigpo"}, "`method` has 'credits'"),
-            ({"credit": "gigp"}, r"`method\.credit` is 'gigp'"),
+            ({"credit": "gigp"}, r"`method\.credit` is 'gigp'.*did you mean gigpo\?"),
             ({"keep": [{"top_k": {"shar": 1}}]}, r"`method\.keep\.top_k` has 'shar'"),
             ({"keep": [{"top_k": {"share": 2}}]}, "`share` is 2"),
             ({"credit": {"agent_wise": {"votes": "step"}}}, "`votes` is 'step'"),

@@ -14,6 +14,7 @@ from sorl_trl.ops import (
     group_turn_advantages,
     leave_one_out_advantages,
     outcome_advantages,
+    summed_advantages,
     token_gae,
     turn_layout,
     turn_returns,
@@ -199,3 +200,20 @@ class TestOutcomes:
         kept = torch.tensor([1.0, 3.0, 2.0, 7.0], dtype=torch.float64)
         assert advantages[[0, 2, 3, 4]].tolist() == pytest.approx(outcome_advantages(kept, 2, scale)[0].tolist())
         assert advantages[[1, 5]].tolist() == [0.0, 0.0]
+
+    def test_a_trajectory_that_no_function_scored_is_not_in_the_sum(self):
+        """The rewards of each function are compared first: its sum of nothing would be a 0 among them."""
+        unscored = torch.full((1, 2), math.nan, dtype=torch.float64)
+        rewards = torch.tensor([[1.0, 5.0], [3.0, 5.5], [2.0, 9.0]], dtype=torch.float64)
+        weights = torch.tensor([1.0, 0.5], dtype=torch.float64)
+        advantages, std = summed_advantages(torch.cat([rewards, unscored]), weights, 4)
+        expected, expected_std = summed_advantages(rewards, weights, 3)
+        assert advantages.tolist() == pytest.approx([*expected.tolist(), 0.0])
+        assert std[0].item() == pytest.approx(expected_std[0].item())
+
+    def test_a_spread_takes_two_values_unless_there_is_but_one(self):
+        """NaN is no σ of 0, which would say that rewards are equal."""
+        rewards = torch.tensor([1.0, math.nan, math.nan, 3.0, 5.0, math.nan, 2.0, 2.0, 2.0])
+        _, std = outcome_advantages(rewards, 3, "group")
+        assert std.tolist() == pytest.approx([math.nan] * 3 + [math.sqrt(2)] * 3 + [0.0] * 3, nan_ok=True)
+        assert outcome_advantages(rewards[:2], 1, "group")[1].tolist() == [0.0, 0.0]

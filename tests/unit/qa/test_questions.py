@@ -48,6 +48,17 @@ def test_a_bad_line_is_named(tmp_path, line):
         load_questions(path)
 
 
+def test_a_missing_field_is_named_with_those_found(tmp_path):
+    with pytest.raises(ValueError, match=r"needs `golden_answers`, got fields \['answer', 'id', 'question'\]"):
+        load_questions(write(tmp_path, json.dumps({"id": 1, "question": "Who?", "answer": "Ann"})))
+
+
+def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"runs/quickstart/eval.jsonl.*`python quickstart\.py`"):
+        load_questions("runs/quickstart/eval.jsonl")
+
+
 UNKNOWN = Question("2", "Where?", ("Rome",))
 CHOICE = Question("3", "Which?", ("y",), options={"B": "x", "A": "y"}, data_source="medqa")
 TWO_LETTERS = Question("4", "Yes?", ("no",), options={"C": "no"}, data_source="pubmedqa")

@@ -70,7 +70,7 @@ def test_only_an_infrastructure_failure_is_left_out(episode, reward):
     trajectories = [episode().search("Paris").end(stop_reason) for stop_reason in StopReason]
     scores = zip(StopReason, call(reward, trajectories, [["Paris"]] * len(trajectories)), strict=True)
     left_out = {stop_reason for stop_reason, score in scores if score is None}
-    assert left_out == {StopReason.SEARCH_UNAVAILABLE, StopReason.ENVIRONMENT_UNAVAILABLE}
+    assert left_out == {StopReason.SEARCH_UNAVAILABLE, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.NO_CALL}
 
 
 def test_the_environment_reward_is_what_the_environment_gave_for_each_turn(episode):

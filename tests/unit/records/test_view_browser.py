@@ -88,6 +88,13 @@ def test_what_is_shown_of_training(tmp_path: Path) -> None:
     assert re.findall('class="token ([^"]*)"', document) == ["below-4"] * 3 + ["above-4"] * 3
 
 
+def test_before_the_first_update_the_legend_shows_no_range(tmp_path: Path) -> None:
+    entry = training_entry(replace(TRAINED, ratios=(1.0,) * 7), "step-1/1")
+    document = in_browser(tmp_path, render_page("Mine", TRAINING, [entry]), "step-1/1")
+    assert "no movement yet" in text(document) and "≥" not in text(document)
+    assert re.findall('class="token ([^"]*)"', document) == ["middle"] * 6
+
+
 def test_agents_are_named_and_contexts_begin_where_they_alternate(tmp_path: Path) -> None:
     entry = shown(evaluated(question("Ada"), TWO_AGENTS))
     document = text(in_browser(tmp_path, render_page("Mine", EVALUATION, [entry])))

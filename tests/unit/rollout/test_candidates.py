@@ -251,26 +251,29 @@ class Says:
 
 
 @pytest.mark.parametrize(
-    ("how", "answer", "tokens", "steps"),
+    ("how", "answer", "tokens", "scores"),
     [
-        ({}, "of", 6 + 6, 2),
-        ({"width": 2}, "capital", 6 + 12, 2),
-        ({"depth": 1}, "capital", 6 + 6 + 6, 2),
-        ({"depth": 3, "width": 2}, "capital", 6 + 6 + 12, 2),
+        ({}, "of", 6 + 6, [(2.0, 0.0), (0.0, 0.0)]),
+        ({"width": 2}, "capital", 6 + 12, [(), ()]),
+        ({"depth": 1}, "capital", 6 + 6 + 6, [(10.0, 2.0), (10.0, 10.0)]),
+        ({"depth": 3, "width": 2}, "capital", 6 + 6 + 12, [(), ()]),
     ],
     ids=["greedy", "beam", "lookahead", "both"],
 )
 def test_beams_and_looking_ahead_find_what_a_greedy_choice_does_not(
-    how: dict[str, int], answer: str, tokens: int, steps: int
+    how: dict[str, int], answer: str, tokens: int, scores: list[tuple[float, ...]]
 ) -> None:
-    """Two candidates of three tokens each: two searches, two answers after each path, one after each search."""
+    """Two candidates of three tokens each: two searches, two answers after each path, one after each search.
+
+    A single path keeps the scores of each turn's candidates, without those of earlier turns.
+    """
     of_turns = BestOfTurns(2, lambda example, turn, reply: WORTH[turn.action.content] * example["times"], **how)
     responder = EnvironmentResponder(Says)
     collector = Collector(word_tokenizer(), responder, TagProtocol(), candidates=of_turns)
     (trajectory,) = collector.collect([(11,)], Tree(), examples=[{"times": 2.0}])
     assert trajectory.answer == answer
-    assert (collector.time["tokens_sampled"], collector.time["environment_steps"]) == (tokens, steps)
-    assert [len(turn.scores) for turn in trajectory.turns] == ([2, 2] if how.get("width", 1) == 1 else [0, 0])
+    assert (collector.time["tokens_sampled"], collector.time["environment_steps"]) == (tokens, 2)
+    assert [turn.scores for turn in trajectory.turns] == scores
 
 
 def test_a_rank_whose_rows_have_ended_polls_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -20,6 +21,7 @@ from sorl_trl.rollout import (
     TagProtocol,
     chat_message_frame,
 )
+from sorl_trl.rollout.protocol import MessageReader
 from sorl_trl.types import Action, ActionKind
 from tests.tools import qwen_tokenizer
 
@@ -183,3 +185,9 @@ def test_a_chat_model_gets_the_messages_of_its_template() -> None:
     tokenizer.chat_template = "hello"
     with pytest.raises(ValueError, match="the chat template renders 'hello'"):
         RolloutArguments(chat=True).tag_protocol(tokenizer)
+
+
+def test_a_reader_of_messages_can_be_copied() -> None:
+    reader = MessageReader(qwen_tokenizer())
+    for copied in (copy.copy(reader), pickle.loads(pickle.dumps(reader))):
+        assert copied.eos_token_id == reader.eos_token_id and len(copied) == len(reader)

@@ -143,12 +143,22 @@ def test_what_cannot_act_is_named(given: dict[str, str], named: str) -> None:
         ({"number": 1}, "`prompt` or a `question`"),
         ({"prompt": [{"role": "user"}]}, "`prompt`"),
         ({"prompt": "Go", "golden_answers": "oslo"}, "`golden_answers`"),
+        ({"prompt": "Go", "options": "A. oslo"}, "`options` must be an object"),
+        ({"query": "Go"}, r"fields \['query'\]"),
         ("Go", "a task must be a JSON object"),
     ],
 )
 def test_what_is_no_task_is_named_with_its_line(tmp_path: Path, row: Any, named: str) -> None:
     with pytest.raises(ValueError, match=f"line 2: .*{named}"):
         load_tasks(written(tmp_path / "tasks.jsonl", {"prompt": "Go"}, row))
+
+
+def test_a_missing_file_is_named_with_the_command_that_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"`python quickstart\.py`"):
+        load_tasks("runs/quickstart/tasks.jsonl")
 
 
 def test_a_column_names_the_kind_of_a_rows_environment() -> None:
@@ -164,6 +174,6 @@ def test_a_column_names_the_kind_of_a_rows_environment() -> None:
     ended = [Trajectory((1,), (turn,), StopReason.ENVIRONMENT_DONE)] * 2
     found = environment_statistics(ended, responder)
     assert found == {"world/number": 3, "world/reward": 0.25, "world/turns": 1, "other/reward": 0.25, "other/turns": 1}
-    with pytest.raises(ValueError, match="environment='moon'"):
+    with pytest.raises(ValueError, match="'moon', which is not among the environments"):
         responder.open([{"environment": "moon"}])
     responder.close()

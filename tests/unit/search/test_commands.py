@@ -41,7 +41,7 @@ def test_the_command_line_hands_the_options_of_the_model_on(corpus_path, embedde
         (["--corpus", "nowhere.jsonl"], "`corpus` is 'nowhere.jsonl'"),
         (["--corpus", "broken.jsonl"], "broken.jsonl, line 2"),
         (["--corpus", "silent.jsonl"], "corpus"),
-        (["--corpus", "silent.jsonl", "--output", "folder"], "index_dir"),
+        (["--corpus", "silent.jsonl", "--output", "folder"], "`--output` is 'folder'"),
         (["--corpus", "silent.jsonl", "--query_prefix", "q "], "--query_prefix"),
         (["--corpus", "silent.jsonl", "--engine", "dense", "--model", "nowhere"], "got 'nowhere'"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,29 @@ def test_bad_values_are_named(tmp_path: Path, name: str, value: Any, allowed: st
     with pytest.raises(ValueError) as error:
         build(tmp_path, **{name: value})
     assert all(each in str(error.value) for each in (f"`{name}` is {value!r}", allowed))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("method", "pass it to the trainer"),
+        ("tools", "pass it to the trainer"),
+        ("learning_rat", "did you mean learning_rate?"),
+        ("xyz", "`xyz` is not a field of SOPPOConfig"),
+    ],
+)
+def test_what_is_no_field_is_named_with_its_place(tmp_path: Path, name: str, advice: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(advice)):
+        build(tmp_path, SOPPOConfig, **{name: 1.0})
+
+
+def test_a_config_of_the_users_own_may_take_more(tmp_path: Path) -> None:
+    class Own(SOGRPOConfig):
+        def __init__(self, mine: int, **given: Any) -> None:
+            self.mine = mine
+            super().__init__(**given)
+
+    assert copy.deepcopy(Own(mine=3, output_dir=str(tmp_path), use_cpu=True, bf16=False)).mine == 3
 
 
 @pytest.mark.parametrize(

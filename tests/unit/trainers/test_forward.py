@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
-from accelerate import Accelerator
-from hypothesis import given
-from hypothesis import strategies as st
 from peft import PromptTuningConfig
 from torch import Tensor
 from trl import GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
 
-from sorl_trl.trainers import layouts
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, causal_lm_of
-from sorl_trl.trainers.forward import Forward, LaidOut
-from sorl_trl.trainers.layouts import IN_SEGMENTS, LAYOUTS, attend_in_segments, plan_of
+from sorl_trl.trainers.forward import LaidOut
+from sorl_trl.trainers.layouts import IN_SEGMENTS, LAYOUTS, attend_in_segments
 from tests import model_families as families
 from tests.agents import build_agent
 from tests.critics import build_ppo, policy_with, rollout_batch, set_head
-from tests.model_families import GEMMA, GQA
+from tests.model_families import GEMMA, GQA, MIXED, WINDOW
+from tests.passes import (
+    BATCH,
+    IN_SINGLE,
+    LENGTH,
+    SCORED,
+    asked,
+    detached,
+    forward_of,
+    one_by_one,
+    warnings_of,
+    whole,
+    with_head,
+)
 
-WINDOW = {"sliding_window": 6}
-MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": families.SERVED["llama"],
     "qwen2": families.SERVED["qwen2"],
@@ -39,86 +43,6 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gpt2": families.SERVED["gpt2"],
     "qwen3_moe": families.SERVED["qwen3_moe"],
 }
-LINEAR = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
-SINKS = {"layer_types": ["full_attention"] * 2}
-UNFOLDED: dict[str, tuple[Callable[[], Any], str]] = {
-    "qwen3_next": (lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**GQA, **LINEAR)), "linear_attention"),
-    "lfm2": (lambda: hf.Lfm2ForCausalLM(hf.Lfm2Config(**GQA, layer_types=["conv", "full_attention"])), "conv"),
-    "gpt_oss": (
-        lambda: hf.GptOssForCausalLM(hf.GptOssConfig(**GQA, head_dim=8, num_local_experts=4, **SINKS)),
-        "'eager'",
-    ),
-}
-"""Those that do not pack, and a part of the reason."""
-ROWS = [
-    # prompt, then (context, tokens, is a turn)
-    (5, [(0, 4, 1), (0, 3, 0), (1, 7, 0), (1, 5, 1), (0, 2, 0), (0, 4, 1), (2, 8, 0), (2, 3, 1)]),
-    (7, [(0, 9, 1)]),
-    (3, [(0, 2, 1), (0, 4, 0), (-1, 3, 0), (1, 6, 0), (1, 6, 1), (1, 2, 0)]),
-]
-"""Contexts alternate; context 1 of the last row repeats tokens."""
-IN_SINGLE = {"rtol": 2e-5, "atol": 2e-5}
-"""Norms of Gemma and the head of a critic are float32, and so is TRL's head."""
-
-
-def rollout() -> dict[str, Tensor]:
-    """TRL's batch of `ROWS`, with prompts padded on the left. A context begins like its prompt."""
-    generator = torch.Generator().manual_seed(0)
-    width, length = max(row for row, _ in ROWS), max(sum(part[1] for part in parts) for _, parts in ROWS) + 2
-    batch = {f"prompt_{name}": torch.zeros(len(ROWS), width, dtype=torch.long) for name in ("ids", "mask")}
-    names = ("completion_ids", "completion_mask", "tool_mask", "context_ids")
-    batch |= {name: torch.zeros(len(ROWS), length, dtype=torch.long) for name in names}
-    for row, (size, parts) in enumerate(ROWS):
-        prompt = torch.randint(4, families.VOCABULARY, (size,), generator=generator)
-        batch["prompt_ids"][row, width - size :], batch["prompt_mask"][row, width - size :] = prompt, 1
-        at, begun = 0, {0}
-        for context, count, is_turn in parts:
-            own = slice(at, at + count)
-            tokens = torch.randint(4, families.VOCABULARY, (count,), generator=generator)
-            if abs(context) not in begun:
-                tokens[: min(size, count)] = prompt[:count]
-            begun.add(abs(context))
-            batch["completion_ids"][row, own], batch["completion_mask"][row, own] = tokens, 1
-            batch["tool_mask"][row, own], batch["context_ids"][row, own] = is_turn, context
-            at += count
-    return batch
-
-
-BATCH = rollout()
-SCORED = BATCH["tool_mask"].bool()
-LENGTH = SCORED.size(1)
-
-
-def texts_of(batch: dict[str, Tensor]) -> list[tuple[int, Tensor]]:
-    """The row of each context, and where its tokens stand in it."""
-    mask = whole(batch)[1].bool()
-    contexts = torch.cat([torch.zeros_like(batch["prompt_ids"]), batch["context_ids"].abs()], 1)
-    found = []
-    for row in range(len(mask)):
-        for context in contexts[row][mask[row]].unique():
-            found.append((row, ((contexts[row] == context) & mask[row]).nonzero()[:, 0]))
-    return found
-
-
-def one_by_one(model: Any, value_of: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
-    """The results of plain passes for each token: `value_of` gives (1, L) values for (1, L) ids."""
-    ids, _ = whole(BATCH)
-    found = {name: torch.zeros(ids.shape, dtype=torch.float64) for name in ("logps", "entropies", "values")}
-    for row, places in texts_of(BATCH):
-        text = ids[row, places][None]
-        logps = model(input_ids=text).logits[0, :-1].double().log_softmax(-1)
-        at = torch.tensor(row), places[1:]
-        of_text = {"logps": logps.gather(1, text[0, 1:, None])[:, 0], "entropies": -(logps.exp() * logps).sum(-1)}
-        if value_of is not None:
-            of_text["values"] = value_of(text)[0, :-1].double()
-        found = {name: each.index_put(at, of_text[name]) if name in of_text else each for name, each in found.items()}
-    return {name: torch.where(SCORED, each[:, -LENGTH:], 0.0) for name, each in found.items()}
-
-
-def whole(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The ids of prompts and completions, and their mask."""
-    ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
-    return ids, mask
 
 
 def laid_out(model: Any, layout: str, with_values: bool = False, scored: Tensor = SCORED) -> dict[str, Tensor]:
@@ -143,17 +67,6 @@ def gradients(found: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     model.zero_grad()
     sum((of * each).sum() for of, each in zip(weights, found.values(), strict=True)).backward()  # type: ignore[union-attr]
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def detached(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: each.detach() for name, each in found.items()}
-
-
-def with_head(model: Any, packs: bool = True) -> Any:
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    if packs:
-        attend_in_segments(model)
-    return model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -216,68 +129,10 @@ def test_values_are_those_of_plain_passes(kind: str, checkpointing: bool) -> Non
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def forward_of(model: Any, **args: Any) -> Forward:
-    given = {
-        "n_gpu": 1,
-        "bf16": False,
-        "fp16": False,
-        "tf32": None,
-        "process_index": 0,
-        "router_replay": "none",
-    } | args
-    trainer = SimpleNamespace(
-        model=model, ref_model=None, accelerator=Accelerator(cpu=True), args=SimpleNamespace(**given)
-    )
-    trainer._get_per_token_logps_and_entropies = partial(GRPOTrainer._get_per_token_logps_and_entropies, trainer)
-    return Forward(trainer)
-
-
-def asked(forward: Forward, model: Any, batch: dict[str, Tensor] = BATCH, **options: Any) -> dict[str, Tensor]:
-    found = forward(model, batch, entropies=True, **options)
-    assert found.entropies is not None
-    return {"logps": found.logps.double(), "entropies": found.entropies.double()}
-
-
 def trls(trainer: Any, model: Any, batch: dict[str, Tensor], **options: Any) -> Any:
     """TRL's log-probabilities, entropies and router loss of a batch."""
     length = batch["completion_ids"].size(1)
     return GRPOTrainer._get_per_token_logps_and_entropies(trainer, model, *whole(batch), length, **options)
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.name.startswith("sorl_trl")]
-
-
-@pytest.mark.parametrize(("family", "bypassed"), [("lfm2", False), ("gpt_oss", False), ("qwen3_next", True)])
-def test_these_read_padded_rows(
-    family: str, bypassed: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their class or config shows it; if it did not, the first pass would find out."""
-    make, reason = UNFOLDED[family]
-    model = families.build(make).float()
-    plain = detached(one_by_one(model))
-    if bypassed:
-        monkeypatch.setattr("sorl_trl.trainers.forward.why_not_packed", lambda _: None)
-        monkeypatch.setattr("sorl_trl.trainers.forward.attend_in_segments", lambda _: None)
-        reason = "off by"
-    forward = forward_of(with_head(model, packs=False))
-    found = asked(forward, model)
-    assert forward.layouts == ("unfolded",)
-    assert forward.reason is not None and reason in forward.reason
-    assert ["Results are correct" in text for text in warnings_of(caplog)] == [True]
-    torch.testing.assert_close(found, {name: plain[name] for name in found}, rtol=1e-3, atol=1e-3)
-
-
-def test_a_model_that_fails_without_padding_reads_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a kernel may, that torch has and the GPU does not."""
-    monkeypatch.setattr(layouts, "_has_kernel", lambda *_: True)
-    monkeypatch.setattr(layouts, "_in_one_kernel", None)
-    model = families.build(FAMILIES["llama"])
-    plain = detached(one_by_one(model))
-    forward = forward_of(with_head(model, packs=False))
-    found = asked(forward, model)
-    assert (forward.layouts, forward.reason) == (("unfolded",), "it fails without padding")
-    torch.testing.assert_close(found, {name: plain[name] for name in found}, **IN_SINGLE)
 
 
 @pytest.mark.trains
@@ -368,67 +223,3 @@ def test_the_router_loss_is_that_of_the_tokens() -> None:
     torch.testing.assert_close(forward(model, batch, router=True).aux_loss, theirs)
     model.config.output_router_logits = True
     assert forward(model, batch).aux_loss is None
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Plans
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(B, W) ids of few words, so that texts begin alike; a mask, what is scored, and contexts, without any order."""
-    rows, width = draw(st.integers(1, 3)), draw(st.integers(1, 9))
-
-    def numbers(least: int, most: int) -> Tensor:
-        row = st.lists(st.integers(least, most), min_size=width, max_size=width)
-        return torch.tensor(draw(st.lists(row, min_size=rows, max_size=rows)))
-
-    mask = numbers(0, 1)
-    mask[0, 0] = 1  # a batch has a token
-    return numbers(1, 2), mask, numbers(0, 1).bool(), numbers(0, 3)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@given(given_=batches())
-def test_any_assignment_of_contexts(layout: str, given_: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    """Each scored token is predicted by a position that reads its context up to it, and nothing else."""
-    ids, mask, scored, contexts = given_
-    plan = plan_of(ids, mask, scored, contexts, [layout])
-    expected, beginnings = {}, set()
-    for row in range(len(ids)):
-        for context in range(4):
-            places = [i for i in range(ids.size(1)) if mask[row, i] and contexts[row, i] == context]
-            for before, place in enumerate(places):
-                beginnings.add(tuple(ids[row, places[: before + 1]].tolist()))
-                if scored[row, place] and before:
-                    expected[row * ids.size(1) + place] = ids[row, places[:before]].tolist(), int(ids[row, place])
-    assert sorted(plan.targets.tolist()) == sorted(expected)
-    if layout == "tree":  # which reads each beginning once
-        assert plan.input_ids.numel() == len(beginnings)
-    if not expected:
-        assert plan.labels.tolist() == [[-100]]
-        return
-    for place, predictor, label in zip(plan.targets, plan.predictors, plan.labels[0], strict=True):
-        assert (text_at(plan, int(predictor)), int(label)) == expected[int(place)]
-    found = torch.arange(1.0, len(expected) + 1)
-    scattered = plan.scatter(found[None], ids).flatten()
-    assert scattered[plan.targets].tolist() == found.tolist()
-    assert scattered.count_nonzero() == len(expected)
-
-
-def text_at(plan: Any, position: int) -> list[int]:
-    """What the model has read at a flat position of a plan."""
-    if plan.segments is None:
-        row, column = divmod(position, plan.input_ids.size(1))
-        assert plan.attention_mask[row, : column + 1].all()
-        return plan.input_ids[row, : column + 1].tolist()
-    lengths, before = plan.segments.lengths, plan.segments.before or ((),) * len(plan.segments.lengths)
-    bounds = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    assert plan.segments.bounds.tolist() == bounds
-    own = next(i for i, end in enumerate(bounds[1:]) if position < end)
-    ids, places = plan.input_ids[0], plan.position_ids[0]
-    whole = [i for each in before[own] for i in range(bounds[each], bounds[each + 1])]
-    whole += range(bounds[own], position + 1)
-    assert places[whole].tolist() == list(range(len(whole)))
-    return ids[whole].tolist()

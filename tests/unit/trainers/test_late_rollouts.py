@@ -166,7 +166,10 @@ def test_the_end_of_a_run_ends_what_is_under_way() -> None:
                 time.sleep(0.001)
             return super().collect(setup, prompts)
 
-    Endless(4, 1, False, [0.0]).train(until=1)
+    run = Endless(4, 1, False, [0.0])
+    with run.ahead.running():
+        run.ahead.begin_at(0)
+        run.ahead(run.expected()[0], run.trainer)
     assert not [each for each in threading.enumerate() if each.name.startswith("sorl-ahead")]
 
 

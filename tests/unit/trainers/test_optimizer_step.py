@@ -16,7 +16,6 @@ from torch.optim import lr_scheduler
 
 from sorl_trl.methods import ClipRange, MicroBatch, Objective
 from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.metrics import mean_kl
 from sorl_trl.trainers.optimizer_step import ClippingBiasNormalizer, KLControl, clip_apart
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -49,28 +48,36 @@ def test_hand_worked_over_two_micro_batches() -> None:
     assert weights.grad.tolist() == pytest.approx([2.0, -1.0]), "a norm below 1 divides nothing"
 
 
-def observed(weights: nn.Parameter, stopped: list[bool], is_training: bool = True) -> ClippingBiasNormalizer:
+def observed(weights: nn.Parameter, stopped: list[bool], engine: Any = None, **fields: Any) -> ClippingBiasNormalizer:
     """One of two micro-batches: two trajectories of two tokens and of one, of advantages 3 and -1."""
     turns, none = turn_layout(torch.tensor([[0, 0], [0, -1]])), ClipRange(0.2, 0.2)
     log_ratio = torch.stack([weights[:2], weights[2:]])
     batch = MicroBatch(
         logps=log_ratio, old_logps=log_ratio, sampling_logps=log_ratio, log_ratio=log_ratio, turns=turns,
         advantages=torch.tensor([[3.0], [-1.0]], dtype=torch.float64), level="token", turn_ratio="geometric",
-        token_range=none, turn_range=none, clip_range=none, is_training=is_training,
+        token_range=none, turn_range=none, clip_range=none,
+        inputs={"importance_sampling_ratio": engine}, **fields,
     )  # fmt: skip
     normalizer = ClippingBiasNormalizer([weights])
-    trainer: Any = SimpleNamespace(args=SimpleNamespace(async_staleness=0), use_vllm=False, _micro_batches=lambda: 2.0)
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(async_staleness=0), _micro_batches=lambda: 2.0)
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = engine is not None
     normalizer.observe(trainer, batch, Objective(log_ratio, torch.tensor(stopped).view(2, 2)))
     return normalizer
 
 
 def test_a_micro_batch_adds_what_clipping_removed() -> None:
-    """mean_i (1/|y_i|) Σ_{t clipped} w_t Â_t, halved by its two micro-batches; the last position is no token."""
+    """mean_i (1/|y_i|) Σ_{t clipped} w_t Â_t, halved by its two micro-batches; the last position is no token.
+
+    Engine weights multiply it as they do the loss, and dropped rows leave its mean.
+    """
     weights = parameter(0.5, 0.1, -0.4, 9.0)
     (found,) = observed(weights, [True, False, True, True])._gradients or []
     w = weights.detach().exp()
     expected = torch.stack([w[0] * 3 / 2, w[1] * 0, -w[2], w[3] * 0]) / 2 / 2
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
+    engine = torch.tensor([[2.0, 1.0], [0.5, 1.0]])
+    (found,) = observed(weights, [True, False, True, True], engine, row_scale=3.0)._gradients or []
+    torch.testing.assert_close(found.double(), expected * engine.flatten() * 3, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", ["nothing is stopped", "evaluation", "no gradient"])
@@ -134,11 +141,11 @@ class Run:
         self.control = KLControl(target, lambda factor: None)
         begin(self.control, self.optimizer, self.scheduler)
 
-    def update(self, *kl: float) -> tuple[float, list[float]]:
-        """With one KL per micro-batch: the factor, and the rates with which the optimizer steps."""
+    def update(self, kl: float = math.nan) -> tuple[float, list[float]]:
+        """The factor, and the rates with which the optimizer steps."""
         factor = 1.0
         if self.control is not None and self.control.target_kl:
-            factor = self.control.adjust(mean_kl([({"kl_to_old": each}, True) for each in kl]))
+            factor = self.control.adjust(kl)
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.step()
         self.scheduler.step(*[1.0] * isinstance(self.scheduler, lr_scheduler.ReduceLROnPlateau))
@@ -163,14 +170,9 @@ def test_factors_worked_by_hand() -> None:
     assert factors[11:] == [0.01] * 4
 
 
-def test_the_mean_of_micro_batches_counts() -> None:
-    """Of those with a token, in which the policy had moved."""
+def test_an_update_without_a_kl_leaves_the_factor() -> None:
     run = Run()
-    assert run.update(0.1, 0.29)[0] == 1.0
-    assert run.update(0.1, 0.31)[0] == pytest.approx(2 / 3)
-    assert run.update(math.nan, 0.3)[0] == pytest.approx(4 / 9)
-    assert run.update(math.nan)[0] == run.update()[0] == pytest.approx(4 / 9)
-    assert math.isnan(mean_kl([({"kl_to_old": 9.0}, False)]))
+    assert run.update(0.3)[0] == run.update(math.nan)[0] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

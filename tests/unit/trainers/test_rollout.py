@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from sorl_trl import EndpointRollout
 from sorl_trl.trainers.batch import micro_batches
 from sorl_trl.trainers.rollout import mismatch_of
 from sorl_trl.trainers.sampled import Sampled, check_rollout, checked_rollout, sampled_rows, state_keys
@@ -211,3 +212,13 @@ def rows(prompts: list[list[int]], **options: Any) -> list[list[int]]:
 def test_which_rows_share_a_micro_batch(prompts: Any, options: dict[str, Any], expected: list[list[int]]) -> None:
     """In their order; with several processes, as full as they can be; those of one prompt if an update gains by it."""
     assert rows(prompts, **options) == expected
+
+
+async def agent(example: Any, endpoint: Any) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize("given", [agent, EndpointRollout])
+def test_an_agent_is_no_rollout_function(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"`rollout_func` is the .*EndpointRollout\(agent\)"):
+        checked_rollout(given)

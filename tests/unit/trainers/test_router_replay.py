@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.rollout.routing import LIVE, Routers
-from sorl_trl.trainers.router_replay import ROUTES
+from sorl_trl.trainers.router_replay import ROUTES, Routing, log_gaps
 from tests.model_families import GQA, MOE, SHAPE, build
 from tests.training import settings
 from tests.trajectories import SeveralContexts, parity_reward, prompts
@@ -175,6 +177,30 @@ def test_r3_gives_what_the_engine_computed(tmp_path: Path, tokenizer: Any) -> No
     assert logged["router_replay/logp_gap"][0] < 1e-6
     trainer._compute_loss(trainer.model, batch)
     assert 0.5 < trainer._metrics["train"]["router_replay/rerouted"][0] <= 1
+
+
+def test_a_token_is_rerouted_if_some_layer_chose_another_expert() -> None:
+    """In whatever order; a token that was not replayed does not count. Three tokens, two layers, two experts each."""
+    routes = torch.tensor([[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[LIVE, LIVE], [LIVE, LIVE]]])
+    chosen = torch.tensor([[[1, 0], [3, 2]], [[1, 0], [3, 1]], [[0, 1], [2, 3]]])
+    routers: Any = None
+    others, replayed = Routing(routers, [routes[:1], routes[1:]], [chosen]).rerouted()["router_replay/rerouted"]
+    assert others[replayed].tolist() == [0.0, 1.0] and replayed.tolist() == [True, True, False]
+    assert Routing(routers, None, [chosen]).rerouted() == {}
+
+
+def test_a_token_that_the_engine_could_not_score_is_no_gap() -> None:
+    found: list[tuple[str, list[float]]] = []
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(log_turn_details=False),
+        _log=lambda name, values, kept: found.append((name, values[kept].tolist())),
+    )
+    batch = {
+        "sampling_per_token_logps": torch.tensor([[-1.0, math.nan, -3.0]]),
+        "turn_ids": torch.tensor([[0, 0, -1]]),
+    }
+    log_gaps(trainer, batch, torch.tensor([[-1.5, -1.0, -1.0]]))
+    assert found == [("router_replay/logp_gap", [0.5])]
 
 
 def test_routes_that_are_off_by_one_token_are_noticed(tmp_path: Path, tokenizer: Any) -> None:

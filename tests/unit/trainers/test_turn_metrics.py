@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from sorl_trl.methods import ClipRange, MicroBatch
+from sorl_trl.methods import ClipRange, MicroBatch, Objective
 from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.agents import agent_metrics
 from sorl_trl.trainers.loss import scaled
-from sorl_trl.trainers.metrics import MetricSums, batch_metrics, reduce_all
+from sorl_trl.trainers.metrics import MetricLog, MetricSums, batch_metrics, reduce_all
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
 LOG_RATIO = torch.tensor([[0.5, -0.1, math.nan, -0.4], [0.0, 9.0, math.inf, 0.0]], dtype=torch.float64)
@@ -57,6 +58,7 @@ def test_hand_worked() -> None:
             "clip_fraction/token": 2 / 4,  # exp(0.5) and exp(-0.4)
             "clip_fraction/turn": 2 / 3,
             "kl_to_old": kl / 2,
+            "kl_of_update": kl / 2,
             # of the 4 tokens, two of the first turn
             "effective_sample_size": (2 * first + second + 1) ** 2 / (4 * (2 * first**2 + second**2 + 1)),
             "effective_sample_size/token": kish([math.exp(l) for l in (0.5, -0.1, -0.4, 0.0)]),  # noqa: E741
@@ -97,6 +99,27 @@ def test_of_each_agent_by_hand() -> None:
     assert agent_metrics(*without_gradient, micro_batch(), False) == {}
     alone = replace(micro_batch(), inputs={**fields, "agent_names": [("searcher",)] * 2})
     assert agent_metrics(*without_gradient, alone, False) == {}
+
+
+def test_the_kl_of_an_update_is_the_mean_over_its_trajectories() -> None:
+    """After the policy has moved, and however they are split: KLs of k, then of k and 0, and a micro-batch of none."""
+    log: dict[str, list[float]] = defaultdict(list)
+    trainer = SimpleNamespace(args=SimpleNamespace(loss_type="turn"), accelerator=ONE, _metrics={"train": log})
+    metrics, nothing = MetricLog(trainer), Objective(LOG_RATIO, torch.zeros_like(LOG_RATIO, dtype=torch.bool))
+    both, nobody = micro_batch(), micro_batch(torch.full_like(TURN_IDS, -1))
+    alone = micro_batch(torch.stack([TURN_IDS[0], nobody.turns.turn_ids[0]]))
+
+    def update(*batches: MicroBatch) -> float:
+        waiting = [metrics.observe(replace(each, ends_step=False), nothing, {}) for each in batches[:-1]]
+        assert all(map(math.isnan, waiting))
+        return metrics.observe(batches[-1], nothing, {})
+
+    k = update(alone)
+    assert k > 0.05
+    not_moved = replace(alone, has_moved=False)
+    assert update(alone, both, nobody, not_moved) == pytest.approx(2 / 3 * k)
+    assert math.isnan(update(not_moved)) and math.isnan(update(nobody))
+    assert log["kl_to_old"] == pytest.approx([k, k, k / 2, math.nan, k, k, math.nan], nan_ok=True)
 
 
 def test_a_micro_batch_without_an_agent_has_no_metrics_of_it() -> None:

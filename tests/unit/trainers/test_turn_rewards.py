@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.trainers.rewards import SAMPLED, SplitRewards, rewarding_turns, split_rewards
+from sorl_trl.trainers.rewards import SAMPLED, RewardWatch, SplitRewards, rewarding_turns, split_rewards
 from sorl_trl.trainers.sampled import Sampled
 
 
@@ -36,6 +37,11 @@ def test_trl_sees_the_sum_and_the_turns_are_kept() -> None:
     assert parts.has_outcome.tolist() == [False, True, False]
 
 
+def test_trl_has_nothing_to_say_of_a_trajectory_without_a_turn() -> None:
+    """Which is masked out in any case: it prints all that functions were given where none returns a number."""
+    assert record([None, None], [0, 1])[1] == [0.0, None]
+
+
 @pytest.mark.parametrize("none", [None, math.nan])
 def test_a_turn_may_have_none(none: float | None) -> None:
     sampled, totals = record([[none, 0.5], [none, none]], [2, 2])
@@ -50,6 +56,29 @@ def test_a_trajectory_with_an_infinite_turn_reward_has_no_others(rewards: list[f
     assert math.isinf(totals[0] or 0.0) and totals[1] == 0.25
     parts = split(sampled, torch.tensor([[math.nan], [0.25]]), torch.ones(1))
     assert not parts.turn_rewards.any() and not parts.has_turn_reward.any()
+
+
+def test_rewards_that_stay_alike_are_said_even_if_one_rollout_had_no_turn() -> None:
+    said: list[str] = []
+    watch = RewardWatch(said.append, by_group=True)
+    for has_turn in (True, True, False, True, True):
+        rollout: Any = SimpleNamespace(
+            turns=SimpleNamespace(turn_mask=torch.tensor([[has_turn], [False]])), num_generations=2,
+            rewards_per_func=torch.ones(2, 1), turn_rewards=torch.zeros(2, 1), scored=torch.tensor([True, True]),
+            totals=lambda: torch.ones(2),
+        )  # fmt: skip
+        watch.observe(rollout)
+    assert ["turn to train on" in each for each in said] == [True, False]
+
+
+def test_a_missing_column_is_named_with_those_there_are() -> None:
+    def right(completions: Any, answer: Any, *, level: int = 0, **_: Any) -> list[float]:
+        return [1.0]
+
+    given = {SAMPLED: trajectories([1]), "completions": ["a"], "prompts": ["b"], "log_extra": None, "gold": ["a"]}
+    with pytest.raises(ValueError, match=r"'right' needs `answer`, but the columns are \['gold'\]"):
+        rewarding_turns(right, 0, "right")(**given)
+    assert rewarding_turns(right, 0, "right")(**given, answer=["a"]) == [1.0]
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ const QUANTITIES = [
 
 const QUANTILE = 0.98; // where the colours end: beyond is what would make all other tokens look alike
 
-/** Where the colours of a quantity end, the same for all trajectories: |ln ratio| or |advantage|, above 0. */
+/** Where the colours of a quantity end, the same for all trajectories: |ln ratio| or |advantage|. 0 if all are 0. */
 function scaleOf(entries, { name, isRatio }) {
   const values = entries.flatMap((entry) => entry.segments.flatMap((segment) => segment.tokens?.[name] ?? []));
   const distances = values.map((value) => Math.abs(isRatio ? Math.log(Number(value)) : Number(value)));
   const finite = distances.filter(Number.isFinite).sort((one, other) => one - other);
-  return finite[Math.round(QUANTILE * (finite.length - 1))] || finite.at(-1) || 1;
+  return finite[Math.round(QUANTILE * (finite.length - 1))] || (finite.at(-1) ?? 1);
 }
 
 /** The data of each token on the page: span -> {index, tokens}. */
@@ -191,6 +191,10 @@ function legend(quantity, scales) {
   if (quantity.name === "none") return [];
   if (quantity.name === "clipped") {
     return Object.values(CLIP_STATES).map(({ name, meaning }) => make("span", `swatch ${name}`, meaning));
+  }
+  if (scales[quantity.name] === 0) {
+    const nothing = quantity.isRatio ? "no movement yet: every ratio is 1" : "every advantage is 0";
+    return [make("span", "swatch middle", nothing)];
   }
   const swatches = [];
   for (let step = -STEPS; step <= STEPS; step++) {

@@ -53,6 +53,8 @@ def check_model(base: PreTrainedModel) -> None:
     name, config = type(base).__name__, base.config.get_text_config(decoder=True)
     if base.config.is_encoder_decoder:
         raise NotServed(f"{name} has an encoder")
+    if is_bidirectional(base):
+        raise NotServed(f"{name} is bidirectional")
     for method in _GENERATION_METHODS:
         if getattr(type(base), method, None) is not getattr(GenerationMixin, method) or method in vars(base):
             raise NotServed(f"{name} overrides `{method}`")
@@ -68,8 +70,6 @@ def check_model(base: PreTrainedModel) -> None:
 
 def _check_layers(config: Any) -> None:
     """Check the cache that `generate` would build: its layers for windows, chunks and states have other classes."""
-    if not getattr(config, "is_causal", True):
-        raise NotServed("its attention is not causal")
     others = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
     if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo's, which that cache ignores
         others.append("local attention")
@@ -82,6 +82,17 @@ def _check_positions(config: Any) -> None:
         raise NotServed(f"its rotary positions ({kind}) depend on the longest context of a batch")
     if any("mrope_section" in parameters for parameters in _rotary(config)):
         raise NotServed("its positions have several dimensions")
+
+
+def is_bidirectional(model: PreTrainedModel) -> bool:
+    """Whether tokens attend to later ones, as in BERT and its kin unless `config.is_decoder` is True.
+
+    That is read from layers, because GPT-NeoX's config says False, too, and no layer asks it. A vision-language model
+    may have such layers for its images.
+    """
+    config = model.config.get_text_config(decoder=True)
+    layers = model.modules() if config is model.config else ()
+    return not getattr(config, "is_causal", True) or any(getattr(each, "is_decoder", True) is False for each in layers)
 
 
 def rope_of_batch(config: Any) -> str | None:
