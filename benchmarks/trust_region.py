@@ -26,33 +26,32 @@ from sorl_trl.command_line import Parser, at_least, run_command
 
 ROWS = RESULTS / "trust_region.jsonl"
 LONG = "turns-of-80-in-3-hops"
-FIRST = ("root0.01", "today", "sequence", "root0.02", "slow", "root0.005", "slow.05")
-SECOND = ("root0.01-c.2", "root0.01-fast", "slow.1", "slower.05", "fast.05")
-THIRD = ("wide.05", "whole.2", "slow-wide", "slow-pass", "c.4", "z1", "at2po", "grpo_target", "c.4-stop", "c.2-mask")
+FIRST = ("cap", "cap-fast", "today", "sequence", "cap-turn", "root0.01", "slow")
+"""Are told apart first."""
+SECOND = ("cap-token", "cap8", "root0.02", "root0.005", "root0.01-fast", "slow.05")
+THIRD = ("root0.01-c.2", "slower.05", "slow.1", "wide.05", "whole.2", "slow-wide", "slow-pass", "c.4", "z1", "at2po")
+FOURTH = ("grpo_target", "c.4-stop", "c.2-mask", "c.2-empty")
 
 
 def plan() -> Iterator[Job]:
     """All runs, the ones that tell most apart first."""
     one, two = CHOOSING_SEEDS[:1], CHOOSING_SEEDS[:2]
     for arm in FIRST:
-        for factor, seed in product((1, 3), two):
-            yield job(LONG, arm, seed, factor)
-        for column in ("hot", "reuse", "hunt-reuse"):
-            yield job(column, arm, one[0])
-    for column, arm, seed in product(("reuse", "hot"), FIRST, one):
-        yield job(column, arm, seed, 3)
+        for factor in (1, 3):
+            yield from (job(column, arm, one[0], factor) for column in ("hot", "reuse"))
+            yield from (job(LONG, arm, seed, factor) for seed in two)
+        yield job("hunt-reuse", arm, one[0])
+    for arm, factor, seed in product(("cap", "today", "sequence"), (1, 3), two):
+        yield job(VERY_LONG, arm, seed, factor)
     for arm, rate, seed in product(("gspo_plain", "plain"), (3e-5, 1e-4), two):
         yield Job(LONG, arm, rate, seed)
-    for arm, factor, seed in product(FIRST[:3], (1, 3), two):
-        yield job(VERY_LONG, arm, seed, factor)
     for arm in SECOND:
-        for factor, seed in product((1, 3), two):
-            yield job(LONG, arm, seed, factor)
-        for column in ("hot", "reuse", "hunt-reuse"):
-            yield job(column, arm, one[0])
+        for factor in (1, 3):
+            yield from (job(column, arm, one[0], factor) for column in ("hot", "reuse"))
+            yield from (job(LONG, arm, seed, factor) for seed in two)
     for column, arm, seed in product(HEADLINE, FIRST, two):
         yield job(column, arm, seed)
-    for arm, factor, seed in product(THIRD, (1, 3), two):
+    for arm, factor, seed in product((*THIRD, *FOURTH), (1, 3), two):
         yield job(LONG, arm, seed, factor)
     for column, arm, seed in product(("sampler-noise", "sampler-bfloat16", "turns-of-40-in-3-hops"), FIRST, two):
         yield job(column, arm, seed)
