@@ -66,7 +66,7 @@ class BoundedMin(PPOMin):
 
 @dataclass(frozen=True)
 class CappedMin(PPOMin):
-    """PPO's surrogate with a range of ε for turns of up to `tokens` tokens, and of ε · `tokens` / n for longer ones."""
+    """PPO's surrogate with the range ε · min(1, `tokens` / n) for a turn of n tokens."""
 
     epsilon: float = 0.1
     tokens: float = 4.0
