@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from importlib import import_module
-from inspect import isclass
+from inspect import isclass, signature
 from math import inf
 from numbers import Real
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -111,6 +111,19 @@ class Checked:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+def check_names(cls: type, given: Iterable[str], others: Mapping[str, Iterable[str]]) -> None:
+    """Raise TypeError for a keyword argument that a class does not take, and say whose it is or what was meant.
+
+    `others` are arguments of something else, by its name.
+    """
+    known = signature(cls.__init__).parameters  # type: ignore[misc]
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())  # a subclass with its own __init__
+    for name in () if takes_any else (each for each in given if each not in known):
+        owner = next((owner for owner, names in others.items() if name in names), None)
+        advice = f": pass it to {owner}" if owner else did_you_mean(name, known)
+        raise TypeError(f"`{name}` is not a field of {cls.__name__}{advice}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from sorl_trl.checks import (
     Number,
     OneOf,
     check_fields,
-    did_you_mean,
+    check_names,
 )
 from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS, VALUE_POOLS
 
@@ -171,12 +171,7 @@ class TurnLevelConfig(GRPOConfig):
     )
 
     def __new__(cls, *_: Any, **given: Any) -> TurnLevelConfig:
-        known = signature(cls.__init__).parameters
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())  # a subclass with its own __init__
-        if unknown := [] if takes_any else [name for name in given if name not in known]:
-            is_trainers = unknown[0] in ("method", *signature(GRPOTrainer).parameters)
-            advice = ": pass it to the trainer" if is_trainers else did_you_mean(unknown[0], known)
-            raise TypeError(f"`{unknown[0]}` is not a field of {cls.__name__}{advice}")
+        check_names(cls, given, {"the trainer": ("method", *signature(GRPOTrainer).parameters)})
         return super().__new__(cls)
 
     method_name = ""
