@@ -79,6 +79,25 @@ class CappedMin(PPOMin):
         return Objective(value, is_clipped(ratio.detach(), batch.advantages, epsilon, epsilon))
 
 
+@dataclass(frozen=True)
+class SpreadMin(PPOMin):
+    """PPO's surrogate with a range of z standard deviations of a turn's mean log-ratio at the target KL.
+
+    With k nats per token, ℓ has a variance of about 2k, and its mean over n tokens a standard deviation of √(2k/n).
+    The target KL is κ/√n per token, so the range is z √(2κ) n^(−3/4).
+    """
+
+    z: float = 1.5
+    target: float = 0.01
+
+    def __call__(self, batch: MicroBatch) -> Objective:
+        lengths = turn_broadcast(batch.turns.lengths, batch.turns).clamp(min=1)
+        epsilon = self.z * (2 * self.target) ** 0.5 * lengths.double() ** -0.75
+        ratio = batch.ratio
+        value = clipped_surrogate(ratio, batch.advantages, epsilon, epsilon)
+        return Objective(value, is_clipped(ratio.detach(), batch.advantages, epsilon, epsilon))
+
+
 class TrustRegion(KLControl):
     """Follows the KL of a rollout's updates, stops them beyond a bound, and sets the learning rate."""
 
@@ -261,6 +280,15 @@ CANDIDATES = {
         **_OF_ROOT,
         first_factor=0.1,
     ),
+    **{
+        f"spread{z:g}": _candidate(
+            f"{z:g} standard deviations, KL per root, target 0.01, from .1",
+            replace(SO_GRPO, surrogate=SpreadMin(z)),
+            **_OF_ROOT,
+            first_factor=0.1,
+        )
+        for z in (1, 2)
+    },
     "c.2-empty": _candidate(
         ".2/n, no penalty, empty updates make no step", NO_PIECES, **_per_token(0.2), skip_empty=True
     ),

@@ -26,9 +26,9 @@ from sorl_trl.command_line import Parser, at_least, run_command
 
 ROWS = RESULTS / "trust_region.jsonl"
 LONG = "turns-of-80-in-3-hops"
-FIRST = ("cap", "cap-fast", "today", "sequence", "cap-turn", "root0.01", "slow")
+FIRST = ("cap", "cap-fast", "today", "sequence", "spread2", "spread1", "cap8")
 """Are told apart first."""
-SECOND = ("cap-token", "cap8", "root0.02", "root0.005", "root0.01-fast", "slow.05")
+SECOND = ("cap-turn", "cap-token", "root0.01", "slow", "root0.02", "root0.005", "root0.01-fast", "slow.05")
 THIRD = ("root0.01-c.2", "slower.05", "slow.1", "wide.05", "whole.2", "slow-wide", "slow-pass", "c.4", "z1", "at2po")
 FOURTH = ("grpo_target", "c.4-stop", "c.2-mask", "c.2-empty")
 
