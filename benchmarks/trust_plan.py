@@ -281,14 +281,17 @@ CANDIDATES = {
         first_factor=0.1,
     ),
     **{
-        f"spread{z:g}": _candidate(
-            f"{z:g} standard deviations, KL per root, target 0.01, from .1",
+        f"spread{z}": _candidate(
+            f"{z} standard deviations, KL per root, target 0.01, from .1",
             replace(SO_GRPO, surrogate=SpreadMin(z)),
             **_OF_ROOT,
             first_factor=0.1,
         )
-        for z in (1, 2)
+        for z in (1, 2, 3)
     },
+    "spread2-fast": _candidate(
+        "2 standard deviations, KL per root, target 0.01, from 1", replace(SO_GRPO, surrogate=SpreadMin(2)), **_OF_ROOT
+    ),
     "c.2-empty": _candidate(
         ".2/n, no penalty, empty updates make no step", NO_PIECES, **_per_token(0.2), skip_empty=True
     ),

@@ -26,9 +26,20 @@ from sorl_trl.command_line import Parser, at_least, run_command
 
 ROWS = RESULTS / "trust_region.jsonl"
 LONG = "turns-of-80-in-3-hops"
-FIRST = ("cap", "cap-fast", "today", "sequence", "spread2", "spread1", "cap8")
+FIRST = ("spread2", "cap", "cap-fast", "today", "sequence", "spread2-fast", "spread3")
 """Are told apart first."""
-SECOND = ("cap-turn", "cap-token", "root0.01", "slow", "root0.02", "root0.005", "root0.01-fast", "slow.05")
+SECOND = (
+    "spread1",
+    "cap8",
+    "cap-turn",
+    "cap-token",
+    "root0.01",
+    "slow",
+    "root0.02",
+    "root0.005",
+    "root0.01-fast",
+    "slow.05",
+)
 THIRD = ("root0.01-c.2", "slower.05", "slow.1", "wide.05", "whole.2", "slow-wide", "slow-pass", "c.4", "z1", "at2po")
 FOURTH = ("grpo_target", "c.4-stop", "c.2-mask", "c.2-empty")
 
@@ -36,12 +47,13 @@ FOURTH = ("grpo_target", "c.4-stop", "c.2-mask", "c.2-empty")
 def plan() -> Iterator[Job]:
     """All runs, the ones that tell most apart first."""
     one, two = CHOOSING_SEEDS[:1], CHOOSING_SEEDS[:2]
+    for seed, arm in product(CHOOSING_SEEDS[:4], FIRST):
+        yield job("hunt-reuse", arm, seed)
     for arm in FIRST:
         for factor in (1, 3):
             yield from (job(column, arm, one[0], factor) for column in ("hot", "reuse"))
             yield from (job(LONG, arm, seed, factor) for seed in two)
-        yield job("hunt-reuse", arm, one[0])
-    for arm, factor, seed in product(("cap", "today", "sequence"), (1, 3), two):
+    for arm, factor, seed in product(("spread2", "cap", "today", "sequence"), (1, 3), two):
         yield job(VERY_LONG, arm, seed, factor)
     for arm, rate, seed in product(("gspo_plain", "plain"), (3e-5, 1e-4), two):
         yield Job(LONG, arm, rate, seed)
