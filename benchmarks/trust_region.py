@@ -28,18 +28,7 @@ ROWS = RESULTS / "trust_region.jsonl"
 LONG = "turns-of-80-in-3-hops"
 FIRST = ("spread2", "cap", "cap-fast", "today", "sequence", "spread2-fast", "spread3")
 """Are told apart first."""
-SECOND = (
-    "spread1",
-    "cap8",
-    "cap-turn",
-    "cap-token",
-    "root0.01",
-    "slow",
-    "root0.02",
-    "root0.005",
-    "root0.01-fast",
-    "slow.05",
-)
+SECOND = ("spread1", "cap8", "cap-turn", "cap-token", "root0.01", "slow", "root0.02", "root0.005", "slow.05")
 THIRD = ("root0.01-c.2", "slower.05", "slow.1", "wide.05", "whole.2", "slow-wide", "slow-pass", "c.4", "z1", "at2po")
 FOURTH = ("grpo_target", "c.4-stop", "c.2-mask", "c.2-empty")
 
