@@ -1,7 +1,7 @@
 """Which trust region holds at any turn length?
 
     python -m benchmarks.trust_region              # every run of the plan that has no row yet: hours
-    python -m benchmarks.trust_region --report     # only writes the tables again
+    python -m benchmarks.trust_region --report     # only writes the table again
 
 Runs the candidates of `trust_plan.py` one after the other, as `benchmarks.stability` runs its methods. Each run adds a
 line to `benchmarks/results/trust_region.jsonl`, where the next start goes on, on any machine.
@@ -98,6 +98,16 @@ def row_of(record: dict[str, Any]) -> Row:
     }
 
 
+HEADER = """# Candidates for a trust region
+
+Written by `python -m benchmarks.trust_region` from every run that it has made, those that lost as well: seeds 101 to
+108 choose, and judge nothing. A score is the sampled exact match in an unseen world, the mean of the last five
+evaluations; start is that of the policy before training. "Stopped" is the share of updates that left the policy alone,
+and the mean rate is over all updates. [What they say so far](choosing.md#a-trust-region-for-any-turn-length).
+
+"""
+
+
 def report(rows: Sequence[Row]) -> str:
     """A line per column, rate and arm."""
     cells: dict[tuple[str, float, str], list[Row]] = {}
@@ -134,7 +144,8 @@ def main(words: Sequence[str]) -> None:
         RUNS.mkdir(parents=True, exist_ok=True)
         todo = [each for each in dict.fromkeys(plan()) if each not in load()][: arguments.most]
         in_parallel(make, [(each,) for each in todo], arguments.workers, "Candidates")
-    print(report([*load().values()]))
+    (RESULTS / "trust_region.md").write_text(HEADER + report([*load().values()]))
+    print(f"The report is in {RESULTS / 'trust_region.md'}.")
 
 
 if __name__ == "__main__":
