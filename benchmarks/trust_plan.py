@@ -281,17 +281,19 @@ CANDIDATES = {
         first_factor=0.1,
     ),
     **{
-        f"spread{z}": _candidate(
-            f"{z} standard deviations, KL per root, target 0.01, from .1",
-            replace(SO_GRPO, surrogate=SpreadMin(z)),
-            **_OF_ROOT,
-            first_factor=0.1,
+        f"spread{z}{name}": _candidate(
+            f"{z} standard deviations, KL per root, target {target:g}, from {first:g}",
+            replace(SO_GRPO, surrogate=SpreadMin(z, target)),
+            **{"kl_unit": "root", "target_kl": target, "first_factor": first},
         )
         for z in (1, 2, 3)
+        for name, target, first in (
+            ("", 0.01, 0.1),
+            ("-fast", 0.01, 1.0),
+            ("-k15", 0.015, 0.1),
+            ("-k15-fast", 0.015, 1.0),
+        )
     },
-    "spread2-fast": _candidate(
-        "2 standard deviations, KL per root, target 0.01, from 1", replace(SO_GRPO, surrogate=SpreadMin(2)), **_OF_ROOT
-    ),
     "c.2-empty": _candidate(
         ".2/n, no penalty, empty updates make no step", NO_PIECES, **_per_token(0.2), skip_empty=True
     ),

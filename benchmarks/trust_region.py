@@ -26,7 +26,7 @@ from sorl_trl.command_line import Parser, at_least, run_command
 
 ROWS = RESULTS / "trust_region.jsonl"
 LONG = "turns-of-80-in-3-hops"
-FIRST = ("spread2", "cap", "cap-fast", "today", "sequence", "spread2-fast", "spread3")
+FIRST = ("spread2-k15", "spread2", "today", "sequence", "cap-fast", "spread3-k15", "spread2-fast", "spread3", "cap")
 """Are told apart first."""
 SECOND = ("spread1", "cap8", "cap-turn", "cap-token", "root0.01", "slow", "root0.02", "root0.005", "slow.05")
 THIRD = ("root0.01-c.2", "slower.05", "slow.1", "wide.05", "whole.2", "slow-wide", "slow-pass", "c.4", "z1", "at2po")
@@ -38,12 +38,12 @@ def plan() -> Iterator[Job]:
     one, two = CHOOSING_SEEDS[:1], CHOOSING_SEEDS[:2]
     for seed, arm in product(CHOOSING_SEEDS[:4], FIRST):
         yield job("hunt-reuse", arm, seed)
+    for factor, seed, arm in product((1, 3), two, ("spread2-k15", "today", "sequence", "spread2")):
+        yield job(VERY_LONG, arm, seed, factor)
     for arm in FIRST:
         for factor in (1, 3):
             yield from (job(column, arm, one[0], factor) for column in ("hot", "reuse"))
             yield from (job(LONG, arm, seed, factor) for seed in two)
-    for arm, factor, seed in product(("spread2", "cap", "today", "sequence"), (1, 3), two):
-        yield job(VERY_LONG, arm, seed, factor)
     for arm, rate, seed in product(("gspo_plain", "plain"), (3e-5, 1e-4), two):
         yield Job(LONG, arm, rate, seed)
     for arm in SECOND:
