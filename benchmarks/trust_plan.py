@@ -21,7 +21,7 @@ from benchmarks.stability_plan import ALL_REGIMES, METHODS, NO_PIECES, Regime
 from benchmarks.worlds.working import HOPS, WorkingWorld
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.methods import SO_GRPO, Method, MicroBatch, Objective, PPOMin
-from sorl_trl.ops import kl_controlled_factor, kl_to_old
+from sorl_trl.ops import clipped_surrogate, is_clipped, kl_controlled_factor, kl_to_old, turn_broadcast
 from sorl_trl.trainers.optimizer_step import KLControl
 
 _STEP = 1.5
@@ -62,6 +62,40 @@ class BoundedMin(PPOMin):
         value, stopped = super().__call__(batch)
         beyond = (unit_kl(batch, self.unit) > self.bound).unsqueeze(1)
         return Objective(torch.where(beyond, value.detach(), value), stopped | beyond)
+
+
+@dataclass(frozen=True)
+class CappedMin(PPOMin):
+    """PPO's surrogate with the range ε · min(1, `tokens` / n) for a turn of n tokens."""
+
+    epsilon: float = 0.1
+    tokens: float = 4.0
+
+    def __call__(self, batch: MicroBatch) -> Objective:
+        lengths = turn_broadcast(batch.turns.lengths, batch.turns).clamp(min=1)
+        epsilon = self.epsilon * (self.tokens / lengths).clamp(max=1)
+        ratio = batch.ratio
+        value = clipped_surrogate(ratio, batch.advantages, epsilon, epsilon)
+        return Objective(value, is_clipped(ratio.detach(), batch.advantages, epsilon, epsilon))
+
+
+@dataclass(frozen=True)
+class SpreadMin(PPOMin):
+    """PPO's surrogate with a range of z standard deviations of a turn's mean log-ratio at the target KL.
+
+    With k nats per token, ℓ has a variance of about 2k, and its mean over n tokens a standard deviation of √(2k/n).
+    The target KL is κ/√n per token, so the range is z √(2κ) n^(−3/4).
+    """
+
+    z: float = 1.5
+    target: float = 0.01
+
+    def __call__(self, batch: MicroBatch) -> Objective:
+        lengths = turn_broadcast(batch.turns.lengths, batch.turns).clamp(min=1)
+        epsilon = self.z * (2 * self.target) ** 0.5 * lengths.double() ** -0.75
+        ratio = batch.ratio
+        value = clipped_surrogate(ratio, batch.advantages, epsilon, epsilon)
+        return Objective(value, is_clipped(ratio.detach(), batch.advantages, epsilon, epsilon))
 
 
 class TrustRegion(KLControl):
@@ -169,6 +203,8 @@ def _per_root(z: float) -> dict[str, Any]:
 
 _STOP = {"stop_kl": 0.01, "control_by": "rollout"}
 _PASS = {"kl_over": "pass"}
+_CAPPED = replace(SO_GRPO, surrogate=CappedMin())
+_OF_ROOT = {"kl_unit": "root", "target_kl": 0.01}
 _OF_TURN = {"kl_unit": "turn", "target_kl": 0.02}
 CANDIDATES = {
     "today": _candidate("today's default"),
@@ -234,6 +270,30 @@ CANDIDATES = {
         ".2/n, KL per root of the turn's tokens, target 0.01, from .1",
         **_per_token(0.2) | {"kl_unit": "root", "target_kl": 0.01, "first_factor": 0.1},
     ),
+    "cap": _candidate("min(.1, .4/n), KL per root, target 0.01, from .1", _CAPPED, **_OF_ROOT, first_factor=0.1),
+    "cap-fast": _candidate("min(.1, .4/n), KL per root, target 0.01, from 1", _CAPPED, **_OF_ROOT),
+    "cap-turn": _candidate("min(.1, .4/n), KL per turn, target .02, from .1", _CAPPED, **_OF_TURN, first_factor=0.1),
+    "cap-token": _candidate("min(.1, .4/n), KL per token, target .005, from 1", _CAPPED),
+    "cap8": _candidate(
+        "min(.1, .8/n), KL per root, target 0.01, from .1",
+        replace(SO_GRPO, surrogate=CappedMin(tokens=8.0)),
+        **_OF_ROOT,
+        first_factor=0.1,
+    ),
+    **{
+        f"spread{z}{name}": _candidate(
+            f"{z} standard deviations, KL per root, target {target:g}, from {first:g}",
+            replace(SO_GRPO, surrogate=SpreadMin(z, target)),
+            **{"kl_unit": "root", "target_kl": target, "first_factor": first},
+        )
+        for z in (1, 2, 3)
+        for name, target, first in (
+            ("", 0.01, 0.1),
+            ("-fast", 0.01, 1.0),
+            ("-k15", 0.015, 0.1),
+            ("-k15-fast", 0.015, 1.0),
+        )
+    },
     "c.2-empty": _candidate(
         ".2/n, no penalty, empty updates make no step", NO_PIECES, **_per_token(0.2), skip_empty=True
     ),
