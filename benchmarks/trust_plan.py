@@ -294,6 +294,16 @@ CANDIDATES = {
             ("-k15-fast", 0.015, 1.0),
         )
     },
+    "spread2-mid": _candidate(
+        "2 standard deviations, KL per root, target 0.01, from 0.3",
+        replace(SO_GRPO, surrogate=SpreadMin(2, 0.01)),
+        **_OF_ROOT,
+        first_factor=0.3,
+    ),
+    **{
+        f"wide{name}": _candidate(f"range .1, KL per root, target 0.01, from {first:g}", **_OF_ROOT, first_factor=first)
+        for name, first in (("", 0.1), ("-mid", 0.3), ("-fast", 1.0))
+    },
     "c.2-empty": _candidate(
         ".2/n, no penalty, empty updates make no step", NO_PIECES, **_per_token(0.2), skip_empty=True
     ),

@@ -28,6 +28,8 @@ ROWS = RESULTS / "trust_region.jsonl"
 LONG = "turns-of-80-in-3-hops"
 FIRST = ("spread2-k15", "spread2", "today", "sequence", "cap-fast", "spread3-k15", "spread2-fast", "spread3", "cap")
 """Are told apart first."""
+NEXT = ("wide", "wide-mid", "spread2-mid", "wide-fast", "spread2-fast")
+"""Whether the range matters, and where the rate begins."""
 SECOND = ("spread1", "cap8", "cap-turn", "cap-token", "root0.01", "slow", "root0.02", "root0.005", "slow.05")
 THIRD = ("root0.01-c.2", "slower.05", "slow.1", "wide.05", "whole.2", "slow-wide", "slow-pass", "c.4", "z1", "at2po")
 FOURTH = ("grpo_target", "c.4-stop", "c.2-mask", "c.2-empty")
@@ -35,6 +37,12 @@ FOURTH = ("grpo_target", "c.4-stop", "c.2-mask", "c.2-empty")
 
 def plan() -> Iterator[Job]:
     """All runs, the ones that tell most apart first."""
+    for seed, arm in product(two_of(0), NEXT):
+        yield from (job(LONG, arm, seed, factor) for factor in (1, 3))
+    for seed, arm in product(CHOOSING_SEEDS[:4], NEXT):
+        yield job("hunt-reuse", arm, seed)
+    for seed, arm in product(two_of(1), (*NEXT, "spread2", "sequence", "today")):
+        yield from (job(LONG, arm, seed, factor) for factor in (1, 3))
     one, two = CHOOSING_SEEDS[:1], CHOOSING_SEEDS[:2]
     for seed, arm in product(CHOOSING_SEEDS[:4], FIRST):
         yield job("hunt-reuse", arm, seed)
@@ -58,6 +66,10 @@ def plan() -> Iterator[Job]:
         yield job(column, arm, seed)
 
 
+def two_of(pair: int) -> tuple[int, ...]:
+    return CHOOSING_SEEDS[2 * pair : 2 * pair + 2]
+
+
 def job(column: str, arm: str, seed: int, factor: float = 1) -> Job:
     """A run at a multiple of the column's learning rate."""
     return Job(column, arm, rounded(factor * COLUMNS[column].learning_rate), seed)
@@ -71,8 +83,9 @@ def load() -> dict[Job, Row]:
 
 def make(job: Job) -> None:
     """Run, and add the row. One process at a time makes a world and its policy."""
-    with locked(RUNS / "lock"):
-        prepare(COLUMNS[job.regime].world, job.seed, RUNS)
+    world = COLUMNS[job.regime].world
+    with locked(RUNS / f"{world.name}.lock"):
+        prepare(world, job.seed, RUNS)
     row = json.dumps(row_of(run(job, RUNS)), allow_nan=False, separators=(",", ":"))
     with ROWS.open("a") as file:
         file.write(row + "\n")
