@@ -301,6 +301,16 @@ CANDIDATES = {
         first_factor=0.3,
     ),
     **{
+        f"spread{z}{name}": _candidate(
+            f"{z} standard deviations, KL per root, target 0.01, from {first:g}",
+            replace(SO_GRPO, surrogate=SpreadMin(z, 0.01)),
+            **_OF_ROOT,
+            first_factor=first,
+        )
+        for z in (0.25, 0.5)
+        for name, first in (("", 0.1), ("-fast", 1.0))
+    },
+    **{
         f"wide{name}": _candidate(f"range .1, KL per root, target 0.01, from {first:g}", **_OF_ROOT, first_factor=first)
         for name, first in (("", 0.1), ("-mid", 0.3), ("-fast", 1.0))
     },

@@ -28,8 +28,8 @@ ROWS = RESULTS / "trust_region.jsonl"
 LONG = "turns-of-80-in-3-hops"
 FIRST = ("spread2-k15", "spread2", "today", "sequence", "cap-fast", "spread3-k15", "spread2-fast", "spread3", "cap")
 """Are told apart first."""
-NEXT = ("wide", "wide-mid", "spread2-mid", "wide-fast", "spread2-fast")
-"""Whether the range matters, and where the rate begins."""
+NEXT = ("spread2-fast", "spread2-mid")
+"""Where the rate begins."""
 SECOND = ("spread1", "cap8", "cap-turn", "cap-token", "root0.01", "slow", "root0.02", "root0.005", "slow.05")
 THIRD = ("root0.01-c.2", "slower.05", "slow.1", "wide.05", "whole.2", "slow-wide", "slow-pass", "c.4", "z1", "at2po")
 FOURTH = ("grpo_target", "c.4-stop", "c.2-mask", "c.2-empty")
@@ -37,17 +37,30 @@ FOURTH = ("grpo_target", "c.4-stop", "c.2-mask", "c.2-empty")
 
 def plan() -> Iterator[Job]:
     """All runs, the ones that tell most apart first."""
+    one, two = CHOOSING_SEEDS[:1], CHOOSING_SEEDS[:2]
+    for seed, arm in product(CHOOSING_SEEDS[4:], ("spread2", "spread2-fast", "today", "sequence")):
+        yield job("hunt-reuse", arm, seed)
+    for factor, seed, arm in product((1, 3), two, ("spread2", "today", "sequence", "spread2-fast")):
+        yield job(VERY_LONG, arm, seed, factor)
+    for column, seed, arm in product(("sampler-noise", "stale", "long"), two, ("spread2", "today", "sequence")):
+        yield job(column, arm, seed)
+    narrow = ("spread0.5", "spread0.25", "spread1")
+    for seed, arm in product(CHOOSING_SEEDS[:4], narrow):
+        yield job("hunt-reuse", arm, seed)
+    for factor, arm, seed in product((1, 3), narrow, two):
+        yield from (job(column, arm, seed, factor) for column in (LONG, "hot"))
+    for factor, arm, seed in product((1, 3), ("spread2", "sequence"), two):
+        yield job("hot", arm, seed, factor)
     for seed, arm in product(two_of(0), NEXT):
         yield from (job(LONG, arm, seed, factor) for factor in (1, 3))
     for seed, arm in product(CHOOSING_SEEDS[:4], NEXT):
         yield job("hunt-reuse", arm, seed)
+    for factor, seed, arm in product((1, 3), two, ("spread2", "today", "sequence", "spread2-mid")):
+        yield job(VERY_LONG, arm, seed, factor)
     for seed, arm in product(two_of(1), (*NEXT, "spread2", "sequence", "today")):
         yield from (job(LONG, arm, seed, factor) for factor in (1, 3))
-    one, two = CHOOSING_SEEDS[:1], CHOOSING_SEEDS[:2]
     for seed, arm in product(CHOOSING_SEEDS[:4], FIRST):
         yield job("hunt-reuse", arm, seed)
-    for factor, seed, arm in product((1, 3), two, ("spread2-k15", "today", "sequence", "spread2")):
-        yield job(VERY_LONG, arm, seed, factor)
     for arm in FIRST:
         for factor in (1, 3):
             yield from (job(column, arm, one[0], factor) for column in ("hot", "reuse"))
