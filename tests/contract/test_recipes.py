@@ -9,7 +9,6 @@ import pytest
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.cli.arguments import Arguments, parse_arguments
 from sorl_trl.command_line import UserMistake
-from sorl_trl.methods import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted([*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "examples").glob("*/*.yaml")])

@@ -163,7 +163,9 @@ def length_adjusted_kl(x: Tensor, ids: Tensor, seed: int) -> Any:
     turns = reference.positions_of_turns(ids)
     lengths = [reference.mean([float(len(turn)) for turn in row]) for row in turns]
     kls = x[:, 0].square() if x.size(1) else x.new_zeros(len(x))
-    return ops.length_adjusted_kl(kls, ids), [math.sqrt(kl * (kl * n)) for kl, n in zip(kls.tolist(), lengths, strict=True)]
+    return ops.length_adjusted_kl(kls, ids), [
+        math.sqrt(kl * (kl * n)) for kl, n in zip(kls.tolist(), lengths, strict=True)
+    ]
 
 
 def kl_to_old(x: Tensor, ids: Tensor, seed: int) -> Any:
