@@ -217,8 +217,8 @@ def verdict(cells: Cells, own: str, others: Sequence[str], columns: Sequence[str
             behind.append(f"{COLUMNS[column].title} ({ARMS[best].title}, {with_error(found[best])})")
     which = ": " + "; ".join(behind) if behind else ""
     yield (
-        f"- **Behind the best arm** by more than {LATITUDE:.3f} and by more than one standard error in {len(behind)} of "
-        f"{complete} columns{which}."
+        f"- **Behind the best arm** by more than {LATITUDE:.3f}, and by more than one standard error, in {len(behind)} "
+        f"of {complete} columns{which}."
     )
 
 
@@ -241,14 +241,10 @@ def score_tables(cells: Cells, title: str, own: str, arms: Sequence[str], column
         return
     yield f"## {title}"
     yield from verdict(cells, own, [arm for arm in arms if arm != own], columns)
-    lines = [
-        [
-            f"{COLUMNS[column].title}, {COLUMNS[column].learning_rate:g}",
-            *(cell(cells.get((column, arm), {})) for arm in arms),
-        ]
-        for column in columns
-        if any((column, arm) in cells for arm in arms)
-    ]
+    lines = []
+    for column in (name for name in columns if any((name, arm) in cells for arm in arms)):
+        title = f"{COLUMNS[column].title}, {COLUMNS[column].learning_rate:g}"
+        lines.append([title, *(cell(cells.get((column, arm), {})) for arm in arms)])
     yield table(["column, rate", *(ARMS[arm].title for arm in arms)], lines, 1)
     yield DIFFERENCES.format(title=ARMS[own].title.strip("*"))
     lines = []

@@ -141,8 +141,8 @@ def length_adjusted_kl(kl: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
     """Multiply each trajectory's KL per token by the root of its turns' mean length: √(|y_i| / n_i) KL_i, (B,).
 
     Our addition: the geometric mean of a KL per token and a KL per turn. A bound on the KL per token allows turns of
-    hundreds of tokens too much, because the KL of the whole turn grows with its length; a bound on that allows them too
-    little (docs/evidence/results.md).
+    hundreds of tokens too much, because the KL of the whole turn grows with its length; a bound on that allows them
+    too little (docs/evidence/results.md).
 
     Args:
         kl: (B,), `kl_to_old`, in nats per token.
@@ -156,14 +156,14 @@ def length_adjusted_kl(kl: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
 def kl_controlled_factor(factor: float, kl: float, target_kl: float) -> float:
     """The next factor of the scheduled learning rate, after an update that measured `kl` with `factor`.
 
-    It is `factor` / 1.5 if `kl` > 2 `target_kl`, `factor` · 1.5 if `kl` < `target_kl` / 2, and otherwise `factor` (Rudin
-    et al., arXiv 2109.11978, as in rsl_rl). Unlike rsl_rl, which keeps the learning rate itself in [1e-5, 1e-2], it
-    keeps the factor in [0.01, 1].
+    It is `factor` / 1.5 if `kl` > 2 `target_kl`, `factor` · 1.5 if `kl` < `target_kl` / 2, and otherwise `factor`
+    (Rudin et al., arXiv 2109.11978, as in rsl_rl). Unlike rsl_rl, which keeps the learning rate itself in
+    [1e-5, 1e-2], it keeps the factor in [0.01, 1].
 
     Args:
         factor: In [0.01, 1].
-        kl: The mean `length_adjusted_kl` of the update's trajectories, less the engine's noise. NaN changes nothing: no
-            token is trained on.
+        kl: The mean `length_adjusted_kl` of the update's trajectories, less the engine's noise. NaN changes nothing:
+            no token is trained on.
         target_kl: Above 0, in the same unit.
     """
     if kl > 2 * target_kl:

@@ -135,8 +135,8 @@ def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout) ->
     """Divide ε by the turn's tokens to the power 3/4, ε_k = ε |y^k|^(−3/4): (B, T), with ε where `turn_ids` is −1.
 
     Our addition. If log-ratios of tokens have a variance of 2 KL, their mean over n tokens has a standard deviation of
-    √(2 KL / n). A target κ allows a KL of κ/√n per token (`length_adjusted_kl`), so that of the mean is √(2κ) n^(−3/4):
-    ε is the same number of standard deviations at every n. With κ = .01, .28 is two.
+    √(2 KL / n). A target κ allows a KL of κ/√n per token (`length_adjusted_kl`), hence a standard deviation of
+    √(2κ) n^(−3/4): ε is the same number of them at every n. With κ = .01, .28 is two.
 
     Args:
         epsilon: ε, how far the ratio of a turn of one token may move. A float, or a tensor that broadcasts to (B, T).

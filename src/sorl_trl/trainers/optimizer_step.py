@@ -145,8 +145,8 @@ class KLControl(TrainerCallback):
 
     What an update measures before the policy has moved is no movement: the last such KL is subtracted from later ones.
 
-    `target_kl` is a `length_adjusted_kl`; 0 leaves the schedule unchanged, even when a run that had lowered the rate is
-    resumed. `record` is called with the factor of each update.
+    `target_kl` is a `length_adjusted_kl`; 0 leaves the schedule unchanged, even when a run that had lowered the rate
+    is resumed. `record` is called with the factor of each update.
 
     Raises:
         ValueError: When training begins, if the learning rates of the schedule cannot be lowered.
