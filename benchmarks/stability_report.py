@@ -217,8 +217,8 @@ def verdict(cells: Cells, own: str, others: Sequence[str], columns: Sequence[str
             behind.append(f"{COLUMNS[column].title} ({ARMS[best].title}, {with_error(found[best])})")
     which = ": " + "; ".join(behind) if behind else ""
     yield (
-        f"- **Behind the best arm** by more than {LATITUDE:.3f}, and by more than one standard error, in {len(behind)} "
-        f"of {complete} columns{which}."
+        f"- **Behind the best arm** by more than {LATITUDE:.3f}, and by more than one standard error, in "
+        f"{len(behind)} of {complete} columns{which}."
     )
 
 

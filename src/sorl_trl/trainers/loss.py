@@ -264,6 +264,5 @@ def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> Micro
 
 def range_by_length(token_range: ClipRange, turns: TurnLayout) -> ClipRange:
     """The clip range of each turn, from that of a turn of one token."""
-    low, high, delta = token_range
-    scaled = (scaled_clip_range(epsilon, turns) for epsilon in (low, high))
-    return ClipRange(*scaled, None if delta is None else scaled_bound(delta, turns))
+    low, high = (scaled_clip_range(epsilon, turns) for epsilon in token_range[:2])
+    return ClipRange(low, high, None if token_range.delta is None else scaled_bound(token_range.delta, turns))
