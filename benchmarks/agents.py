@@ -73,7 +73,7 @@ def run(folder: Path, key: Key) -> Key:
     world = prepare(WORLD, seed, folder / "worlds")
     began = time.process_time()
     with TemporaryDirectory() as output:
-        method = BenchmarkMethod(title, "so_grpo", "", SETTINGS["dr_mas"], Method(credit))
+        method = BenchmarkMethod(title, "so_grpo", SETTINGS["dr_mas"], Method(credit))
         own = {"output_dir": output, "seed": seed, "learning_rate": regime.learning_rate, "log_agent_gradients": True}
         trainer = trainer_of(regime, method, world, own)
         error = train(trainer)

@@ -19,7 +19,7 @@ from benchmarks.stability_report import Run
 from sorl_trl.command_line import Parser, UserMistake, run_command
 from sorl_trl.diagnostics.collapse import DEFAULT_RULES, ITERATION_METRIC, Rule, detect, fall, level, rise
 
-CHOOSING, JUDGING = (301, 302), range(303, 400)
+CHOOSING, JUDGING = (401, 405), (402, 403, 404, 406, 407, 408)
 _HALF = partial(fall, share=0.5, minimum=0.05)
 NAMED = (
     Rule("half_clipped", {"clip_ratio/region_mean": partial(level, threshold=0.5, patience=2)}, ""),
@@ -42,7 +42,7 @@ have **held** if they end at most .1 below the best run of their regime and seed
 in runs that held are plainly false. Entropy ends higher than it began in {{}} runs of the first table.
 
 Seeds {", ".join(map(str, CHOOSING))} chose the thresholds of these three and of `harmful_updates`, and the
-last row, whose rules fire in time most often, less how often in runs that held. Seeds from {JUDGING[0]} on judge."""
+last row, whose rules fire in time most often, less how often in runs that held. The others judge."""
 FATES = ("collapsed", "hurt", "held")
 
 
@@ -76,7 +76,7 @@ def first_alarms(log: Sequence[Row]) -> dict[str, int]:
 
 def watch(folder: Path) -> Iterator[Watched]:
     runs = {path.parent: Run(json.loads(path.read_text())) for path in sorted(folder.glob("*/record.json"))}
-    finals = [((run.cell[0], run.seed), run.final("sampled_em")) for run in runs.values()]
+    finals = [((run.record["column"], run.record["seed"]), run.final("sampled_em")) for run in runs.values()]
     best = dict(sorted(finals))  # the last of a regime and seed is the highest
     for (path, run), (place, final) in zip(runs.items(), finals, strict=True):
         log = [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()]
@@ -88,7 +88,7 @@ def summarize(rule: str, watched: Sequence[Watched]) -> Row:
     """In how many runs it fired, and of how many: by what became of them, and by method where they held."""
     counts = {fate: [0, 0] for fate in FATES}
     for each in watched:
-        for kind in [each.fate] + [f"held {each.run.record['method']}"] * (each.fate == "held"):
+        for kind in [each.fate] + [f"held {each.run.record['arm']}"] * (each.fate == "held"):
             fired, runs = counts.get(kind, (0, 0))
             counts[kind] = [fired + (rule in each.first), runs + 1]
     hits = [each for each in watched if each.fate == "collapsed" and rule in each.first]
@@ -115,8 +115,8 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/stability"), help="their folder")
     folder = parser.parse_args(words).runs
     if not (watched := [*watch(folder)]):
-        raise UserMistake(f"--runs is {folder}, which has no runs: `python -m benchmarks.equal_rates` makes them")
-    chose, judge = ([each for each in watched if each.run.seed in seeds] for seeds in (CHOOSING, JUDGING))
+        raise UserMistake(f"--runs is {folder}, which has no runs: `python -m benchmarks.stability` makes them")
+    chose, judge = ([each for each in watched if each.run.record["seed"] in seeds] for seeds in (CHOOSING, JUDGING))
     pairs = (f"{a} {how} {b}" for a, b in combinations(NAMES, 2) for how in ("or", "and"))
     names = [*NAMES, max(pairs, key=lambda pair: gain(summarize(pair, chose)))]
     judging, choosing = ([summarize(name, of) for name in names] for of in (judge, chose))

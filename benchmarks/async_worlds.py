@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, Row, claim, locked, read_rows, table, write_rows
-from benchmarks.stability_plan import REGIMES, BenchmarkMethod
+from benchmarks.stability_plan import COLUMNS, BenchmarkMethod
 from benchmarks.stability_report import Run
 from benchmarks.stability_run import evaluations_of, prepare, trainer_of
 from sorl_trl.command_line import Parser, run_command
@@ -30,7 +30,7 @@ FILE = RESULTS / "async_worlds.json"
 FOLDER = Path("runs/async_worlds")
 SEEDS = (201, 202, 203, 204, 205)
 STALENESS = (0, 1, 2, 4, 8)
-METHODS = {name: (PUBLISHED[name], SETTINGS[name]) for name in ("grpo", "gspo", "so_grpo", "sequence", "so_ppo")}
+METHODS = {name: (PUBLISHED[name], SETTINGS[name]) for name in ("grpo", "gspo", "so_grpo", "so_ppo")}
 """Pieces, and fields of the config."""
 PARTS = {
     "grpo_target_kl": (PUBLISHED["grpo"], SETTINGS["grpo"] | {"target_kl": 0.005}),
@@ -39,7 +39,7 @@ PARTS = {
 }
 """What makes the difference between GRPO and SO-GRPO, which is the last of these with a target KL."""
 STALENESS_OF_PARTS = (0, 4, 8)
-REGIME = replace(REGIMES["stale"], staleness=0)
+REGIME = replace(COLUMNS["stale"], staleness=0)
 Key = tuple[str, int, str, int]
 """Method, staleness, old policy, seed."""
 
@@ -61,7 +61,7 @@ def build_trainer(key: Key, folder: Path, output: str) -> Any:
     name, staleness, old_policy, seed = key
     trainer = "so_ppo" if name == "so_ppo" else "so_grpo"
     pieces, settings = {**METHODS, **PARTS}[name]
-    method = BenchmarkMethod(name, trainer, "", settings, pieces)
+    method = BenchmarkMethod(name, trainer, settings, pieces)
     own = {"output_dir": output, "seed": seed, "learning_rate": REGIME.learning_rate}
     own |= {"async_staleness": staleness, "async_old_policy": old_policy, "log_turn_details": True}
     return trainer_of(REGIME, method, folder, own)

@@ -76,7 +76,7 @@ def run(name: str, seed: int) -> None:
     torch.set_num_threads(1)
     _, candidates, group = ARMS[name]
     regime = Regime("", "", 1e-3, world=SHORT, trajectories=8 * group, minibatch=2 * group, rollouts=1000)
-    method = BenchmarkMethod(name, "so_grpo", "", SETTINGS["so_grpo"] | {"num_generations": group}, METHODS["so_grpo"])
+    method = BenchmarkMethod(name, "so_grpo", SETTINGS["so_grpo"] | {"num_generations": group}, METHODS["so_grpo"])
     folder, budget = prepare(SHORT, seed, FOLDER), Budget(regime)
     with tempfile.TemporaryDirectory() as output:
         trainer = trainer_of(regime, method, folder, {"output_dir": output, "seed": seed, "learning_rate": 1e-3})

@@ -68,7 +68,7 @@ def file_of(arm: str, seed: int) -> Path:
 def run(arm: str, seed: int) -> None:
     """Train and evaluate, and write the file of the run."""
     world, started = prepare(WORLD, seed, FOLDER), time.process_time()
-    method = BenchmarkMethod(arm, "so_ppo", "", SETTINGS["ma_rlhf"] | ARMS[arm], NO_PIECES)
+    method = BenchmarkMethod(arm, "so_ppo", SETTINGS["ma_rlhf"] | ARMS[arm], NO_PIECES)
     with tempfile.TemporaryDirectory() as output:
         own = {"output_dir": output, "seed": seed, "learning_rate": RATE, "log_turn_details": True}
         trainer = trainer_of(REGIME, method, world, own)

@@ -42,7 +42,6 @@ VARIANTS: dict[str, tuple[Any, Any, str | None, dict[str, Any]]] = {
     "GRPO": (GRPOTrainer, GRPOConfig, None, {"loss_type": "grpo"}),
     "SO-GRPO": (SOGRPOTrainer, SOGRPOConfig, "so_grpo", SETTINGS["so_grpo"]),
     "SO-GRPO, method grpo": (SOGRPOTrainer, SOGRPOConfig, "grpo", SETTINGS["grpo"]),
-    "SO-GRPO, method sequence": (SOGRPOTrainer, SOGRPOConfig, "sequence", SETTINGS["sequence"]),
     "SO-GRPO, method st_grpo": (SOGRPOTrainer, SOGRPOConfig, "st_grpo", SETTINGS["st_grpo"]),
 }
 """Title to trainer, its config, the method that it is given and the fields that this method sets."""

@@ -83,7 +83,7 @@ def run(job: Job) -> None:
     sizes = {"trajectories": 64, "minibatch": 64 // min(job.updates, 4), "epochs": max(job.updates // 4, 1)}
     regime = Regime("", "", 1e-3, world=WORLDS[job.engine], rollouts=20, **sizes)
     settings = SETTINGS["grpo"] | {"router_replay": job.replay, "router_aux_loss_coef": 0.0}
-    method = BenchmarkMethod(job.replay, "measured", "", settings, METHODS["grpo"])
+    method = BenchmarkMethod(job.replay, "measured", settings, METHODS["grpo"])
     own = {"seed": job.seed, "learning_rate": regime.learning_rate, "log_turn_details": True}
     with TemporaryDirectory() as output:
         folder = WORLDS["noise"].prepare(job.seed, RUNS)

@@ -1,15 +1,12 @@
-"""Does turn-level training hold where token-level training collapses?
+"""Is training stable at any turn length?
 
-    python -m benchmarks.stability                                             # everything: hours
-    python -m benchmarks.stability --regimes reuse --methods grpo so_grpo      # some of it
-    python -m benchmarks.stability --report   # only writes the report again
+    python -m benchmarks.stability                  # every run of the plan that has no row yet: hours
+    python -m benchmarks.stability --most 100       # so many of them
+    python -m benchmarks.stability --report         # only writes the tables again
 
-Runs every method of `stability_plan.py` in every regime through the real trainers, in processes of one thread. Runs
-are kept in `runs/stability/`, each with its metrics of every update (`log.jsonl`), and those that are there are not
-repeated.
-
-All methods of a regime have its learning rate; `benchmarks.equal_rates` searches for others, and makes them equal.
-Writes `benchmarks/results/stability.json` and `.md`, in which the rows of new runs replace those of earlier ones.
+Runs the arms of `stability_plan.py` in its columns through the real trainers: first the search of constant learning
+rates, then the seeds that judge. Each run adds a line to `benchmarks/results/stability.jsonl`, where the next start
+goes on, on any machine. What a run logs of every update stays in `runs/stability/`.
 """
 
 from __future__ import annotations
@@ -18,8 +15,9 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,43 +29,85 @@ os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**33))
 
 from tqdm.auto import tqdm
 
-from benchmarks.common import RESULTS, locked, read_rows
-from benchmarks.stability_plan import JUDGING_SEEDS, METHODS, REGIMES
-from benchmarks.stability_report import Record, write_report
-from benchmarks.stability_run import Job, followed_by, prepare, run, settings_of
-from benchmarks.trust_plan import EVERY_METHOD, EVERY_REGIME
+from benchmarks.common import RESULTS, Row, locked
+from benchmarks.stability_plan import (
+    ARMS,
+    CHOOSING_SEEDS,
+    COLUMNS,
+    COLUMNS_WITH_CRITIC,
+    FIRST_RATES,
+    FOLLOWING,
+    GRID,
+    JUDGING_SEEDS,
+    SEARCHED,
+    WITH_CRITIC,
+    searched_in,
+)
+from benchmarks.stability_report import best_rate, rate_of, report, row_of, searched
+from benchmarks.stability_run import Job, prepare, run
 from sorl_trl.command_line import Parser, at_least, run_command
 
 RUNS = Path(__file__).parents[1] / "runs/stability"
+ROWS = RESULTS / "stability.jsonl"
 
 
-def judging_jobs(regimes: Sequence[str], methods: Sequence[str]) -> Iterator[Job]:
-    """The methods that a regime has, at its learning rate."""
-    for seed in JUDGING_SEEDS:
-        for regime in regimes:
-            for method in filter(REGIMES[regime].methods.__contains__, methods):
-                yield Job(regime, method, REGIMES[regime].learning_rate, seed)
+def plan(rows: Sequence[Row]) -> Iterator[Job]:
+    """The runs of the next stage: those of the first half of the seeds, the search, those that check, and the rest.
 
-
-def key(record: Record) -> Job:
-    return Job(record["regime"], record["method"], record["learning_rate"], record["seed"])
-
-
-def load() -> dict[Job, Record]:
-    """Every run there is, but those with settings or of methods that there are no more.
-
-    Nor does one count that followed the learning rates of a run which has been made again, with others.
+    A stage of the search follows the one before, so a plan is made anew until nothing of it is left to run.
     """
-    records = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/record.json"))]
-    known = [each for each in records if each["regime"] in EVERY_REGIME and each["method"] in EVERY_METHOD]
-    found = {key(record): record for record in known if record["settings"] == settings_of(key(record))}
-    followed = {job: found.get(followed_by(job)) for job in found}
-    return {job: each for job, each in found.items() if (of := followed[job]) and of["rates"] == each["rates"]}
+    half = len(JUDGING_SEEDS) // 2
+    yield from following(JUDGING_SEEDS[:half])
+    yield from search(rows)
+    for seed, column, arm in product(JUDGING_SEEDS, COLUMNS, SEARCHED):
+        if column == searched_in(column) and (rate := rate_of(rows, column, arm)) is not None:
+            yield Job(column, arm, rate, seed)
+    yield from following(JUDGING_SEEDS[half:])
+    yield from (job(column, "yoked", JUDGING_SEEDS[0]) for column in COLUMNS)
 
 
-def of_stability() -> list[Record]:
-    """Those of the regimes of this report."""
-    return [record for job, record in load().items() if job.regime in REGIMES and job.method in METHODS]
+def following(seeds: Sequence[int]) -> Iterator[Job]:
+    """Arms at the column's learning rate."""
+    for seed in seeds:
+        yield from (job(column, arm, seed) for column, arm in product(COLUMNS, FOLLOWING))
+        yield from (job(column, arm, seed) for column, arm in product(COLUMNS_WITH_CRITIC, WITH_CRITIC))
+
+
+def search(rows: Sequence[Row]) -> Iterator[Job]:
+    """The first rates of each searched arm, and the next one beyond an end that is the best so far."""
+    for column, arm in product((name for name in COLUMNS if name == searched_in(name)), SEARCHED):
+        scores, rates = searched(rows, column, arm), {*FIRST_RATES}
+        if rates <= {*scores}:
+            at = GRID.index(best_rate(scores))
+            rates |= {GRID[i] for i in (at - 1, at + 1) if 0 <= i < len(GRID)}
+        yield from (Job(column, arm, rate, seed) for rate in sorted(rates) for seed in CHOOSING_SEEDS)
+
+
+def job(column: str, arm: str, seed: int) -> Job:
+    return Job(column, arm, float(f"{COLUMNS[column].learning_rate:.3g}"), seed)
+
+
+def load() -> list[Row]:
+    lines = ROWS.read_text().splitlines() if ROWS.is_file() else []
+    rows = [json.loads(line) for line in lines]
+    return sorted({key(row): row for row in rows}.values(), key=lambda row: row["seed"])
+
+
+def key(row: Row) -> Job:
+    return Job(row["column"], row["arm"], row["rate"], row["seed"])
+
+
+def make(each: Job) -> None:
+    """Run, and add the row. What it follows is run first, unless this machine has done so."""
+    world = COLUMNS[each.column].world
+    with locked(RUNS / f"{world.name}.lock"):  # one process at a time makes a world and its policy
+        prepare(world, each.seed, RUNS)
+    followed = Job(each.column, ARMS[each.arm].follows, each.rate, each.seed)
+    if followed.arm and not (RUNS / followed.name / "record.json").is_file():
+        run(followed, RUNS)
+    row = json.dumps(row_of(run(each, RUNS)), allow_nan=False, separators=(",", ":"))
+    with ROWS.open("a") as file:
+        file.write(row + "\n")
 
 
 def silence() -> None:
@@ -84,32 +124,26 @@ def in_parallel(step: Callable[..., Any], calls: Sequence[tuple[Any, ...]], work
             pass
 
 
-def run_all(jobs: Iterable[Job], workers: int, title: str) -> None:
-    """Every run that is not there yet, but those that would follow one that died. Other commands wait meanwhile."""
-    RUNS.mkdir(parents=True, exist_ok=True)
-    with locked(RUNS / "lock"):
-        done = load()
-        todo = [job for job in dict.fromkeys(jobs) if job not in done]
-        todo = [job for job in todo if not done.get(followed_by(job), {}).get("error")]
-        worlds = {(EVERY_REGIME[job.regime].world.name, job.seed): EVERY_REGIME[job.regime].world for job in todo}
-        calls = [(world, seed, RUNS) for (_, seed), world in worlds.items()]
-        in_parallel(prepare, calls, workers, "Worlds and policies")
-        in_parallel(run, [(job, RUNS) for job in todo], workers, title)
-
-
 def main(words: Sequence[str]) -> None:
-    parser = Parser(description=__doc__)
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
+    parser.add_argument("--most", type=at_least(1), default=10**6, help="stop after so many runs")
     arguments = parser.parse_args(words)
-    regimes, methods = arguments.regimes, arguments.methods
-    if not arguments.report:
-        run_all(judging_jobs(regimes, methods), arguments.workers, "Methods")
-    write_report(of_stability(), read_rows(RESULTS / "stability.json"))
+    left = 0 if arguments.report else arguments.most
+    RUNS.mkdir(parents=True, exist_ok=True)
+    while left:
+        rows = load()
+        done = {*map(key, rows)}
+        todo = [each for each in dict.fromkeys(plan(rows)) if each not in done][:left]
+        if not todo:
+            break
+        in_parallel(make, [(each,) for each in todo], arguments.workers, "Runs")
+        left -= len(todo)
+    (RESULTS / "stability.md").write_text(report(load()))
     print(f"The report is in {RESULTS / 'stability.md'}.")
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     sys.exit(run_command(main))

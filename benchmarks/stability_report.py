@@ -1,27 +1,32 @@
-"""The stability benchmark's report: `stability.json` and `stability.md`.
-
-Rows are made from the records of runs. Those of what has not been run again stay as `stability.json` has them.
-"""
+"""The stability benchmark's report, `stability.md`, from the rows of `stability.jsonl`; and what became of a run."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from benchmarks.common import RESULTS, Row, table, write_rows
-from benchmarks.stability_plan import JUDGING_SEEDS, METHODS, REGIMES
+from benchmarks.common import Row, table
+from benchmarks.stability_plan import (
+    ARMS,
+    CHOOSING_SEEDS,
+    COLUMNS,
+    COLUMNS_WITH_CRITIC,
+    FOLLOWING,
+    GRID,
+    JUDGING_SEEDS,
+    SEARCHED,
+    WITH_CRITIC,
+    searched_in,
+)
 
 LAST = 5
-"""Rollouts at the end whose evaluations make the final EM."""
-INFINITE = 1e308
-"""JSON has no infinity: records and rows write this number."""
-RESAMPLES = 10_000
+"""Rollouts at the end whose evaluations make the score."""
+LATITUDE = 0.015
+"""By how much another arm may be ahead in a column, or by one standard error of the difference."""
 
 Record = Mapping[str, Any]
 
@@ -31,15 +36,6 @@ class Run:
     """One run and what became of it. A run that died (`error`) ends with an EM of 0 and has collapsed."""
 
     record: Record
-
-    @property
-    def cell(self) -> tuple[str, str, float]:
-        """Regime, method, learning rate."""
-        return self.record["regime"], self.record["method"], rounded(self.record["learning_rate"])
-
-    @property
-    def seed(self) -> int:
-        return int(self.record["seed"])
 
     @property
     def start(self) -> float:
@@ -77,194 +73,233 @@ class Run:
         return [float(figure) for figure in figures if figure is not None and not math.isnan(figure)]
 
 
-def rounded(learning_rate: float) -> float:
+def rounded(rate: float) -> float:
     """Three digits: 0.3 × 5e-4 and 1.5e-4 are the same learning rate, whatever their last bits."""
-    return float(f"{learning_rate:.3g}")
+    return float(f"{rate:.3g}")
 
 
-def bootstrap_interval(values: Sequence[float]) -> list[float] | None:
-    """95 % percentile interval of the mean, from 10,000 resamples of `values` (n,) with a fixed seed.
-
-    Returns:
-        [low, high], or `None` for fewer than two values: one seed shows no spread.
-    """
-    if len(values) < 2:
-        return None
-    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.percentile(np.mean(np.asarray(values, dtype=float)[draws], axis=1), [2.5, 97.5])
-    return [float(low), float(high)]
-
-
-def sign_flip_test(differences: Sequence[float]) -> float:
-    """Exact two-sided p of a mean difference of 0, for `differences` (n,) of paired runs.
-
-    The share of all 2^n ways to flip signs whose mean is at least as far from 0 as the observed one; the smallest
-    possible is 2 / 2^n.
-    """
-    pairs = len(differences)
-    signs = 1 - 2 * (np.arange(2**pairs)[:, None] >> np.arange(pairs) & 1)
-    sums = np.abs(signs @ np.asarray(differences, dtype=float))
-    # Sums of the same numbers in another order differ in their last bits.
-    return float(np.mean(sums >= sums[0] - 1e-9 * np.abs(differences).sum()))
-
-
-def paired(row: Row, baseline: Row | None) -> Row | None:
-    """Final sampled EM less the baseline's, over the seeds that both have; `None` if there is none.
-
-    Nor is there one of two harnesses: their evaluations differ in what they draw, which is common to all runs of
-    either.
-    """
-    if baseline is None or row["harnesses"] != baseline["harnesses"]:
-        return None
-    own, other = (dict(zip(each["seeds"], each["sampled_em_by_seed"], strict=True)) for each in (row, baseline))
-    differences = {seed: own[seed] - other[seed] for seed in own if seed in other}
-    if not differences:
-        return None
-    values = list(differences.values())
+def row_of(record: Record) -> Row:
+    """A line of `stability.jsonl`."""
+    made = Run(record)
+    outside, kls = made.metric("clip_fraction/turn"), made.metric("kl_to_old max")
     return {
-        "seeds": list(differences),
-        "mean": statistics.fmean(values),
-        "interval": bootstrap_interval(values),
-        "p": sign_flip_test(values),
+        **{name: record[name] for name in ("column", "arm", "rate", "seed")},
+        "start": round(made.start, 4),
+        "score": round(made.final("sampled_em"), 4),
+        "greedy": round(made.final("greedy_em"), 4),
+        "collapsed": made.collapsed,
+        "error": record["error"],
+        "outside": float(f"{statistics.fmean(outside):.3g}") if outside else None,
+        "kl_max": max(kls, default=None),
+        "rates": [float(f"{each:.3g}") for each in made.rates],
+        "seconds": record["seconds"],
+        "curve": [round(each["sampled_em"], 3) for each in record["evaluations"]],
     }
 
 
-def summarize(runs: Sequence[Run]) -> Row:
-    """The figures of one cell; `None` for one that no run has."""
-
-    def over(key: str, in_run: Callable[..., float], over_runs: Callable[..., float]) -> float | None:
-        figures = [in_run(metric) for run in runs if (metric := run.metric(key))]
-        return max(-INFINITE, min(over_runs(figures), INFINITE)) if figures else None
-
-    sampled, greedy = ([run.final(score) for run in runs] for score in ("sampled_em", "greedy_em"))
-    return {
-        "seeds": [run.seed for run in runs],
-        "harnesses": sorted({run.record["harness"] for run in runs}),
-        "collapses": sum(run.collapsed for run in runs),
-        "collapsed_seeds": [run.seed for run in runs if run.collapsed],
-        "errors": {str(run.seed): run.record["error"] for run in runs if run.record["error"]},
-        "sampled_em": statistics.fmean(sampled),
-        "sampled_em_interval": bootstrap_interval(sampled),
-        "sampled_em_by_seed": sampled,
-        "greedy_em": statistics.fmean(greedy),
-        "greedy_em_interval": bootstrap_interval(greedy),
-        "greedy_em_by_seed": greedy,
-        "best_sampled_em": statistics.fmean(run.best for run in runs),
-        "rate_mean": statistics.fmean(run.rates[0] for run in runs),
-        "rate_final": statistics.fmean(run.rates[1] for run in runs),
-        "clip_fraction": over("clip_fraction/token", statistics.fmean, statistics.fmean),
-        "kl_median": over("kl_to_old median", statistics.median, statistics.median),
-        "kl_max": over("kl_to_old max", max, max),
-        "grad_norm_max": over("grad_norm max", max, max),
-        "ratio_min": over("turns/ratio_min", min, min),
-        "ratio_max": over("turns/ratio_max", max, max),
-        "explained_variance": over("critic/explained_variance", statistics.fmean, statistics.fmean),
-        "world": runs[0].record["world"],
-        "policy_parameters": runs[0].record["policy_parameters"],
-    }
+# -------------------------------------------------------------------------------------------------------------------
+# Learning rates
+# -------------------------------------------------------------------------------------------------------------------
 
 
-HEADER = """# Does it hold? Many short runs under stress
-
-Written by `python -m benchmarks.stability`. Rows whose runs are not in `runs/stability/` are those of earlier runs.
-`stability.json` has every row with its seeds, intervals, KL, gradient norms, ratios and differences to GRPO or PPO.
-
-**All methods of a column are given its learning rate, but methods with a target KL lower it**, to a half down to a
-twelfth in the mean. So this table does not tell a method from its learning rate:
-[another one](equal_rates.md) makes rates equal, and searches for them. "At" is the mean rate of rows that recorded it.
-
-**Final EM** of a run is the mean sampled exact match over the evaluations after its last five rollouts, on a world
-that nobody trained on. Cells are means over seeds with 95 % percentile bootstrap intervals ({resamples:,} resamples;
-over so few seeds too narrow rather than too wide), and how many runs collapsed.
-
-**A run has collapsed** if its final EM is below that of the policy it started from, or below half of its own best
-evaluation. A run that died, of weights that are not numbers, has collapsed with an EM of 0. This was fixed before any
-run. The start was evaluated once, on 200 questions (standard error about .03).
-
-**¹ and ²** mark rows of the first two versions of this benchmark, whose evaluations draw other random numbers: they
-compare with each other, not with rows of the third. With {methods} methods, one comparison in twenty has an interval
-without 0 by chance. **Made before the code changed**, and not again since: "SO-PPO, narrow, token GAE", and, but
-for Reuse, Hot and Stale, Turn-PPO and ST-PPO, when a turn's ratio still averaged the advantages of its tokens; but for
-Reuse and, with GiGPO, hunts of that kind, GiGPO, "sequence, GiGPO's turns" and "sequence, γ = .95", when turns were
-compared with one mean per group, whatever their index. All other rows with a critic: its head read hidden states as
-they are, at the learning rate of the value model, and one norm clipped both gradients. Runs of many
-updates at a high rate end elsewhere on another processor, seed by seed.
-
-**Seeds** 101 and 102 chose all settings, and enter no result. Seeds {judging} chose no setting of a method; but that
-`sequence` is what held best was seen with their runs in view, so that for this they are no test."""
+def searched(rows: Sequence[Row], column: str, arm: str) -> dict[float, float]:
+    """Learning rate to the mean score of the choosing seeds, of those that all of them have run with."""
+    scores: dict[float, dict[int, float]] = {}
+    for row in rows:
+        if (row["column"], row["arm"]) == (column, arm) and row["seed"] in CHOOSING_SEEDS:
+            scores.setdefault(row["rate"], {})[row["seed"]] = row["score"]
+    return {rate: statistics.fmean(of.values()) for rate, of in scores.items() if len(of) == len(CHOOSING_SEEDS)}
 
 
-def make_rows(records: Iterable[Record], earlier: Sequence[Row]) -> list[Row]:
-    """The rows of `records` and, where they lack one of its seeds, the `earlier` one; each with its differences."""
-    made = {_key(row): row for row in earlier}
-    cells: dict[tuple[str, str, float], list[Run]] = {}
-    for run in sorted(map(Run, records), key=lambda run: run.seed):
-        if run.seed in JUDGING_SEEDS and run.cell[2] == rounded(REGIMES[run.cell[0]].learning_rate):
-            cells.setdefault(run.cell, []).append(run)
-    for (regime, method, rate), of in cells.items():
-        row = {"regime": regime, "method": method, "learning_rate": rate, **summarize(of)}
-        if {*made.get(_key(row), row)["seeds"]} <= {*row["seeds"]}:  # else the earlier one has more
-            made[_key(row)] = row
-    return [_with_difference(row, made) for row in sorted(made.values(), key=_place)]
+def best_rate(scores: Mapping[float, float]) -> float:
+    """The learning rate with the highest score, of equals the lowest."""
+    return max(scores, key=lambda rate: (round(scores[rate], 9), -rate))  # means that differ in their last bits
 
 
-def _key(row: Row) -> tuple[str, str]:
-    return row["regime"], row["method"]
+def rate_of(rows: Sequence[Row], column: str, arm: str) -> float | None:
+    """The learning rate that an arm is judged with: the column's, or what the search chose, once it is over."""
+    if arm not in SEARCHED:
+        return rounded(COLUMNS[column].learning_rate)
+    scores = searched(rows, searched_in(column), arm)
+    if not scores:
+        return None
+    best, known = best_rate(scores), [rate for rate in GRID if rate in scores]
+    return None if best in (known[0], known[-1]) and best not in (GRID[0], GRID[-1]) else best
 
 
-def _place(row: Row) -> tuple[int, int]:
-    return [*REGIMES].index(row["regime"]), [*METHODS].index(row["method"])
+# -------------------------------------------------------------------------------------------------------------------
+# Tables
+# -------------------------------------------------------------------------------------------------------------------
+
+HEADER = """# Is training stable at any turn length?
+
+Written by `python -m benchmarks.stability` from every run that it has made (`stability.jsonl`). Policies of 131,200 to
+353,408 parameters learn to search or hunt in synthetic worlds, on CPUs. A score is the final exact match of sampled
+answers in an unseen world: the mean over the evaluations after the last five rollouts. A run has **collapsed** if that
+is below the score of the policy that it started from, or below half of its own best evaluation.
+
+Arms differ in the loss and in how the learning rate is set. The rate of arms with a target KL follows the KL, from the
+column's rate down. Constant rates were searched in each column alike, on seeds {choosing}. Seeds {judging} judge, and
+chose nothing; in long turns, 401 to 404 start from one policy and 405 to 408 from another. [Predictions](
+stability_predictions.md) were committed before the first judging run; [what lost](choosing.md)."""
+COLUMNS_TITLE = "## Columns"
+DIFFERENCES = """## {title} less each arm
+
+Mean ± standard error over seeds, paired by seed. The last two columns are means over all columns that both have, with
+the standard error over seeds (columns averaged first), and with columns as random, too."""
+SEARCH = """## Searched learning rates
+
+Mean score of seeds {choosing}. Where an end of what had run was best, the next rate of the grid followed. **Bold** is
+the rate that judges."""
+EVERY = "## Every run"
 
 
-def _with_difference(row: Row, rows: Mapping[tuple[str, str], Row]) -> Row:
-    baseline = METHODS[row["method"]].family
-    difference = None if row["method"] == baseline else paired(row, rows.get((row["regime"], baseline)))
-    return {**row, "baseline": baseline, "difference": difference}
+Cells = dict[tuple[str, str], dict[int, Row]]
+"""(Column, arm) to the rows of the judging seeds, at the learning rate that the arm is judged with."""
 
 
-def cell(row: Row) -> str:
-    """Final EM with its interval, and how many runs collapsed."""
-    interval = " [{:.2f}, {:.2f}]".format(*row["sampled_em_interval"]) if row["sampled_em_interval"] else ""
-    marks = "".join("¹²"[harness - 1] for harness in row["harnesses"] if harness < 3)
-    collapses = f", {row['collapses']} of {len(row['seeds'])}" if row["collapses"] else ""
-    rate = row.get("rate_mean") or row["learning_rate"]
-    lowered = f" at {rate:.1e}" if rate < 0.999 * row["learning_rate"] else ""
-    return f"{row['sampled_em']:.2f}{interval}{marks}{collapses}{lowered}"
+def judged(rows: Sequence[Row]) -> Cells:
+    cells: Cells = {}
+    for column in COLUMNS:
+        for arm in ARMS:
+            rate, of = rate_of(rows, column, arm), searched_in(column) if arm in SEARCHED else column
+            found = {
+                row["seed"]: row
+                for row in rows
+                if (row["column"], row["arm"], row["rate"]) == (of, arm, rate) and row["seed"] in JUDGING_SEEDS
+            }
+            if found:
+                cells[column, arm] = found
+    return cells
 
 
-def regime_table(rows: Sequence[Row]) -> str:
-    """Methods by regimes."""
-    found = {(row["method"], row["regime"]): cell(row) for row in rows}
-    regimes = [name for name in REGIMES if any(regime == name for _, regime in found)]
-    lines = [
-        [METHODS[method].title, *(found.get((method, regime), "–") for regime in regimes)]
-        for method in METHODS
-        if any(method == of for of, _ in found)
-    ]
-    return table(["method", *(REGIMES[name].title for name in regimes)], lines, left=1)
+def differences(cells: Cells, column: str, first: str, second: str) -> dict[int, float]:
+    """Score of the first arm less the second's, of each seed that both have."""
+    one, other = cells.get((column, first), {}), cells.get((column, second), {})
+    return {seed: one[seed]["score"] - other[seed]["score"] for seed in one if seed in other}
+
+
+def error_of(values: Sequence[float]) -> float:
+    """The standard error of their mean."""
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
+
+
+def with_error(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):+.3f} ± {error_of(values):.3f}" if len(values) > 1 else "–"
+
+
+def over_columns(cells: Cells, columns: Sequence[str], first: str, second: str) -> tuple[str, str]:
+    """The mean difference over columns, with its standard error over seeds, and over columns."""
+    found = {column: differences(cells, column, first, second) for column in columns}
+    found = {column: of for column, of in found.items() if of}
+    if len(found) < 2:
+        return "–", "–"
+    seeds = set.intersection(*({*of} for of in found.values()))
+    by_seed = [statistics.fmean(of[seed] for of in found.values()) for seed in sorted(seeds)]
+    return with_error(by_seed), with_error([statistics.fmean(of.values()) for of in found.values()])
+
+
+def verdict(cells: Cells, own: str, others: Sequence[str], columns: Sequence[str]) -> Iterator[str]:
+    """Whether no run of the default collapsed, and in which columns another arm is ahead by more than the latitude."""
+    runs = [row for column in columns for row in cells.get((column, own), {}).values()]
+    fallen = [row for row in runs if row["collapsed"]]
+    yield f"- **Collapsed:** {len(fallen)} of {len(runs)} runs of {ARMS[own].title}."
+    behind, complete = [], 0
+    for column in columns:
+        found = {arm: [*differences(cells, column, own, arm).values()] for arm in others}
+        found = {arm: of for arm, of in found.items() if len(of) > 1}
+        if not found:
+            continue
+        complete += 1
+        best = min(found, key=lambda arm: statistics.fmean(found[arm]))
+        gap = -statistics.fmean(found[best])
+        if gap > max(LATITUDE, error_of(found[best])):
+            behind.append(f"{COLUMNS[column].title} ({ARMS[best].title}, {with_error(found[best])})")
+    which = ": " + "; ".join(behind) if behind else ""
+    yield (
+        f"- **Behind the best arm** by more than {LATITUDE:.3f}, and by more than one standard error, in "
+        f"{len(behind)} of {complete} columns{which}."
+    )
+
+
+def cell(of: Mapping[int, Row]) -> str:
+    """Mean score, how many runs collapsed, and the mean learning rate."""
+    if not of:
+        return "–"
+    rows = [*of.values()]
+    fallen = sum(row["collapsed"] for row in rows)
+    few = f" ({len(rows)} seeds)" if len(rows) < len(JUDGING_SEEDS) else ""
+    rate = statistics.fmean(row["rates"][0] for row in rows)
+    said = f", **{fallen} collapsed**" if fallen else ""
+    return f"{statistics.fmean(row['score'] for row in rows):.3f}{said} @ {rate:.0e}{few}"
+
+
+def score_tables(cells: Cells, title: str, own: str, arms: Sequence[str], columns: Sequence[str]) -> Iterator[str]:
+    """Scores, then differences, then the verdict."""
+    arms = [arm for arm in arms if any((column, arm) in cells for column in columns)]
+    if own not in arms:
+        return
+    yield f"## {title}"
+    yield from verdict(cells, own, [arm for arm in arms if arm != own], columns)
+    lines = []
+    for column in (name for name in columns if any((name, arm) in cells for arm in arms)):
+        title = f"{COLUMNS[column].title}, {COLUMNS[column].learning_rate:g}"
+        lines.append([title, *(cell(cells.get((column, arm), {})) for arm in arms)])
+    yield table(["column, rate", *(ARMS[arm].title for arm in arms)], lines, 1)
+    yield DIFFERENCES.format(title=ARMS[own].title.strip("*"))
+    lines = []
+    for arm in (each for each in arms if each != own):
+        each = [with_error([*differences(cells, column, own, arm).values()]) for column in columns]
+        lines.append([ARMS[arm].title, *each, *over_columns(cells, columns, own, arm)])
+    yield table(["less", *(COLUMNS[name].title for name in columns), "over seeds", "over columns"], lines, 1)
+
+
+def search_table(rows: Sequence[Row]) -> Iterator[str]:
+    lines = []
+    for column in (name for name in COLUMNS if name == searched_in(name)):
+        for arm in SEARCHED:
+            scores, chosen = searched(rows, column, arm), rate_of(rows, column, arm)
+            shown = {rate: f"{score:.3f}" for rate, score in scores.items()}
+            if chosen is not None:
+                shown[chosen] = f"**{shown[chosen]}**"
+            if shown:
+                lines.append([COLUMNS[column].title, ARMS[arm].title, *(shown.get(rate, "–") for rate in GRID)])
+    if lines:
+        yield SEARCH.format(choosing=" and ".join(map(str, CHOOSING_SEEDS)))
+        yield table(["column", "arm", *(f"{rate:g}" for rate in GRID)], lines, 2)
 
 
 def report(rows: Sequence[Row]) -> str:
     """`stability.md`."""
-    judging = f"{JUDGING_SEEDS[0]} to {JUDGING_SEEDS[-1]}"
-    blocks = [HEADER.format(resamples=RESAMPLES, methods=len({row["method"] for row in rows}), judging=judging)]
-    for title in dict.fromkeys(REGIMES[row["regime"]].world.title for row in rows):
-        of_world = [row for row in rows if REGIMES[row["regime"]].world.title == title]
-        blocks += [f"## {title}", regime_table(of_world)]
-    blocks += ["## Regimes", "\n".join(f"- **{each.title}**: {_regime_text(each)}" for each in REGIMES.values())]
-    blocks += ["## Methods", "\n".join(f"- **{each.title}**: {each.description}." for each in METHODS.values())]
+    cells, choosing = judged(rows), " and ".join(map(str, CHOOSING_SEEDS))
+    blocks = [HEADER.format(choosing=choosing, judging=f"{min(JUDGING_SEEDS)} to {max(JUDGING_SEEDS)}")]
+    blocks += score_tables(cells, "Without a critic", "so_grpo", [*FOLLOWING, *SEARCHED], [*COLUMNS])
+    blocks += score_tables(cells, "With a critic", "so_ppo", WITH_CRITIC, COLUMNS_WITH_CRITIC)
+    blocks += search_table(rows)
+    blocks += [COLUMNS_TITLE, "\n".join(f"- **{each.title}**: {_described(each)}" for each in COLUMNS.values())]
+    every: dict[tuple[str, str, float], list[Row]] = {}
+    for row in rows:
+        every.setdefault((row["column"], row["arm"], row["rate"]), []).append(row)
+    order = [*COLUMNS], [*ARMS]
+    lines = [
+        [
+            *(COLUMNS[column].title, ARMS[arm].title, f"{rate:g}"),
+            f"{statistics.fmean(row['rates'][0] for row in of):.1e}",
+            f"{statistics.fmean(row['outside'] or 0 for row in of):.3f}",
+            f"{statistics.fmean(row['seconds'] for row in of):.0f}",
+            " ".join(f"{row['seed']}: {row['score']:.3f}{'*' * row['collapsed']}" for row in of),
+        ]
+        for (column, arm, rate), of in sorted(
+            every.items(), key=lambda each: (order[0].index(each[0][0]), order[1].index(each[0][1]), each[0][2])
+        )
+    ]
+    names = ["column", "arm", "rate", "mean rate", "turns outside", "CPU seconds", "score of each seed, * collapsed"]
+    blocks += [EVERY, table(names, lines, 2)]
     return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 
-def _regime_text(regime: Any) -> str:
+def _described(regime: Any) -> str:
     return (
         f"{regime.description}; {regime.world.description}. {regime.rollouts} rollouts of {regime.trajectories} "
         f"trajectories, learning rate {regime.learning_rate:g}."
     )
-
-
-def write_report(records: Iterable[Record], earlier: Sequence[Row]) -> None:
-    """Write `stability.json` and `stability.md`."""
-    rows = make_rows(records, earlier)
-    write_rows(rows, RESULTS / "stability.json")
-    (RESULTS / "stability.md").write_text(report(rows))

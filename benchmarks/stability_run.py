@@ -8,30 +8,25 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from examples.information_gain import InformationGain
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from benchmarks.common import QUIET
-from benchmarks.stability_plan import GROUP, PPO_SETTINGS, BenchmarkMethod, Regime
+from benchmarks.stability_plan import ARMS, COLUMNS, GROUP, PPO_SETTINGS, BenchmarkMethod, Regime
 from benchmarks.stability_report import LAST
-from benchmarks.trust_plan import EVERY_METHOD, EVERY_REGIME, TrustConfig, TrustTrainer
 from benchmarks.worlds.questions import POLICY, BenchmarkWorld, Score
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer, SeeUPOConfig, SeeUPOTrainer
 from sorl_trl.files import write_whole
-from sorl_trl.ops import importance_ratio, is_outside, kl_to_old, turn_ids_from_mask
-from sorl_trl.qa import REWARDS
+from sorl_trl.ops import kl_controlled_factor, kl_to_old
+from sorl_trl.trainers.optimizer_step import KL_FACTOR, KLControl
 
 Callback = TypeVar("Callback", bound=TrainerCallback)
-HARNESS = 3
-"""Of this code: runs of another one sampled other answers in their evaluations."""
 EVERY = 5
 """Rollouts between two evaluations before the last ones, which are all evaluated."""
 GREEDY = GenerationConfig(do_sample=False)
@@ -44,75 +39,14 @@ EXTREMES = {"grad_norm": ("max",), "kl_to_old": ("max", "median"), "clip_fractio
 class Job:
     """A run: what is trained how, with which seed."""
 
-    regime: str
-    method: str
-    learning_rate: float
+    column: str
+    arm: str
+    rate: float
     seed: int
 
     @property
     def name(self) -> str:
-        return f"{self.regime}-{self.method}-{self.learning_rate:g}-{self.seed}"
-
-
-def regime_of(job: Job) -> Regime:
-    """Its regime, as its method is trained in it."""
-    regime, passes = EVERY_REGIME[job.regime], EVERY_METHOD[job.method].passes
-    if passes == "one":
-        return replace(regime, minibatch=regime.trajectories, epochs=1)
-    return replace(regime, epochs=regime.world.most_turns) if passes == "turns" else regime
-
-
-def followed_by(job: Job) -> Job:
-    """The run whose learning rates it takes: its own, or that of the method it follows."""
-    return replace(job, method=EVERY_METHOD[job.method].follows or job.method)
-
-
-def settings_of(job: Job) -> str:
-    """All that decides a run besides the code: a record made with other settings is of another run."""
-    regime, method = regime_of(job), EVERY_METHOD[job.method]
-    parts = (regime.updates, regime.trajectories, regime.minibatch, regime.rollouts, regime.staleness)
-    pieces = replace(method.method, source="")  # whose wording decides nothing
-    described = (parts, regime.world.name, regime.world.settings, method.trainer, pieces)
-    more = (method.reward, method.gain, method.follows, regime.against_sampler)
-    return repr((*described, sorted(own_settings(method).items()), *more))
-
-
-def own_settings(method: BenchmarkMethod) -> dict[str, Any]:
-    """The fields of its trainer's config that are not the regime's."""
-    return (PPO_SETTINGS if method.family == "ppo" else {"num_generations": GROUP}) | method.settings
-
-
-class MeasuredGRPOTrainer(GRPOTrainer):
-    """`trl.GRPOTrainer` as it is, which also logs our metrics."""
-
-    _logps: Tensor
-
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self._logps = result[0].detach()
-        return result
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        loss = super()._compute_loss(model, inputs)
-        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        for name, value in self._measure(self._logps - inputs["old_per_token_logps"], mask.bool()).items():
-            self._metrics["train"][name].append(value)
-        return loss
-
-    @torch.no_grad()
-    def _measure(self, log_ratio: Tensor, mask: Tensor) -> dict[str, float]:
-        """What our trainers log of a micro-batch: (B, T) log-ratios, and where tokens are the policy's."""
-        of_turns = importance_ratio(log_ratio, turn_ids_from_mask(mask), "turn", "geometric")[mask]
-        outside = is_outside(log_ratio.float().exp(), self.epsilon_low, self.epsilon_high)[mask]
-        kl = kl_to_old(log_ratio, mask, "unbiased")[mask.any(1)]
-        if not len(of_turns):
-            return {}
-        return {
-            "kl_to_old": float(kl.mean()),
-            "clip_fraction/token": float(outside.float().mean()),
-            "turns/ratio_min": float(of_turns.min()),
-            "turns/ratio_max": float(of_turns.max()),
-        }
+        return f"{self.column}-{self.arm}-{self.rate:g}-{self.seed}"
 
 
 def prepare(world: BenchmarkWorld, seed: int, folder: Path) -> Path:
@@ -163,14 +97,42 @@ class Rates(TrainerCallback):
         self.taken.append(optimizer.param_groups[0]["lr"])
 
 
-class AgainstSampler(SOGRPOTrainer):
-    """Compares the policy with the engine's log-probabilities, as asynchronous trainers do."""
+class AgainstSampler:
+    """Has a trainer compare the policy with the engine's log-probabilities, as asynchronous trainers do."""
 
     def _apply_method(self, rollout: Any) -> Any:
         batch = rollout.batch
         sampled, own = batch["sampling_per_token_logps"], batch["old_per_token_logps"]
         batch["old_per_token_logps"] = torch.where(sampled.isnan(), own, sampled)
-        return super()._apply_method(rollout)
+        return super()._apply_method(rollout)  # type: ignore[misc]
+
+
+class EarlierControl(KLControl):
+    """That of version 0.3: the KL counts per token, a run begins at the full rate, and noise counts as movement.
+
+    For processes of one micro-batch per update.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        self._scale(getattr(self._scheduler, KL_FACTOR), 1.0)
+
+    def observe(self, batch: Any, kl: Any) -> None:
+        if batch.is_training and batch.has_moved:
+            kls = kl_to_old(batch.log_ratio.detach(), batch.loss_mask, "unbiased")[batch.turns.counts > 0]
+            before: float = getattr(self._scheduler, KL_FACTOR)
+            self._scale(before, kl_controlled_factor(before, float(kls.mean()), self.target_kl))
+
+
+class ControlledAsBefore:
+    """Gives a trainer the control of version 0.3."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        ours: Any = self
+        ours.remove_callback(ours._kl_control)
+        ours._kl_control = EarlierControl(ours.args.target_kl, lambda factor: None)
+        ours.add_callback(ours._kl_control)
 
 
 class LateRollouts:
@@ -208,26 +170,20 @@ class LateRollouts:
 
 
 TRAINERS: dict[str, tuple[Any, Any]] = {
-    "trl": (MeasuredGRPOTrainer, GRPOConfig),
     "so_grpo": (SOGRPOTrainer, SOGRPOConfig),
     "so_ppo": (SOPPOTrainer, SOPPOConfig),
-    "seeupo": (SeeUPOTrainer, SeeUPOConfig),
-    "group_refill": (GroupRefillTrainer, GroupRefillConfig),
-    "against_sampler": (AgainstSampler, SOGRPOConfig),
-    "trust": (TrustTrainer, TrustConfig),
 }
 
 
 def build_trainer(job: Job, folder: Path, output: Path) -> Any:
     """The trainer of a job, ready to train in the world that `prepare` made in `folder`."""
-    regime, method = regime_of(job), EVERY_METHOD[job.method]
-    details = {} if method.trainer == "trl" else {"log_turn_details": True}
-    own = {"output_dir": str(output), "seed": job.seed, "learning_rate": job.learning_rate, **details}
+    regime, method = COLUMNS[job.column], ARMS[job.arm]
+    own = {"output_dir": str(output), "seed": job.seed, "learning_rate": job.rate, "log_turn_details": True}
     if regime.against_sampler:
-        method, own = replace(method, trainer="against_sampler"), own | {"router_aux_loss_coef": 0.0}
+        own["router_aux_loss_coef"] = 0.0
     trainer = trainer_of(regime, method, folder, own)
-    record = json.loads((output.parent / followed_by(job).name / "record.json").read_text()) if method.follows else {}
-    trainer.add_callback(Rates(record.get("rates", ())))
+    followed = output.parent / Job(job.column, method.follows, job.rate, job.seed).name / "record.json"
+    trainer.add_callback(Rates(json.loads(followed.read_text())["rates"] if method.follows else ()))
     if regime.staleness:
         LateRollouts(trainer, regime.staleness)
     return trainer
@@ -236,6 +192,10 @@ def build_trainer(job: Job, folder: Path, output: Path) -> Any:
 def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mapping[str, Any]) -> Any:
     """A method's trainer in a regime; `own` are the fields of its config that neither of them sets."""
     trainer_class, config_class = TRAINERS[method.trainer]
+    changes = [AgainstSampler] * regime.against_sampler + [ControlledAsBefore] * method.has_earlier_control
+    if changes:
+        trainer_class = type(trainer_class.__name__, (*changes, trainer_class), {})
+    settings = (PPO_SETTINGS if method.trainer == "so_ppo" else {"num_generations": GROUP}) | method.settings
     config = config_class(
         lr_scheduler_type="constant",
         per_device_train_batch_size=regime.minibatch,
@@ -245,18 +205,18 @@ def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mappi
         max_completion_length=regime.world.max_completion_length,
         gradient_checkpointing=False,
         logging_steps=1,
-        **QUIET,
+        **QUIET | {"bf16": regime.bf16},
         **own,
-        **own_settings(method),
+        **settings,
     )
     tokenizer = AutoTokenizer.from_pretrained(folder / POLICY)
     return trainer_class(
         model=str(folder / POLICY),
         args=config,
         processing_class=tokenizer,
+        method=method.method,
         callbacks=[Examiner(regime, regime.world.examination(folder, tokenizer))],
-        **({} if method.trainer in ("trl", "seeupo") else {"method": method.method}),
-        **regime.world.trainer_arguments(folder) | rewards_of(method),
+        **regime.world.trainer_arguments(folder),
     )
 
 
@@ -267,14 +227,6 @@ def callback_of(trainer: Any, kind: type[Callback]) -> Callback:
 def evaluations_of(trainer: Any) -> list[dict[str, float]]:
     """What its examiner has found."""
     return callback_of(trainer, Examiner).evaluations
-
-
-def rewards_of(method: BenchmarkMethod) -> dict[str, Any]:
-    """The reward functions of a method that does not take the world's."""
-    if not method.reward:
-        return {}
-    outcome = REWARDS[method.reward]
-    return {"reward_funcs": [outcome, InformationGain(column="golden_answers")] if method.gain else outcome}
 
 
 def summarize_rollouts(log: Sequence[Mapping[str, Any]], updates: int) -> list[dict[str, float | None]]:
@@ -319,7 +271,7 @@ def train(trainer: Any) -> str | None:
 def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train and evaluate. A run whose weights become NaN has an `error` and counts as collapsed."""
     torch.set_num_threads(1)
-    regime = regime_of(job)
+    regime = COLUMNS[job.column]
     world = prepare(regime.world, job.seed, folder)
     target = folder / job.name
     started = time.process_time()
@@ -330,10 +282,6 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     (target / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     record = {
         **asdict(job),
-        "world": regime.world.name,
-        "policy_parameters": trainer.model.num_parameters(),
-        "settings": settings_of(job),
-        "harness": HARNESS,
         "seconds": round(time.process_time() - started, 1),
         "evaluations": evaluations_of(trainer),
         "rollouts": summarize_rollouts(log, regime.updates),

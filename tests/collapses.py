@@ -40,7 +40,7 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
         "num_iterations": UPDATES,
         "max_steps": STEPS,
         "learning_rate": 0.02,
-        "epsilon": 0.2,  # with the range of turns the policy survives the jump
+        **{"epsilon": 0.2, "scale_clip_range": False},  # with the range of turns the policy survives the jump
         "lr_scheduler_type": "constant",
         "save_strategy": "no",
         "seed": 7,

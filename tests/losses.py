@@ -22,7 +22,6 @@ from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 EPSILON = 0.2
-POWER = {"none": 0.0, "sqrt_length": 0.5, "length": 1.0}
 OVER_TOKENS = ("dapo", "bnpo", "cispo", "vespo")
 """Loss types that average over the tokens of all trajectories."""
 
@@ -139,13 +138,15 @@ def token_objective(
         power, decay = (args.vespo_k_pos, args.vespo_lambda_pos) if good else (args.vespo_k_neg, args.vespo_lambda_neg)
         of_sequence = log_ratio[turn_ids >= 0].detach().sum().exp()
         return math.exp(decay) * of_sequence**power * (-decay * of_sequence).exp() * advantage * logps[t]
-    shrink = len(unit) ** POWER[args.clip_range_scaling]
+    is_scaled = args.scale_clip_range and args.importance_sampling_level == "turn"
+    shrink = len(unit) ** 0.75 if is_scaled else 1.0
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     clipped = ratio.clamp(1 - args.epsilon / shrink, 1 + high / shrink)
     if isinstance(kind, DoubleSided):
         return clipped * advantage
     if isinstance(kind, MiniRL):
-        stopped = (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - args.epsilon)
+        low, high = args.epsilon / shrink, high / shrink
+        stopped = (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - low)
         own = (log_ratio[t] - log_ratio[t].detach()).exp()
         return own * advantage * min(ratio.item(), kind.cap) * (0.0 if stopped else 1.0)
     bounded = ratio if args.delta is None else ratio.clamp(max=1 + (args.delta - 1) / shrink)

@@ -222,8 +222,11 @@ def _step(noun: str) -> str:
     return f"'s {noun}"
 
 
-VERBOSITIES = (4, 10, 40, 80)
-"""About how many tokens a turn has. 200 is also possible: the same working, written down three times."""
+VERBOSITIES = (4, 10, 40, 80, 200)
+"""About how many tokens a turn has."""
+RECITAL = " ".join(invented_words()[1000:1120])
+"""What the wordiest clerk recites first, always alike: no word of it is a name. Had it written its working three times
+instead, a policy of two layers would have mixed them up."""
 
 
 def working(notes: Notes, verbosity: int) -> list[str]:
@@ -240,8 +243,8 @@ def working(notes: Notes, verbosity: int) -> list[str]:
         compared = [last.comparison] if last else []
         return [notes.asked, *compared, notes.left, notes.conclusion]
     recorded = [last.record] if last else []
-    once = [notes.asked, notes.plan, *recorded, notes.left]
-    return [*once * (3 if verbosity == 200 else 1), notes.conclusion]
+    recited = [RECITAL] if verbosity == 200 else []
+    return [*recited, notes.asked, notes.plan, *recorded, notes.left, notes.conclusion]
 
 
 def words() -> Iterable[str]:
@@ -259,7 +262,7 @@ class Clerk(ScriptedExpert):
     relation of its name. With the same seed it makes the same mistakes in the same turns, whatever the verbosity.
 
     Args:
-        verbosity: one of `VERBOSITIES`, or 200.
+        verbosity: one of `VERBOSITIES`.
         *args: as `ScriptedExpert`, with the prompts and relations of a dated world.
     """
 
@@ -320,7 +323,7 @@ class WorkingWorld(SearchWorld):
     """A dated world to train in, another to be judged in, and a policy that practised in eight more."""
 
     verbosity: int
-    """About how many tokens a turn has, one of `VERBOSITIES`, or 200."""
+    """About how many tokens a turn has, one of `VERBOSITIES`."""
 
     title = "Working"
     description = f"{HOPS} hops"
@@ -343,7 +346,7 @@ class WorkingWorld(SearchWorld):
             policy=POLICY,
             expert=partial(Clerk, self.verbosity),
             noise=WorkingNoise(),
-            words=" ".join(words()),
+            words=" ".join((*words(), *[RECITAL] * (self.verbosity == 200))),
             limits=self.limits,
             trajectories=TRAJECTORIES,
             steps=STEPS,

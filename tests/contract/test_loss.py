@@ -56,9 +56,8 @@ def test_each_context_is_read_alone(tmp_path: Path, tokenizer: Any, loss_type: s
     "fields",
     [
         {"turn_ratio": "arithmetic"},
-        {"clip_range_scaling": "sqrt_length"},
-        {"clip_range_scaling": "length", "delta": 1.3},
-        {"clip_range_scaling": "length", "importance_sampling_level": "sequence", "loss_type": "grpo"},
+        {"scale_clip_range": False},
+        {"delta": 1.3},
         {"epsilon_high": 0.5, "delta": 1.2},
         {"beta": 0.1},
         {"beta": 0.1, "use_bias_correction_kl": False, "loss_type": "dapo"},
@@ -224,8 +223,9 @@ def test_bias_norm_divides_the_gradient(tmp_path: Path, tokenizer: Any, delta: f
         advantage = batch["advantages"][i].item()
         for turn in positions(turn_ids):
             ratio = (logps[i] - batch["old_per_token_logps"][i])[turn].mean().exp()
-            above = ratio > (1 + trainer.args.epsilon if advantage > 0 else delta or math.inf)
-            if above or (advantage < 0 and ratio < 1 - trainer.args.epsilon):
+            scale = len(turn) ** -0.75
+            above = ratio > 1 + scale * (trainer.args.epsilon if advantage > 0 else (delta or math.inf) - 1)
+            if above or (advantage < 0 and ratio < 1 - scale * trainer.args.epsilon):
                 bias = bias + ratio * advantage * len(turn) / (turn_ids >= 0).sum() / 8
     norm = gradient(bias, trainer).norm().item()
     assert norm > 1

@@ -9,7 +9,6 @@ import pytest
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.cli.arguments import Arguments, parse_arguments
 from sorl_trl.command_line import UserMistake
-from sorl_trl.methods import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted([*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "examples").glob("*/*.yaml")])
@@ -38,10 +37,9 @@ def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
     assert arguments.rollout.max_turn_tokens <= config.max_completion_length
     assert config.generation_batch_size % config.num_generations == 0
     assert not arguments.model.use_peft or arguments.model.lora_dropout == 0.0
-    of_the_name = SETTINGS["sequence"] if recipe.stem == "sequence" else {}
-    assert arguments.trainer.settings == of_the_name
-    plain = type(config)(output_dir=str(tmp_path), use_cpu=True, bf16=False, **of_the_name)
-    for name in ("importance_sampling_level", "loss_type", "epsilon", "clip_range_scaling", "target_kl", "bias_norm"):
+    assert arguments.trainer.settings == {}
+    plain = type(config)(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+    for name in ("importance_sampling_level", "loss_type", "epsilon", "scale_clip_range", "target_kl", "bias_norm"):
         assert getattr(config, name) == getattr(plain, name), "a recipe leaves the method to its name or the defaults"
 
 

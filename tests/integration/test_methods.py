@@ -25,7 +25,7 @@ from tests.training import settings, train
 from tests.trajectories import Team, parity_reward, prompts
 
 pytestmark = pytest.mark.trains
-OF_PPO = ("so_ppo", "so_ppo_note", "sequence_ppo", *(name for name in SETTINGS if "advantage_level" in SETTINGS[name]))
+OF_PPO = ("so_ppo", "so_ppo_note", *(name for name in SETTINGS if "advantage_level" in SETTINGS[name]))
 
 
 def first_groups_agree(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -59,7 +59,7 @@ COMPOSED: dict[str, tuple[Method, dict[str, Any]]] = {
     "so_grpo": (METHODS["so_grpo"], {}),
     "note": (METHODS["so_grpo_note"], SETTINGS["so_grpo_note"]),
     "st_grpo": (METHODS["st_grpo"], SETTINGS["st_grpo"]),
-    "sequence": (METHODS["sequence"], SETTINGS["sequence"]),
+    "gspo": (METHODS["gspo"], SETTINGS["gspo"]),
     "penalized_sequence": (METHODS["so_grpo"], {"importance_sampling_level": "sequence", "loss_type": "dapo"}),
     "gigpo_llds": (Method(GiGPO(), terms=(LLDS(), ClipPenalty(gate="turn"))), {"gamma": 0.9}),
     "filtered": (Method(keep=(ZeroVariance(),), terms=(ClipPenalty(),)), {"reward_funcs": first_groups_agree}),

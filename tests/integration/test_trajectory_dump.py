@@ -40,7 +40,7 @@ def turns_of(trained: TrainedTrajectory, values: tuple[Any, ...]) -> dict[int, l
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[TrainedTrajectory]:
     """Of the second and fourth step: second updates on their batches, so that ratios have moved."""
-    fields = {"epsilon": 0.02, "epsilon_high": 0.04}
+    fields = {"epsilon": 0.02, "epsilon_high": 0.04, "scale_clip_range": False, "target_kl": 0.0}
     return dumped(build(tmp_path_factory.mktemp("run"), **fields, seed=3))
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from sorl_trl.agents.agent_rollout import AgentRollout
+from sorl_trl.checks import SWITCH
 from sorl_trl.methods import LLDS, EngineTurnMask, Method, MicroBatch
 from sorl_trl.ops import backward_turn_advantages, bounded_log_ratio, masked_mean, next_multiplier, turn_broadcast
 from sorl_trl.trainers.base import TurnLevelTrainer
@@ -50,7 +51,7 @@ class SeeUPOConfig(TurnLevelConfig):
     ratio is 1, and nothing is clipped.
 
     Parameters:
-        epsilon: As in TRL.
+        epsilon, scale_clip_range: As in TRL: 0.2, of turns of any length.
         target_kl: Off by default. The KL compares with the policy from before the trained turn's updates.
         scale_rewards: Must be "batch", the spread over all trajectories that have the turn.
     """
@@ -60,6 +61,9 @@ class SeeUPOConfig(TurnLevelConfig):
         metadata={
             "help": "How far a ratio may fall below 1, and rise above it, before it is clipped (TRL's default)."
         },
+    )
+    scale_clip_range: Annotated[bool, SWITCH] = field(
+        default=False, metadata={"help": "As in `TurnLevelConfig`; off by default, as in SeeUPO."}
     )
     target_kl: float = field(
         default=0.0,

@@ -129,11 +129,9 @@ class MicroBatch:
     turn_ratio: str
     """How the token ratios of a turn are averaged."""
     token_range: ClipRange
-    """The clip range of token ratios, in floats."""
+    """The clip range of token ratios, and of a sequence's, in floats."""
     turn_range: ClipRange
     """The clip range of turn ratios."""
-    clip_range: ClipRange
-    """The clip range of the ratios of `level`, which the surrogate clips."""
     row_scale: float = 1.0
     """The factor that removes dropped trajectories from a mean over trajectories."""
     share: float = 1.0
@@ -157,6 +155,11 @@ class MicroBatch:
     def loss_mask(self) -> Tensor:
         """(B, T) bool, the tokens that are trained on."""
         return self.turns.loss_mask
+
+    @property
+    def clip_range(self) -> ClipRange:
+        """The clip range of the ratios of `level`, which the surrogate clips."""
+        return self.turn_range if self.level == "turn" else self.token_range
 
     @property
     def ratio(self) -> Tensor:

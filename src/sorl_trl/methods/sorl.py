@@ -71,14 +71,14 @@ SO_PPO = replace(SO_GRPO, name="so_ppo")
 SO_GRPO_NOTE = Method(
     terms=(ClipPenalty(coef=3.0, epsilon=None),),
     name="so_grpo_note",
-    settings={"turn_ratio": "arithmetic", "epsilon": 0.2, "target_kl": 0.0},
+    settings={"turn_ratio": "arithmetic", "epsilon": 0.2, "scale_clip_range": False, "target_kl": 0.0},
     source="SORL, arXiv 2511.20718 v2, as specified in a summary; we chose λ and the KL's estimator",
 )
 SO_PPO_NOTE = replace(SO_GRPO_NOTE, name="so_ppo_note")
 
 ST_GRPO = Method(
     name="st_grpo",
-    settings={"loss_type": "grpo", "epsilon": 0.2, "bias_norm": True, "target_kl": 0.0},
+    settings={"loss_type": "grpo", "epsilon": 0.2, "scale_clip_range": False, "bias_norm": True, "target_kl": 0.0},
     source="our variant of ST-PPO, arXiv 2511.20718 v1",
 )
 ST_PPO = Method(

@@ -9,7 +9,7 @@ from torch import Tensor
 from sorl_trl.checks import check_choice
 
 from .importance import bounded_log_ratio, importance_ratio, is_outside
-from .masking import TurnLayout, keep, masked_mean, turn_layout, turn_reduce
+from .masking import TurnLayout, at_least_float32, keep, masked_mean, turn_layout, turn_reduce
 
 __all__ = [
     "KL_ESTIMATORS",
@@ -21,6 +21,7 @@ __all__ = [
     "gated_kl",
     "kl_controlled_factor",
     "kl_to_old",
+    "length_adjusted_kl",
     "turn_clip_fraction",
 ]
 
@@ -136,21 +137,37 @@ def clipping_bias(ratio: Tensor, advantages: Tensor, stopped: Tensor, loss_mask:
     return per_trajectory.sum() / max(len(per_trajectory), 1)
 
 
+def length_adjusted_kl(kl: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
+    """Multiply each trajectory's KL per token by the root of its turns' mean length: √(|y_i| / n_i) KL_i, (B,).
+
+    Our addition: the geometric mean of a KL per token and a KL per turn. A bound on the KL per token allows turns of
+    hundreds of tokens too much, because the KL of the whole turn grows with its length; a bound on that allows them
+    too little (docs/evidence/results.md).
+
+    Args:
+        kl: (B,), `kl_to_old`, in nats per token.
+        turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere. Without a turn, the result is 0.
+    """
+    turns = turn_layout(turn_ids)
+    kl = at_least_float32(kl)
+    return (turns.loss_mask.sum(1).to(kl.dtype) / turns.counts.clamp(min=1)).sqrt() * kl
+
+
 def kl_controlled_factor(factor: float, kl: float, target_kl: float) -> float:
     """The next factor of the scheduled learning rate, after an update that measured `kl` with `factor`.
 
-    It is `factor` / 1.5 if `kl` > 2 `target_kl`, `factor` · 1.5 if 0 < `kl` < `target_kl` / 2, and otherwise `factor`
+    It is `factor` / 1.5 if `kl` > 2 `target_kl`, `factor` · 1.5 if `kl` < `target_kl` / 2, and otherwise `factor`
     (Rudin et al., arXiv 2109.11978, as in rsl_rl). Unlike rsl_rl, which keeps the learning rate itself in
     [1e-5, 1e-2], it keeps the factor in [0.01, 1].
 
     Args:
         factor: In [0.01, 1].
-        kl: KL(policy || old policy), nats per token. 0 and NaN change nothing, because the policy has not moved or no
-            token is trained on.
-        target_kl: Above 0, nats per token.
+        kl: The mean `length_adjusted_kl` of the update's trajectories, less the engine's noise. NaN changes nothing:
+            no token is trained on.
+        target_kl: Above 0, in the same unit.
     """
     if kl > 2 * target_kl:
         return max(factor / _LR_STEP, _LR_LEAST)
-    if 0 < kl < target_kl / 2:
+    if kl < target_kl / 2:
         return min(factor * _LR_STEP, 1.0)
     return factor

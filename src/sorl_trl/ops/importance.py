@@ -1,6 +1,6 @@
 """Ratios between policies: the importance ratio of a token, a turn or a sequence, its clip range, and the engine's.
 
-We added the option to narrow a ratio's range with the number of tokens that it averages over; SORL has none.
+We narrow a ratio's range with the number of tokens that it averages over; SORL does not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from .masking import (
 )
 
 __all__ = [
-    "CLIP_RANGE_SCALINGS",
     "IMPORTANCE_SAMPLING_LEVELS",
     "TURN_RATIOS",
     "bounded_log_ratio",
@@ -47,17 +46,10 @@ IMPORTANCE_SAMPLING_LEVELS = ("token", "turn", "sequence")
 TURN_RATIOS = ("geometric", "arithmetic")
 LOG_RATIO_BOUND = 20.0
 """The largest absolute log-ratio of a token; training clamps larger ones to it. e²⁰ is 4.9e8."""
-_EXPONENTS = {"none": 0.0, "sqrt_length": 0.5, "length": 1.0}
-CLIP_RANGE_SCALINGS = tuple(_EXPONENTS)
-"""Names of the power, 0, 1/2 or 1, of a unit's number of tokens by which its range is divided."""
 ENGINE_RATIOS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 """TRL's ways to bound the ratio of old policy to engine."""
 MULTIPLIER_RANGE = (0.8, 1.2)
 """The bounds to which SeeUPO clamps both a turn's ratio and the product of ratios."""
-LONGEST = 500
-"""The number of tokens beyond which "length" does not narrow a unit's range further: 0.2/500 is 4e-4, the range that
-GSPO's authors use for responses of thousands of tokens. The effect of 0.2/n beyond 350 tokens has not been
-measured."""
 
 
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
@@ -139,44 +131,32 @@ def with_own_gradients(
     return unit + (own if turn_ratio == "geometric" else own * (log_ratio.detach() - unit).exp())
 
 
-def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, level: str, scaling: str) -> Tensor:
-    """Divide ε by a power of the unit's tokens, ε_k = ε / |y^k|^p: (B, T), with ε itself where `turn_ids` is −1.
+def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
+    """Divide ε by the turn's tokens to the power 3/4, ε_k = ε |y^k|^(−3/4): (B, T), with ε where `turn_ids` is −1.
 
-    With p = 1, units of more than `LONGEST` tokens have the range of a unit of `LONGEST`.
-
-    Our addition. A mean over n tokens moves 1/n as far as its tokens if one token moves alone, and 1/√n as far if all
-    move at random. ε thus keeps the same meaning, that of a token's ratio, at every n.
+    Our addition. If log-ratios of tokens have a variance of 2 KL, their mean over n tokens has a standard deviation of
+    √(2 KL / n). A target κ allows a KL of κ/√n per token (`length_adjusted_kl`), hence a standard deviation of
+    √(2κ) n^(−3/4): ε is the same number of them at every n. With κ = .01, .28 is two.
 
     Args:
-        epsilon: ε, how far the ratio of a unit of one token may move. A float, or a tensor that broadcasts to (B, T).
+        epsilon: ε, how far the ratio of a turn of one token may move. A float, or a tensor that broadcasts to (B, T).
         turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
-        level: The unit: "token", "turn" or "sequence".
-        scaling: p. "none": 0; "sqrt_length": 1/2; "length": 1.
 
     The result is float64, so that 1 ± ε_k is rounded only once, in the comparison with a ratio (float32 on MPS, which
     has no float64).
-
-    Raises:
-        ValueError: `level` or `scaling` is not one of the above.
     """
-    check_choice("level", level, IMPORTANCE_SAMPLING_LEVELS)
-    check_choice("scaling", scaling, CLIP_RANGE_SCALINGS)
     turns = turn_layout(turn_ids)
-    of_sequence, of_turn = turns.loss_mask.sum(dim=1, keepdim=True), turn_broadcast(turns.lengths, turns)
-    lengths = {"token": torch.ones_like(of_turn), "turn": of_turn, "sequence": of_sequence}[level]
-    lengths = torch.where(turns.loss_mask, lengths, 1)
-    if scaling == "length":
-        lengths = lengths.clamp(max=LONGEST)
-    return epsilon / lengths.to(widest(lengths.device)) ** _EXPONENTS[scaling]
+    lengths = torch.where(turns.loss_mask, turn_broadcast(turns.lengths, turns), 1)
+    return epsilon * lengths.to(widest(lengths.device)) ** -0.75
 
 
-def scaled_bound(delta: float | Tensor, turn_ids: Tensor | TurnLayout, level: str, scaling: str) -> Tensor:
-    """Scale the distance of δ from 1 like the range, 1 + (δ − 1) / |y^k|^p: (B, T), with δ where `turn_ids` is −1.
+def scaled_bound(delta: float | Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
+    """Scale the distance of δ from 1 like the range, 1 + (δ − 1) |y^k|^(−3/4): (B, T), with δ where `turn_ids` is −1.
 
-    Our addition. A bound of 4 on the mean of a hundred token ratios would never act. Arguments and errors are those of
+    Our addition. A bound of 4 on the mean of a hundred token ratios would never act. Arguments are those of
     `scaled_clip_range`.
     """
-    return 1 + scaled_clip_range(delta - 1, turn_ids, level, scaling)
+    return 1 + scaled_clip_range(delta - 1, turn_ids)
 
 
 def is_outside(ratio: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor) -> Tensor:

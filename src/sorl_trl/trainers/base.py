@@ -126,7 +126,8 @@ class TurnLevelTrainer(GRPOTrainer):
         self._reward_watch = RewardWatch(warn=partial(warn_on_main_process, args), by_group=not self._has_critic)
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
-        self._kl_control = KLControl(args.target_kl, lambda factor: self._metrics["train"]["lr_factor"].append(factor))
+        target = 0.0 if args.is_on_policy else args.target_kl  # without a KL, it would keep the first factor
+        self._kl_control = KLControl(target, lambda factor: self._metrics["train"]["lr_factor"].append(factor))
         self.add_callback(self._kl_control)
 
     def _set_up_rewards(self) -> None:

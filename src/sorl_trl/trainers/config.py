@@ -22,7 +22,7 @@ from sorl_trl.checks import (
     check_fields,
     check_names,
 )
-from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS, VALUE_POOLS
+from sorl_trl.ops import IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS, VALUE_POOLS
 
 SOFT_LOSS_TYPES = ("cispo", "sapo", "vespo")
 """The loss types with a surrogate that never zeroes a gradient."""
@@ -69,11 +69,11 @@ class TurnLevelConfig(GRPOConfig):
         },
     )
     epsilon: float = field(
-        default=0.1,
+        default=0.28,
         metadata={
-            "help": "How far a ratio may fall below 1 before it is clipped, and rise above 1, unless "
-            "`epsilon_high` is set. We chose 0.1 for turn-level ratios (docs/evidence/results.md); TRL's default is "
-            "0.2."
+            "help": "How far the ratio of one token may fall below 1 before it is clipped, and rise above 1, unless "
+            "`epsilon_high` is set; that of a turn of n tokens, with `scale_clip_range`, epsilon / n^(3/4). We chose "
+            "0.28 (docs/evidence/results.md); TRL's default is 0.2."
         },
     )
     turn_ratio: Annotated[str, OneOf(TURN_RATIOS)] = field(
@@ -84,12 +84,12 @@ class TurnLevelConfig(GRPOConfig):
             "(docs/internals/equations.md)."
         },
     )
-    clip_range_scaling: Annotated[str, OneOf(CLIP_RANGE_SCALINGS)] = field(
-        default="none",
+    scale_clip_range: Annotated[bool, SWITCH] = field(
+        default=True,
         metadata={
-            "help": "Our addition, not part of SORL: divide the clip range (`epsilon`, `epsilon_high` and the "
-            "distance of `delta` from 1) by the square root of the number of tokens in the turn or sequence "
-            "('sqrt_length'), or by that number, up to 500 ('length'). 'none' (default) leaves the range unchanged."
+            "help": "Our addition, not part of SORL: divide the clip range of a turn of n tokens (`epsilon`, "
+            "`epsilon_high` and the distance of `delta` from 1) by n^(3/4), because the ratio of a long turn moves "
+            "less than that of a short one. Ratios of tokens and sequences keep TRL's range."
         },
     )
     bias_norm: Annotated[bool, SWITCH] = field(
@@ -100,12 +100,12 @@ class TurnLevelConfig(GRPOConfig):
         },
     )
     target_kl: Annotated[float, NOT_NEGATIVE] = field(
-        default=0.005,
+        default=0.01,
         metadata={
-            "help": "Our addition, not part of SORL: the KL to the old policy, in nats per token, that the policy's "
-            "learning rate aims for. An update with more than twice that KL divides the rate by 1.5; one with less "
-            "than half multiplies it by 1.5. It stays between 1/100 of the scheduled rate and that rate. 0 leaves the "
-            "schedule unchanged."
+            "help": "Our addition, not part of SORL: the KL to the old policy that the policy's learning rate aims "
+            "for, in nats per token, times the root of a turn's length. An update with more than twice that KL "
+            "divides the rate by 1.5; one with less than half multiplies it by 1.5. It stays between 1/100 of the "
+            "scheduled rate and that rate, and starts at 1/10. 0 leaves the schedule unchanged."
         },
     )
     gamma: Annotated[float, SHARE] = field(
@@ -184,14 +184,8 @@ class TurnLevelConfig(GRPOConfig):
         check_fields(self, inherited=OF_TRL)
         if self.loss_type in SOFT_LOSS_TYPES:
             problem = f"`loss_type` is {self.loss_type!r}, which never zeroes a gradient"
-            if self.clip_range_scaling != "none":
-                raise ValueError(f"{problem}, but `clip_range_scaling` scales a clip range: set it to 'none'.")
             if self.bias_norm:
                 raise ValueError(f"{problem}, but `bias_norm` divides by what clipping removes: set it to False.")
-        if self.clip_range_scaling == "length" and self.turn_ratio == "arithmetic":
-            raise ValueError(
-                "`clip_range_scaling` is 'length', but with `turn_ratio='arithmetic'` it must be 'sqrt_length'."
-            )
         super().__post_init__()
         if self.use_vllm and self.compares_with_sampler:
             self._check_sampling()

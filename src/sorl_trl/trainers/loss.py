@@ -249,8 +249,7 @@ def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> Micro
         level=args.importance_sampling_level,
         turn_ratio=args.turn_ratio,
         token_range=token_range,
-        turn_range=scaled(token_range, turns, "turn", args.clip_range_scaling),
-        clip_range=scaled(token_range, turns, args.importance_sampling_level, args.clip_range_scaling),
+        turn_range=range_by_length(token_range, turns) if args.scale_clip_range else token_range,
         row_scale=row_scale(inputs),
         share=trainer._share_of_rollout(),
         good_tokens=inputs.get(GOOD_TOKENS),
@@ -263,10 +262,7 @@ def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> Micro
     )
 
 
-def scaled(token_range: ClipRange, turns: TurnLayout, level: str, scaling: str) -> ClipRange:
-    """Scale the clip range of a single token to the units of `level`, by `clip_range_scaling`."""
-    if scaling == "none":
-        return token_range
-    low, high = (scaled_clip_range(epsilon, turns, level, scaling) for epsilon in token_range[:2])
-    delta = token_range.delta
-    return ClipRange(low, high, None if delta is None else scaled_bound(delta, turns, level, scaling))
+def range_by_length(token_range: ClipRange, turns: TurnLayout) -> ClipRange:
+    """The clip range of each turn, from that of a turn of one token."""
+    low, high = (scaled_clip_range(epsilon, turns) for epsilon in token_range[:2])
+    return ClipRange(low, high, None if token_range.delta is None else scaled_bound(token_range.delta, turns))

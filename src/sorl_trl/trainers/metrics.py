@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -18,6 +18,7 @@ from sorl_trl.ops import (
     importance_ratio,
     is_outside,
     kl_to_old,
+    length_adjusted_kl,
     masked_mean,
     range_of_turns,
     turn_reduce,
@@ -43,8 +44,17 @@ DETAILS = (
 """Metrics logged only with `log_turn_details`: a name, or a prefix of names that ends in "/" or "_"."""
 ON_POLICY_CONSTANTS = ("off_policy_age", "clip_penalty", "lr_factor")
 """Metrics that are constant if each rollout is used for one update."""
-_KL_OF_UPDATE = "kl_of_update"
-"""The mean KL over the trajectories of an update after which the policy had moved, which is not logged."""
+_KLS = ("kl_moved", "kl_at_rest")
+"""The fields of `UpdateKL`, which are not logged."""
+
+
+class UpdateKL(NamedTuple):
+    """Means of `length_adjusted_kl` over an update's trajectories; NaN where there are none."""
+
+    moved: float = math.nan
+    """Over those that the policy has been updated since."""
+    at_rest: float = math.nan
+    """Over the others: rounding, and the noise of the engine if ratios compare with it."""
 
 
 class MetricSums:
@@ -150,12 +160,11 @@ class MetricLog:
             metrics.clear()
             metrics.update(renamed)
 
-    def observe(self, batch: MicroBatch, objective: Objective, others: Mapping[str, Any]) -> float:
+    def observe(self, batch: MicroBatch, objective: Objective, others: Mapping[str, Any]) -> UpdateKL:
         """Observe a micro-batch. If the optimizer steps after it, log all metrics since the last step.
 
         `others` are metrics of the loss and its terms: pairs of values and where to keep them, or a scalar. Returns
-        the KL to the old policy of a completed update, in nats per token, else NaN: the mean over the trajectories of
-        all micro-batches after the policy has moved. Before that, the KL is only rounding.
+        the KL to the old policy of a completed update, over all its micro-batches and processes, else NaN.
         """
         sums = batch_metrics(batch)
         if self._trainer.args.loss_type not in SURROGATES:  # which stop no gradient
@@ -167,10 +176,10 @@ class MetricLog:
         if batch.age is not None:
             logged["off_policy_age"].append(batch.age)
         if not batch.ends_step:
-            return math.nan
+            return UpdateKL()
         reduced = reduce_all(self._waiting, self._trainer.accelerator)
         self._waiting.clear()
-        kl = reduced[-1].pop(_KL_OF_UPDATE)
+        kl = UpdateKL(*(reduced[-1].pop(name) for name in _KLS))
         for name, value in (item for metrics in reduced for item in metrics.items()):
             logged[name].append(value)
         return kl
@@ -194,7 +203,8 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
     sums.add("clip_fraction/turn", is_outside(ratio, low, high).float(), present)
     kl, has_turn = kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0
     sums.add("kl_to_old", kl, has_turn)
-    sums.add(_KL_OF_UPDATE, kl, has_turn & batch.has_moved, "overall")
+    for name, counts in zip(_KLS, (batch.has_moved, not batch.has_moved), strict=True):
+        sums.add(name, length_adjusted_kl(kl, turns), has_turn & counts, "overall")
     sums.add("effective_sample_size", batch.ratio, turns.loss_mask, "share")
     sums.add("effective_sample_size/token", log_ratio.exp(), turns.loss_mask, "share")
     if batch.level == "sequence":

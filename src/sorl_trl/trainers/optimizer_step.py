@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,10 +16,13 @@ from transformers import TrainerCallback
 from sorl_trl.methods import MicroBatch, Objective
 from sorl_trl.ops import clipping_bias, kl_controlled_factor
 from sorl_trl.trainers.critic import is_critic_name
+from sorl_trl.trainers.metrics import UpdateKL
 from sorl_trl.trainers.rollout import corrects_sampling
 
-KL_FACTOR = "policy_lr_factor"
-"""The scheduler's attribute that holds the factor of `KLControl`."""
+KL_FACTOR, KL_NOISE = "policy_lr_factor", "policy_kl_at_rest"
+"""The scheduler's attributes that hold the state of `KLControl`, and so are in every checkpoint."""
+FIRST_FACTOR = 0.1
+"""The factor with which a run begins, because its first updates have no KL to follow. Ours."""
 
 
 # -------------------------------------------------------------------------------------------------------------------
@@ -136,11 +140,13 @@ class KLControl(TrainerCallback):
     """Multiplies the policy's learning rate, but not the critic's, by a factor that follows the KL.
 
     It acts before the backward pass of an update's last micro-batch, in which DeepSpeed steps the optimizer. The
-    factor is part of the scheduler's state and base rates, so it survives a resume. If something else lowers the
-    learning rates, the lowered rates are scheduled from then on.
+    factor starts at `FIRST_FACTOR`. It is part of the scheduler's state and base rates, so it survives a resume. If
+    something else lowers the learning rates, the lowered rates are scheduled from then on.
 
-    `target_kl` is in nats per token; 0 leaves the schedule unchanged, even when a run that had lowered the rate is
-    resumed. `record` is called with the factor of each update.
+    What an update measures before the policy has moved is no movement: the last such KL is subtracted from later ones.
+
+    `target_kl` is a `length_adjusted_kl`; 0 leaves the schedule unchanged, even when a run that had lowered the rate
+    is resumed. `record` is called with the factor of each update.
 
     Raises:
         ValueError: When training begins, if the learning rates of the schedule cannot be lowered.
@@ -153,24 +159,29 @@ class KLControl(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._optimizer, self._scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
-        factor = getattr(self._scheduler, KL_FACTOR, 1.0)  # part of its state, which every checkpoint has
+        factor = getattr(self._scheduler, KL_FACTOR, None)
         if self.target_kl:
             check_scheduler(self._scheduler)
-            setattr(self._scheduler, KL_FACTOR, factor)
-        elif factor != 1:
+            if factor is None:
+                self._scale(1.0, FIRST_FACTOR)
+        elif factor is not None:
             self._scale(factor, 1.0)
 
-    def observe(self, batch: MicroBatch, kl: float) -> None:
+    def observe(self, batch: MicroBatch, kl: UpdateKL) -> None:
         """Set the learning rate if the optimizer steps after a micro-batch. `kl` is what `MetricLog` returns."""
         if batch.is_training and batch.ends_step and self.target_kl:
             self._record(self.adjust(kl))
 
-    def adjust(self, kl: float) -> float:
+    def adjust(self, kl: UpdateKL) -> float:
         """Set the policy's learning rate for an update that measures `kl`, and return the factor."""
         if self._scheduler is None:  # the loss is computed outside of training
             return 1.0
+        if not math.isnan(kl.at_rest):
+            setattr(self._scheduler, KL_NOISE, kl.at_rest)
         before: float = getattr(self._scheduler, KL_FACTOR)
-        factor = kl_controlled_factor(before, kl, self.target_kl)
+        factor = before
+        if kl.moved != 0:  # as it is while the schedule's rate is 0
+            factor = kl_controlled_factor(before, kl.moved - getattr(self._scheduler, KL_NOISE, 0.0), self.target_kl)
         if factor != before:
             self._scale(before, factor)
         return factor

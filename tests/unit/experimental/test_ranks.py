@@ -61,7 +61,8 @@ def train(name: str, folder: Path) -> dict[str, Any]:
     fields: dict[str, Any] = {"per_device_train_batch_size": ROWS // (2 * processes), "num_generations": 8}
     fields |= {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "model_init_kwargs": {"dtype": "auto"}}
     fields |= {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "target_kl": 0.0, "beta": 0.05}
-    fields |= {"shuffle_dataset": False, "gradient_checkpointing": False, "epsilon": 0.02}
+    fields |= {"shuffle_dataset": False, "gradient_checkpointing": False}
+    fields |= {"epsilon": 0.02, "scale_clip_range": False}
     eager = {"dtype": "auto", "experts_implementation": "eager"}  # others have no float64
     replay = {"num_iterations": 2, "max_steps": 4, "model_init_kwargs": eager, "learning_rate": 0.1}
     replay |= {"router_aux_loss_coef": 0.0}  # which depends on how rows are put together

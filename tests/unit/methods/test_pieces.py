@@ -66,7 +66,7 @@ def rollout(turn_ids: Tensor = TURN_IDS, outcomes: Tensor = OUTCOMES, **fields: 
 def micro_batch(logps: Tensor, old_logps: Tensor, advantages: Tensor, **fields: Any) -> MicroBatch:
     """One trajectory of one turn, with token ratios unless `fields` override them."""
     turns, clip = turn_layout(torch.zeros(1, logps.size(1), dtype=torch.long)), ClipRange(0.2, 0.2)
-    ranges = {"token_range": clip, "turn_range": clip, "clip_range": clip}
+    ranges = {"token_range": clip, "turn_range": clip}
     given = {"level": "token", "turn_ratio": "geometric", "sampling_logps": old_logps, **ranges, **fields}
     return MicroBatch(logps, old_logps, log_ratio=logps - old_logps, turns=turns, advantages=advantages, **given)
 

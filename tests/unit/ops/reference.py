@@ -52,13 +52,11 @@ def importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_ratio
     return result
 
 
-def scaled_clip_range(epsilon: float, turn_ids: Tensor, level: str, power: float) -> Tensor:
+def scaled_clip_range(epsilon: float, turn_ids: Tensor) -> Tensor:
     result = torch.full(turn_ids.shape, epsilon, dtype=torch.float64)
     for i, turns in enumerate(positions_of_turns(turn_ids)):
-        tokens = [t for turn in turns for t in turn]
-        for unit in {"turn": turns, "sequence": [tokens], "token": [[t] for t in tokens]}[level]:
-            counted = min(len(unit), 500) if power == 1 else len(unit)
-            result[i, unit] = epsilon / counted**power if unit else epsilon
+        for turn in turns:
+            result[i, turn] = epsilon / math.sqrt(len(turn) * math.sqrt(len(turn)))
     return result
 
 

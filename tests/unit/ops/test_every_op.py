@@ -109,7 +109,8 @@ NONE = {
     "masked_mean": (lambda x, ids: ops.masked_mean(x, ids >= 0), 0.0),
     "turn_mismatch": (ops.turn_mismatch, 0.0),
     "is_vetoed": (lambda x, ids: ops.is_vetoed(x, ids, 1.5), 0.0),
-    "scaled_clip_range": (lambda x, ids: ops.scaled_clip_range(0.2, ids, "turn", "length"), 0.2),
+    "scaled_clip_range": (lambda x, ids: ops.scaled_clip_range(0.2, ids), 0.2),
+    "length_adjusted_kl": (lambda x, ids: ops.length_adjusted_kl(x.sum(1), ids), 0.0),
     **{str(k): (lambda x, ids, k=k: ops.importance_ratio(x, ids, *k), 1.0) for k in BOTH},
 }
 
@@ -154,12 +155,17 @@ def importance_ratio(x: Tensor, ids: Tensor, seed: int) -> Any:
 
 
 def scaled_clip_range(x: Tensor, ids: Tensor, seed: int) -> Any:
-    (scaling, power), level = POWERS[seed % 3], ops.IMPORTANCE_SAMPLING_LEVELS[seed // 3 % 3]
-    epsilon = seed / 20
-    return ops.scaled_clip_range(epsilon, ids, level, scaling), reference.scaled_clip_range(epsilon, ids, level, power)
+    return ops.scaled_clip_range(seed / 20, ids), reference.scaled_clip_range(seed / 20, ids)
 
 
-POWERS = (("none", 0.0), ("sqrt_length", 0.5), ("length", 1.0))
+def length_adjusted_kl(x: Tensor, ids: Tensor, seed: int) -> Any:
+    """The root of the KL per token times the KL per turn, which adds up the tokens of a turn."""
+    turns = reference.positions_of_turns(ids)
+    lengths = [reference.mean([float(len(turn)) for turn in row]) for row in turns]
+    kls = x[:, 0].square() if x.size(1) else x.new_zeros(len(x))
+    return ops.length_adjusted_kl(kls, ids), [
+        math.sqrt(kl * (kl * n)) for kl, n in zip(kls.tolist(), lengths, strict=True)
+    ]
 
 
 def kl_to_old(x: Tensor, ids: Tensor, seed: int) -> Any:
@@ -279,6 +285,7 @@ EQUAL = {
             aggregate_turns,
             importance_ratio,
             scaled_clip_range,
+            length_adjusted_kl,
             kl_to_old,
             gated_kl,
             gae,

@@ -22,7 +22,6 @@ from sorl_trl.ops import (
     with_own_gradients,
     within,
 )
-from sorl_trl.ops.importance import LONGEST
 
 from .batches import TURN_IDS, float64, normal
 
@@ -87,30 +86,30 @@ def test_bounded_log_ratio_by_hand():
     assert bounded_log_ratio(torch.tensor([3.0], dtype=torch.bfloat16)).dtype == torch.float32
 
 
-# Turns of four and one tokens around an observation; one turn of nine; none.
-LONG = torch.tensor([[0, 0, 0, 0, -1, 1, -1, -1, -1], [0] * 9, [-1] * 9])
-POWERS = {"none": 0.0, "sqrt_length": 0.5, "length": 1.0}
+# Turns of sixteen and one tokens around an observation; one turn of eighty-one; none.
+LONG = torch.tensor([[0] * 16 + [-1, 1] + [-1] * 63, [0] * 81, [-1] * 81])
 
 
 class TestScaledClipRange:
     def test_by_hand(self):
-        expected = {
-            "none": [[0.2] * 9] * 3,
-            "sqrt_length": [[0.1] * 4 + [0.2] * 5, [0.2 / 3] * 9, [0.2] * 9],
-            "length": [[0.05] * 4 + [0.2] * 5, [0.2 / 9] * 9, [0.2] * 9],
-        }
-        for scaling, rows in expected.items():
-            torch.testing.assert_close(scaled_clip_range(0.2, LONG, "turn", scaling), float64(rows))
-            torch.testing.assert_close(scaled_bound(1.2, turn_layout(LONG), "turn", scaling), 1 + float64(rows))
-        beyond = scaled_clip_range(0.2, torch.zeros(1, LONGEST + 1, dtype=torch.int64), "turn", "length")
-        torch.testing.assert_close(beyond, torch.full_like(beyond, 4e-4))  # of GSPO's authors
-        of_sequence = scaled_clip_range(0.2, LONG, "sequence", "length")[0]
-        torch.testing.assert_close(of_sequence, float64([0.04] * 4 + [0.2, 0.04] + [0.2] * 3))
+        """16^(3/4) is 8 and 81^(3/4) is 27; a bound of 1.28 scales like a range of .28."""
+        rows = float64([[0.035] * 16 + [0.28] * 65, [0.28 / 27] * 81, [0.28] * 81])
+        torch.testing.assert_close(scaled_clip_range(0.28, LONG), rows)
+        torch.testing.assert_close(scaled_bound(1.28, turn_layout(LONG)), 1 + rows)
+
+    def test_two_standard_deviations_at_the_target(self):
+        """Tokens whose log-ratios have the variance 2 KL, with the KL that a target of .01 allows."""
+        for tokens in (16, 81):
+            kl = 0.01 / tokens**0.5
+            log_ratio = (2 * kl) ** 0.5 * normal(torch.zeros(20_000, tokens), seed=1)
+            ids = torch.zeros(1, tokens, dtype=torch.int64)
+            deviation = log_ratio.mean(1).std()
+            assert float(scaled_clip_range(0.28, ids)[0, 0] / deviation) == pytest.approx(2, rel=0.03)
 
     def test_one_per_turn(self):
         assert range_of_turns(0.2, turn_layout(LONG)) == 0.2
-        of_turns = range_of_turns(scaled_clip_range(0.2, LONG, "turn", "length"), turn_layout(LONG))
-        torch.testing.assert_close(of_turns, float64([[0.05, 0.2], [0.2 / 9, 0], [0, 0]]))
+        of_turns = range_of_turns(scaled_clip_range(0.28, LONG), turn_layout(LONG))
+        torch.testing.assert_close(of_turns, float64([[0.035, 0.28], [0.28 / 27, 0], [0, 0]]))
 
     def test_outside_by_hand(self):
         ratio = torch.tensor([0.94, 0.96, 1.04, 1.06, math.nan])

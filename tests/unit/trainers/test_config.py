@@ -20,7 +20,6 @@ from sorl_trl.trainers.checks import check_method, check_reward_names, disable_n
 from tests.model_families import GQA
 
 SAPO = {"loss_type": "sapo", "importance_sampling_level": "token"}
-MEAN = {"turn_ratio": "arithmetic"}
 LATE = {"async_staleness": 1, "async_old_policy": "proximal"}
 AHEAD = {"async_staleness": 1, "use_vllm": True, "vllm_mode": "server"}
 AS_IS = {"importance_sampling_level": "turn"}
@@ -81,9 +80,7 @@ def test_a_config_of_the_users_own_may_take_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config_class", "given", "named", "instead"),
     [
-        (SOGRPOConfig, {**SAPO, "clip_range_scaling": "length"}, "clip_range_scaling", {"clip_range_scaling": "none"}),
         (SOGRPOConfig, {**SAPO, "bias_norm": True}, "bias_norm", {"bias_norm": False}),
-        (SOGRPOConfig, {"clip_range_scaling": "length", **MEAN}, "turn_ratio", {"clip_range_scaling": "sqrt_length"}),
         (SOPPOConfig, {"kl_in_reward": True}, "beta", {"beta": 0.1}),
         (SOPPOConfig, {"critic_trunk_gradient": True, "critic": "model"}, "critic_trunk_gradient", {"critic": "head"}),
         (SOPPOConfig, {"critic_trunk_gradient": True, "bias_norm": True}, "bias_norm", {"bias_norm": False}),
@@ -141,7 +138,7 @@ def test_a_name_without_its_settings_is_warned_of(tmp_path: Path, caplog: pytest
         config_class = SOPPOConfig if "ppo" in name or "advantage_level" in fields else SOGRPOConfig
         check_method(METHODS[name], build(tmp_path, config_class, num_generations=2, **fields), by_name=True)
     assert not caplog.records
-    check_method(METHODS["sequence"], build(tmp_path, epsilon=0.3), by_name=True)
+    check_method(METHODS["gspo"], build(tmp_path, epsilon=3e-4), by_name=True)
     assert "`importance_sampling_level`" in caplog.text and "`epsilon`" not in caplog.text
 
 

@@ -16,6 +16,7 @@ from torch.optim import lr_scheduler
 
 from sorl_trl.methods import ClipRange, MicroBatch, Objective
 from sorl_trl.ops import turn_layout
+from sorl_trl.trainers.metrics import UpdateKL
 from sorl_trl.trainers.optimizer_step import ClippingBiasNormalizer, KLControl, clip_apart
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -55,7 +56,7 @@ def observed(weights: nn.Parameter, stopped: list[bool], engine: Any = None, **f
     batch = MicroBatch(
         logps=log_ratio, old_logps=log_ratio, sampling_logps=log_ratio, log_ratio=log_ratio, turns=turns,
         advantages=torch.tensor([[3.0], [-1.0]], dtype=torch.float64), level="token", turn_ratio="geometric",
-        token_range=none, turn_range=none, clip_range=none,
+        token_range=none, turn_range=none,
         inputs={"importance_sampling_ratio": engine}, **fields,
     )  # fmt: skip
     normalizer = ClippingBiasNormalizer([weights])
@@ -141,11 +142,11 @@ class Run:
         self.control = KLControl(target, lambda factor: None)
         begin(self.control, self.optimizer, self.scheduler)
 
-    def update(self, kl: float = math.nan) -> tuple[float, list[float]]:
+    def update(self, kl: float = math.nan, at_rest: float = math.nan) -> tuple[float, list[float]]:
         """The factor, and the rates with which the optimizer steps."""
         factor = 1.0
         if self.control is not None and self.control.target_kl:
-            factor = self.control.adjust(kl)
+            factor = self.control.adjust(UpdateKL(kl, at_rest))
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.step()
         self.scheduler.step(*[1.0] * isinstance(self.scheduler, lr_scheduler.ReduceLROnPlateau))
@@ -161,23 +162,27 @@ def begin(control: KLControl, optimizer: Any, scheduler: Any) -> None:
 
 
 def test_factors_worked_by_hand() -> None:
-    """Target 0.1: down above 0.2, up below 0.05, and 0 has no effect; at a hundredth it stops."""
-    kls = [0.0, 0.3, 0.5, 0.1, 0.2, 0.05, 0.04, 0.0, 0.01, 0.01, 9.0]
-    expected = [1, 2 / 3, 4 / 9, 4 / 9, 4 / 9, 4 / 9, 2 / 3, 2 / 3, 1, 1, 2 / 3]
+    """From a tenth, with a target of 0.1: up below 0.05, down above 0.2; 0 and NaN have no effect; it has two ends."""
+    kls = [0.0, 0.01, 0.04, math.nan, 0.05, 0.2, 0.1, 0.3, 0.5, 0.0]
+    expected = [0.1, 0.15, *[0.225] * 5, 0.15, 0.1, 0.1]
     assert Run().factors(kls) == pytest.approx(expected)
-    factors = Run().factors([1.0] * 15)
-    assert factors[10] == pytest.approx(1.5**-11)
-    assert factors[11:] == [0.01] * 4
+    assert Run().factors([0.01] * 7)[4:] == pytest.approx([0.759375, 1, 1])
+    assert Run().factors([1.0] * 7)[4:] == pytest.approx([0.1 * 1.5**-5, 0.01, 0.01])
 
 
-def test_an_update_without_a_kl_leaves_the_factor() -> None:
+def test_what_is_measured_at_rest_is_no_movement() -> None:
+    """0.25 is above twice the target, but 0.2 of it is noise."""
     run = Run()
-    assert run.update(0.3)[0] == run.update(math.nan)[0] == pytest.approx(2 / 3)
+    assert run.update(0.25)[0] == pytest.approx(0.1 / 1.5)
+    assert run.update(at_rest=0.2)[0] == pytest.approx(0.1 / 1.5)
+    assert run.factors([0.27, 0.24, 0.15]) == pytest.approx([0.1 / 1.5, 0.1, 0.15])
+    run.update(at_rest=0.0)
+    assert run.factors([0.27]) == pytest.approx([0.1])
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 class TestSchedules:
-    KLS = (0.0, 0.3, 0.3, 0.1, 0.01, 0.01, 0.01, 0.3)
+    KLS = (0.01, 0.3, 0.3, 0.1, 0.01, 0.01, 0.01, 0.3)
 
     def test_the_policys_rate_is_scaled_and_the_critics_is_not(self, name: str) -> None:
         run, free = Run(name), Run(name, target=None)
@@ -190,7 +195,7 @@ class TestSchedules:
         """Or, without a target, as scheduled."""
         run, resumed = Run(name), Run(name)
         for kl in self.KLS[:3]:
-            run.update(kl)
+            run.update(kl, at_rest=0.005)
         resumed.optimizer.load_state_dict(run.optimizer.state_dict())
         resumed.scheduler.load_state_dict(run.scheduler.state_dict())
         resumed.begin()

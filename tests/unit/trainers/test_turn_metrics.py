@@ -15,16 +15,15 @@ from accelerate import Accelerator
 from sorl_trl.methods import ClipRange, MicroBatch, Objective
 from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.agents import agent_metrics
-from sorl_trl.trainers.loss import scaled
-from sorl_trl.trainers.metrics import MetricLog, MetricSums, batch_metrics, reduce_all
+from sorl_trl.trainers.metrics import MetricLog, MetricSums, UpdateKL, batch_metrics, reduce_all
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
 LOG_RATIO = torch.tensor([[0.5, -0.1, math.nan, -0.4], [0.0, 9.0, math.inf, 0.0]], dtype=torch.float64)
 ONE = Accelerator(cpu=True)
 
 
-def micro_batch(turn_ids: torch.Tensor = TURN_IDS, level: str = "turn", scaling: str = "none") -> MicroBatch:
-    turns, of_token = turn_layout(turn_ids), ClipRange(0.2, 0.2)
+def micro_batch(turn_ids: torch.Tensor = TURN_IDS, level: str = "turn") -> MicroBatch:
+    turns, clip_range = turn_layout(turn_ids), ClipRange(0.2, 0.2)
     return MicroBatch(
         logps=LOG_RATIO,
         old_logps=torch.zeros_like(LOG_RATIO),
@@ -34,9 +33,8 @@ def micro_batch(turn_ids: torch.Tensor = TURN_IDS, level: str = "turn", scaling:
         advantages=torch.tensor([[-1.0], [1.0]]),
         level=level,
         turn_ratio="geometric",
-        token_range=of_token,
-        turn_range=scaled(of_token, turns, "turn", scaling),
-        clip_range=scaled(of_token, turns, level, scaling),
+        token_range=clip_range,
+        turn_range=clip_range,
     )
 
 
@@ -58,11 +56,13 @@ def test_hand_worked() -> None:
             "clip_fraction/token": 2 / 4,  # exp(0.5) and exp(-0.4)
             "clip_fraction/turn": 2 / 3,
             "kl_to_old": kl / 2,
-            "kl_of_update": kl / 2,
+            "kl_moved": kl * 1.5**0.5 / 2,
+            "kl_at_rest": math.nan,
             # of the 4 tokens, two of the first turn
             "effective_sample_size": (2 * first + second + 1) ** 2 / (4 * (2 * first**2 + second**2 + 1)),
             "effective_sample_size/token": kish([math.exp(l) for l in (0.5, -0.1, -0.4, 0.0)]),  # noqa: E741
-        }
+        },
+        nan_ok=True,
     )
 
 
@@ -102,23 +102,28 @@ def test_of_each_agent_by_hand() -> None:
 
 
 def test_the_kl_of_an_update_is_the_mean_over_its_trajectories() -> None:
-    """After the policy has moved, and however they are split: KLs of k, then of k and 0, and a micro-batch of none."""
+    """Those that it has moved since, and the others, however they are split: KLs of k, k and 0, and a batch of none.
+
+    Each trajectory counts with the root of its turns' mean length, here of one and a half tokens.
+    """
     log: dict[str, list[float]] = defaultdict(list)
     trainer = SimpleNamespace(args=SimpleNamespace(loss_type="turn"), accelerator=ONE, _metrics={"train": log})
     metrics, nothing = MetricLog(trainer), Objective(LOG_RATIO, torch.zeros_like(LOG_RATIO, dtype=torch.bool))
     both, nobody = micro_batch(), micro_batch(torch.full_like(TURN_IDS, -1))
     alone = micro_batch(torch.stack([TURN_IDS[0], nobody.turns.turn_ids[0]]))
 
-    def update(*batches: MicroBatch) -> float:
+    def update(*batches: MicroBatch) -> UpdateKL:
         waiting = [metrics.observe(replace(each, ends_step=False), nothing, {}) for each in batches[:-1]]
-        assert all(map(math.isnan, waiting))
+        assert all(math.isnan(kl) for each in waiting for kl in each)
         return metrics.observe(batches[-1], nothing, {})
 
-    k = update(alone)
+    adjusted, _ = update(alone)
+    k = adjusted / 1.5**0.5
     assert k > 0.05
-    not_moved = replace(alone, has_moved=False)
-    assert update(alone, both, nobody, not_moved) == pytest.approx(2 / 3 * k)
-    assert math.isnan(update(not_moved)) and math.isnan(update(nobody))
+    at_rest = replace(alone, has_moved=False)
+    assert update(alone, both, nobody, at_rest) == pytest.approx((2 / 3 * adjusted, adjusted))
+    assert update(at_rest) == pytest.approx((math.nan, adjusted), nan_ok=True)
+    assert all(map(math.isnan, update(nobody)))
     assert log["kl_to_old"] == pytest.approx([k, k, k / 2, math.nan, k, k, math.nan], nan_ok=True)
 
 
