@@ -23,6 +23,8 @@ KL_FACTOR, KL_NOISE = "policy_lr_factor", "policy_kl_at_rest"
 """The scheduler's attributes that hold the state of `KLControl`, and so are in every checkpoint."""
 FIRST_FACTOR = 0.1
 """The factor with which a run begins, because its first updates have no KL to follow. Ours."""
+_NEW_NOISE = 0.1
+"""The weight of a new value in the running mean of the noise. Ours: trajectories differ much in theirs."""
 
 
 # -------------------------------------------------------------------------------------------------------------------
@@ -143,7 +145,7 @@ class KLControl(TrainerCallback):
     factor starts at `FIRST_FACTOR`. It is part of the scheduler's state and base rates, so it survives a resume. If
     something else lowers the learning rates, the lowered rates are scheduled from then on.
 
-    What an update measures before the policy has moved is no movement: the last such KL is subtracted from later ones.
+    What an update measures before the policy has moved is no movement: a running mean of such KLs is subtracted.
 
     `target_kl` is a `length_adjusted_kl`; 0 leaves the schedule unchanged, even when a run that had lowered the rate
     is resumed. `record` is called with the factor of each update.
@@ -177,7 +179,8 @@ class KLControl(TrainerCallback):
         if self._scheduler is None:  # the loss is computed outside of training
             return 1.0
         if not math.isnan(kl.at_rest):
-            setattr(self._scheduler, KL_NOISE, kl.at_rest)
+            noise = getattr(self._scheduler, KL_NOISE, kl.at_rest)
+            setattr(self._scheduler, KL_NOISE, noise + _NEW_NOISE * (kl.at_rest - noise))
         before: float = getattr(self._scheduler, KL_FACTOR)
         factor = before
         if kl.moved != 0:  # as it is while the schedule's rate is 0

@@ -176,8 +176,9 @@ def test_what_is_measured_at_rest_is_no_movement() -> None:
     assert run.update(0.25)[0] == pytest.approx(0.1 / 1.5)
     assert run.update(at_rest=0.2)[0] == pytest.approx(0.1 / 1.5)
     assert run.factors([0.27, 0.24, 0.15]) == pytest.approx([0.1 / 1.5, 0.1, 0.15])
-    run.update(at_rest=0.0)
-    assert run.factors([0.27]) == pytest.approx([0.1])
+    run.update(at_rest=0.1)  # a tenth of the way from 0.2
+    assert run.factors([0.385]) == pytest.approx([0.15])
+    assert run.factors([0.395]) == pytest.approx([0.1])
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
