@@ -33,7 +33,7 @@ STALENESS = (0, 1, 2, 4, 8)
 METHODS = {name: (PUBLISHED[name], SETTINGS[name]) for name in ("grpo", "gspo", "so_grpo", "so_ppo")}
 """Pieces, and fields of the config."""
 PARTS = {
-    "grpo_target_kl": (PUBLISHED["grpo"], SETTINGS["grpo"] | {"target_kl": 0.005}),
+    "grpo_target_kl": (PUBLISHED["grpo"], SETTINGS["grpo"] | {"target_kl": 0.01}),
     "turns": (Method(), {"target_kl": 0.0}),
     "turns_penalty": (PUBLISHED["so_grpo"], {"target_kl": 0.0}),
 }

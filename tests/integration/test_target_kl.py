@@ -1,4 +1,4 @@
-"""Real runs with a learning rate that is too high, held back by `target_kl`."""
+"""Real runs with a learning rate that is too high, held back by `target_kl`; a warning where it is off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOTrainer
+from sorl_trl.methods import SETTINGS
+from sorl_trl.rollout import RolloutLimits
 from sorl_trl.trainers.optimizer_step import FIRST_FACTOR
+from tests.agents import build_agent
 from tests.collapses import build, logged
 
 TARGET = 0.02
@@ -45,3 +48,31 @@ def test_the_factor_falls_and_holds_the_kl(tmp_path: Path) -> None:
             assert change == pytest.approx(1 / 1.5) or factors[step] == 0.01, step
         assert rates[step] == pytest.approx(HOT * factors[step]), step
         assert change == 1.0 or step % UPDATES != 1, "the first update on a rollout has no effect"
+
+
+NO_TARGET, NO_SCALE = {"target_kl": 0.0}, {"scale_clip_range": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "longest", "named"),
+    [
+        ({}, 60, []),
+        (NO_TARGET, 60, ["target_kl"]),
+        (NO_TARGET, 50, []),
+        (NO_TARGET | {"importance_sampling_level": "token"}, 60, ["target_kl"]),
+        (NO_TARGET | {"num_iterations": 1, "steps_per_generation": 2}, 60, []),
+        (NO_SCALE, 60, ["scale_clip_range"]),
+        (NO_SCALE | NO_TARGET, 60, ["target_kl", "scale_clip_range"]),
+        (NO_SCALE | {"importance_sampling_level": "token"}, 60, []),
+        (SETTINGS["grpo"] | {"method": "grpo"}, 60, []),
+    ],
+)
+def test_long_turns_without_a_trust_region_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], longest: int, named: list[str]
+) -> None:
+    limits = RolloutLimits(max_turn_tokens=longest, max_observation_tokens=6)
+    build_agent(tmp_path, limits=limits, **{"max_completion_length": 200, **fields})
+    warnings = [each for each in caplog.messages if "turns may have" in each]
+    assert len(warnings) == bool(named)
+    for name in NO_TARGET | NO_SCALE:
+        assert any(f"`{name}`" in each and "60 tokens" in each for each in warnings) == (name in named)

@@ -77,8 +77,9 @@ def run_table(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple
     trained = "LoRA" if arguments.model.use_peft else "all weights"
     yield "trainer", f"{arguments.trainer.trainer}, {trained} of {arguments.model.model_name_or_path}"
     yield "method", trainer.method.describe()
-    level, epsilon, target = config.importance_sampling_level, config.epsilon, config.target_kl
-    yield "loss", f"{config.loss_type}, {level} ratios, epsilon {epsilon:g}, target_kl {target:g}"
+    level, target = config.importance_sampling_level, config.target_kl
+    epsilon = f"{config.epsilon:g}" + " / tokens^(3/4)" * (config.scale_clip_range and level == "turn")
+    yield "loss", f"{config.loss_type}, {level} ratios, epsilon {epsilon}, target_kl {target:g}"
     size, group = config.generation_batch_size, config.num_generations
     rollout = f"{size} trajectories = {size // group} questions x {group}, for {config.updates_per_rollout:g} updates"
     yield "rollout", f"{rollout}, on {processes} process{'es' * (processes > 1)}"

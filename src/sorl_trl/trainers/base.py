@@ -40,6 +40,7 @@ from sorl_trl.trainers.checks import (
     check_method,
     check_reward_names,
     check_trained,
+    check_trust_region,
     disable_noise,
     warn_on_main_process,
 )
@@ -116,6 +117,7 @@ class TurnLevelTrainer(GRPOTrainer):
         elif self.rollout_func is not None:
             self.rollout_func = checked_rollout(self.rollout_func)
         check_dataset(self)
+        check_trust_region(self)
         if args.compares_with_sampler:
             self.vllm_importance_sampling_correction = False  # ratios already contain what it would correct
         check_reward_names(self.method, self.reward_func_names)

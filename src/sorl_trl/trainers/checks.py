@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
@@ -22,6 +23,8 @@ from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
 from sorl_trl.trainers.rewards import OF_TRL, SAMPLED, check_needed
 
 logger = logging.getLogger(__name__)
+LONG_TURN = 50
+"""How many tokens a turn may have before a trainer without a trust region warns. Ours."""
 
 
 def warn_on_main_process(args: TurnLevelConfig, message: str) -> None:
@@ -143,6 +146,25 @@ def check_dataset(trainer: Any) -> None:
             f"`train_dataset` has {len(dataset)} prompts, but a rollout takes {prompts}: `generation_batch_size` "
             f"{args.generation_batch_size} / `num_generations` {args.num_generations}."
         )
+
+
+def check_trust_region(trainer: Any) -> None:
+    """Warn if options let long turns move far, unless the trainer's class or its named method sets them so."""
+    args, most = trainer.args, trainer.args.max_completion_length or sys.maxsize
+    defaults = {each.name: each.default for each in fields(args)}
+    clips_turns = args.importance_sampling_level == "turn" and args.loss_type not in SOFT_LOSS_TYPES
+    options = ("target_kl", "scale_clip_range") if clips_turns else ("target_kl",)
+    meant = defaults | trainer.method.settings
+    off = [name for name in options if meant[name] and not getattr(args, name)]
+    if args.is_on_policy or not off:
+        return
+    if (rollout := policy_rollout_of(trainer)) is not None:
+        most = min(most, rollout.setup(trainer).limits.max_turn_tokens)
+    if most > LONG_TURN:
+        given = " and ".join(f"`{name}` is {getattr(args, name)!r}" for name in off)
+        remedy = " and ".join(f"`{name}={defaults[name]!r}`" for name in off)
+        problem = f"{given}, but turns may have {most} tokens, and with turns of 76, runs collapsed like that"
+        warn_on_main_process(args, f"{problem}: set {remedy}.")
 
 
 def check_names(trainer: Any, name: str, columns: Iterable[str]) -> None:
