@@ -86,7 +86,6 @@ def row_of(record: Record) -> Row:
         **{name: record[name] for name in ("column", "arm", "rate", "seed")},
         "start": round(made.start, 4),
         "score": round(made.final("sampled_em"), 4),
-        "greedy": round(made.final("greedy_em"), 4),
         "collapsed": made.collapsed,
         "error": record["error"],
         "outside": float(f"{statistics.fmean(outside):.3g}") if outside else None,

@@ -30,7 +30,13 @@ Callback = TypeVar("Callback", bound=TrainerCallback)
 EVERY = 5
 """Rollouts between two evaluations before the last ones, which are all evaluated."""
 GREEDY = GenerationConfig(do_sample=False)
-SAMPLED = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+
+
+def sampled_at(temperature: float) -> GenerationConfig:
+    return GenerationConfig(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)
+
+
+SAMPLED = sampled_at(1.0)
 EXTREMES = {"grad_norm": ("max",), "kl_to_old": ("max", "median"), "clip_fraction/token": ("max",)}
 """Metrics whose updates are summarized by more than their mean."""
 
@@ -76,7 +82,9 @@ class Examiner(TrainerCallback):
         model.eval()
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(rollout)
-            scores = {"sampled_em": self._score(model, SAMPLED), "greedy_em": self._score(model, GREEDY)}
+            scores = {"sampled_em": self._score(model, sampled_at(self._regime.temperature))}
+            if self._regime.is_scored_greedily:
+                scores["greedy_em"] = self._score(model, GREEDY)
         model.train(was_training)
         self.evaluations.append({"rollout": rollout, **scores})
 
@@ -203,6 +211,7 @@ def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mappi
         num_iterations=regime.epochs,
         max_steps=regime.rollouts * regime.updates,
         max_completion_length=regime.world.max_completion_length,
+        temperature=regime.temperature,
         gradient_checkpointing=False,
         logging_steps=1,
         **QUIET | {"bf16": regime.bf16},
