@@ -469,21 +469,9 @@ def asynchronous() -> Picture:
     return int(y) + 20, drawn
 
 
-def engines() -> Picture:
-    """Queries that one core answers in a second."""
-    backends = json.loads((ROOT / "benchmarks/results/search.json").read_text())["backends"]
-    most = max(each["queries_per_cpu_second"] for each in backends.values())
-    drawn = [text(16, 28, "Queries per second of one core", 14, bold=True)]
-    for i, (name, each) in enumerate(backends.items()):
-        value, y = each["queries_per_cpu_second"], 42 + 30 * i
-        drawn += [text(16, y + 15, name, 14), rect(168, y, 230 * value / most, 20, BLUE)]
-        drawn.append(text(174 + 230 * value / most, y + 15, f"{value:,.0f}", 14))
-    return 50 + 30 * len(backends), drawn
-
-
 PICTURES: tuple[Callable[[], Picture], ...] = (
     *(architecture, trajectory, bfcl, rollout, critics, machines, vllm, resume),
-    *(stability, real_model, quickstart, language_model, asynchronous, engines),
+    *(stability, real_model, quickstart, language_model, asynchronous),
 )
 
 

@@ -56,7 +56,7 @@ launcher; a recipe may set all others, and the command line overrides it.
 
 the ten most important options:
   --model_name_or_path  the policy: a folder or a Hub id
-  --train_questions     a JSONL file of questions, or the name of a public set
+  --train_questions     a JSONL file of questions
   --output_dir          the folder of the run
   --max_steps           optimizer steps
   --learning_rate       of the policy
