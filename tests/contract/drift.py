@@ -9,10 +9,11 @@ imported, so the tree needs no installation. Bodies that TRL inherits from trans
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 
 from tests.contract.test_trl_seams import READ, hash_of
 
@@ -23,17 +24,16 @@ def drift(package: Path) -> dict[str, str]:
     """Body to its new hash, or to "gone", in the folder `trl` of a source tree."""
     found = {}
     for name, accepted in READ.items():
-        module, _, path = name.partition(":")
-        if module.split(".")[0] != "trl":
+        if not inspect.unwrap(resolve_name(name)).__module__.startswith("trl."):
             continue
-        body = body_of(package, module, path)
-        if body is not None and (new := hash_of(body) if body else "gone") not in accepted:
+        body = body_of(package, *name.split(":"))
+        if (new := hash_of(body) if body else "gone") not in accepted:
             found[name] = new
     return found
 
 
-def body_of(package: Path, module: str, path: str) -> str | None:
-    """The source of a function or method; "" if the tree has none, None if it is inherited from elsewhere."""
+def body_of(package: Path, module: str, path: str) -> str:
+    """The source of a function or method, "" if the tree has none."""
     first, _, rest = path.partition(".")
     files = sorted(package.rglob("*.py")) if module == "trl" else [_file(package, module)]
     for file in (each for each in files if each.is_file()):
@@ -50,25 +50,18 @@ def _file(package: Path, module: str) -> Path:
     return package.joinpath(*module.split(".")[1:]).with_suffix(".py")
 
 
-def _method(package: Path, text: str, node: ast.ClassDef, name: str) -> str | None:
+def _method(package: Path, text: str, node: ast.ClassDef, name: str) -> str:
     for each in node.body:
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == name:
             return _source(text, each)
-    for base in _bases(node):
-        inherited = body_of(package, "trl", f"{base}.{name}")
-        if inherited != "":
-            return inherited
-    return None if any(base.endswith("Trainer") for base in _bases(node)) else ""
+    bases = (base.id for base in node.bases if isinstance(base, ast.Name))
+    return next((body for base in bases if (body := body_of(package, "trl", f"{base}.{name}"))), "")
 
 
 def _source(text: str, node: Definition) -> str:
     """With the decorators, as `inspect` has it."""
     start = min([node.lineno, *(each.lineno for each in node.decorator_list)])
     return "\n".join(text.splitlines()[start - 1 : node.end_lineno])
-
-
-def _bases(node: ast.ClassDef) -> Iterator[str]:
-    yield from (base.id for base in node.bases if isinstance(base, ast.Name))
 
 
 def _defined(tree: ast.Module, name: str) -> Definition | None:

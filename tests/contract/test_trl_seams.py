@@ -1,9 +1,9 @@
 """The bodies of TRL and transformers that we override or rest on, read in trl 1.16.0 and transformers 5.23.
 
 A body that changes fails here first: read it, adapt what rests on it, and add its new hash to its set, as
-`python -m tests.contract.test_trl_seams` prints it. A set has a hash for each body that was read, of every version that
-the package takes. `python -m tests.contract.drift` compares another source tree. Comments, docstrings and layout do not
-count.
+`python -m tests.contract.test_trl_seams` prints it. A set has a hash of each body that was read, of every version that
+the package takes. `python -m tests.contract.drift` compares another source tree. Comments, docstrings and layout do
+not count.
 """
 
 from __future__ import annotations
