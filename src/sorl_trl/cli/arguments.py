@@ -25,7 +25,7 @@ from sorl_trl.command_line import (
     take_config,
 )
 from sorl_trl.diagnostics.callbacks import ACTIONS
-from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
+from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.files import missing
 from sorl_trl.methods import METHODS, method_from
 from sorl_trl.rollout import EngineOptions, RolloutArguments
@@ -38,7 +38,6 @@ from sorl_trl.trainers.config import TurnLevelConfig
 TRAINERS: dict[str, type[TurnLevelTrainer]] = {
     "so_grpo": SOGRPOTrainer,
     "so_ppo": SOPPOTrainer,
-    "seeupo": SeeUPOTrainer,
     "group_refill": GroupRefillTrainer,
 }
 AGENT_REWARD = "agent"
@@ -73,9 +72,8 @@ class TrainerArguments:
     trainer: Annotated[str, OneOf(tuple(TRAINERS))] = field(
         default="so_grpo",
         metadata={
-            "help": "'so_grpo' takes advantages from the group, 'so_ppo' from a critic. Two are experimental: "
-            "'group_refill' replaces groups with equal rewards, and 'seeupo' trains one turn at a time, the last one "
-            "first."
+            "help": "'so_grpo' takes advantages from the group, 'so_ppo' from a critic. One is experimental: "
+            "'group_refill' replaces groups with equal rewards."
         },
     )
     method: dict[str, Any] | str | None = field(

@@ -36,7 +36,7 @@ SHARED = frozenset({"-h", "--help", "--debug", "--gradient_accumulation_steps", 
 """Options of training that `accelerate launch` also has. `sorl train` passes them to training."""
 DECLARED = (
     *("sorl_trl/cli/arguments.py", "sorl_trl/rollout/options.py", "sorl_trl/search/arguments.py"),
-    *("sorl_trl/trainers/config.py", "sorl_trl/experimental/seeupo.py", "sorl_trl/experimental/group_refill.py"),
+    *("sorl_trl/trainers/config.py", "sorl_trl/experimental/group_refill.py"),
     *("trl/trainer/grpo_config.py", "trl/trainer/base_config.py", "trl/trainer/model_config.py"),
     *("transformers/training_args.py", "accelerate/commands/launch.py"),
 )

@@ -67,7 +67,7 @@ class TurnLevelTrainer(GRPOTrainer):
     reward_funcs: list[Any]
     rollout_func: Any
     _paper: dict[str, str] = {}  # noqa: RUF012 - TRL's is not a ClassVar
-    """For TRL's model card, if the subclass itself is a published method. Otherwise, the card names the `method`."""
+    """TRL's model card names no paper: `create_model_card` names the `method`."""
     rollout_examples: list[dict[str, Any]] | None = None
     """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
     _ahead: RolloutsAhead | None = None
@@ -330,7 +330,7 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
-        if self.is_world_process_zero() and not self._paper:
+        if self.is_world_process_zero():
             source = f": {self.method.source}" if self.method.source else ""
             with Path(self.args.output_dir, "README.md").open("a") as card:
                 card.write(f"\n## Method\n\n`{self.args.method_name}`{source}\n")
