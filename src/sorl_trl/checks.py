@@ -85,6 +85,12 @@ SECONDS = Number(least=0, finite=False)
 SWITCH = OneOf((True, False))
 
 
+GONE: Mapping[str, str] = {
+    "async_order": "batches are trained on in the dataset's order",
+}
+"""Options and methods that were removed since version 0.3, and what takes their place."""
+
+
 def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) -> None:
     """Raise ValueError for the first field of a dataclass with a value that its annotation does not allow.
 
@@ -127,7 +133,9 @@ def check_names(cls: type, given: Iterable[str], others: Mapping[str, Iterable[s
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question to append to a message about the unknown `name`; empty if no `known` one resembles it."""
+    """What to append to a message about the unknown `name`; empty if it was never known and resembles no `known` one."""
+    if name.lstrip("-") in GONE:
+        return f": it was removed; {GONE[name.lstrip('-')]}"
     close = get_close_matches(name, [*known], n=1, cutoff=0.75)
     return f": did you mean {close[0]}?" if close else ""
 

@@ -60,6 +60,7 @@ def test_bad_values_are_named(tmp_path: Path, name: str, value: Any, allowed: st
         ("method", "pass it to the trainer"),
         ("tools", "pass it to the trainer"),
         ("learning_rat", "did you mean learning_rate?"),
+        ("async_order", "removed; batches are trained on in the dataset's order"),
         ("xyz", "`xyz` is not a field of SOPPOConfig"),
     ],
 )
