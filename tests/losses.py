@@ -167,7 +167,7 @@ def reference_loss(trainer: Any, batch: dict[str, Any], rows: list[int] | None =
         for t in chain(*turns):
             loss = -weights[i, t] * token_objective(trainer, logps[i], log_ratio[i], t, turn_ids, advantages[i])
             total = total + _share(args, turns, t, turn_ids) * loss
-            if args.beta and not getattr(args, "kl_in_reward", False):
+            if args.beta:
                 difference = batch["ref_per_token_logps"][i, t] - logps[i, t]
                 kl = difference.exp() - difference - 1
                 of_unit = log_ratio[i, unit_of(t, turn_ids, args.importance_sampling_level)].mean().exp()

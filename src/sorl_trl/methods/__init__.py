@@ -19,7 +19,6 @@ from sorl_trl.methods.gspo import *
 from sorl_trl.methods.igpo import *
 from sorl_trl.methods.llds import *
 from sorl_trl.methods.loop import *
-from sorl_trl.methods.ma_rlhf import *
 from sorl_trl.methods.method import *
 from sorl_trl.methods.method import PIECE_FIELDS, Method, recipe_name
 from sorl_trl.methods.minirl import *

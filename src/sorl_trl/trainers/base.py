@@ -49,7 +49,7 @@ from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums, TrajectoryDump
-from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers, check_second_gradients
+from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
 from sorl_trl.trainers.rewards import RewardWatch, rewarding_turns
 from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
 from sorl_trl.trainers.sampled import checked_rollout
@@ -106,7 +106,6 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.disable_dropout:
             disable_noise(self.model)
         check_optimizers(self)
-        check_second_gradients(self)
         if isinstance(rollout, PolicyRollout):
             rollout.check_tokenizer(self)
         if args.async_staleness:
@@ -237,7 +236,7 @@ class TurnLevelTrainer(GRPOTrainer):
         for value, term_metrics in terms:
             loss = loss + value / self._micro_batches()
             metrics |= term_metrics
-        metrics |= agent_metrics(model, loss * self._micro_batches(), batch, self.args.log_agent_gradients)
+        metrics |= agent_metrics(batch)
         kl = self._metric_log.observe(batch, objective, metrics)
         self._dump.observe(batch, objective)
         if self._bias_normalizer is not None:
@@ -248,11 +247,6 @@ class TurnLevelTrainer(GRPOTrainer):
     def _own_term(self, batch: MicroBatch, scores: Pass) -> tuple[Tensor | float, dict[str, Any]]:
         """The term that a subclass adds to the loss: a mean over the micro-batch's trajectories, and metrics."""
         return 0.0, {}
-
-    @property
-    def _reference_beta(self) -> float:
-        """The coefficient of the reference KL in the loss."""
-        return float(self.beta)
 
     def _micro_batches(self) -> float:
         """What the loss of a micro-batch is divided by."""

@@ -82,12 +82,12 @@ def policy_loss(trainer: Any, batch: MicroBatch, scores: Pass) -> tuple[Tensor, 
 
     # Reference KL, k3: exp(ref − logp) − (ref − logp) − 1
     metrics["entropy"] = (entropies, mask)
-    if trainer._reference_beta != 0.0:
+    if trainer.beta != 0.0:
         difference = torch.where(mask.bool(), inputs["ref_per_token_logps"] - batch.logps, 0.0)
         kl = difference.exp() - difference - 1
         if args.use_bias_correction_kl:
             kl = kl * batch.ratio
-        losses = losses + trainer._reference_beta * kl
+        losses = losses + trainer.beta * kl
         metrics["kl"] = (kl, mask)
 
     # Mean, entropy bonus, router loss
