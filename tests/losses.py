@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl import SOGRPOTrainer
-from sorl_trl.methods import ClipPenalty, DoubleSided, Method, MiniRL
+from sorl_trl.methods import ClipPenalty, Method, MiniRL
 from sorl_trl.trainers.batch import OLD_POLICY_STEP
 from tests.policies import build_policy
 from tests.training import settings
@@ -142,8 +142,6 @@ def token_objective(
     shrink = len(unit) ** 0.75 if is_scaled else 1.0
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     clipped = ratio.clamp(1 - args.epsilon / shrink, 1 + high / shrink)
-    if isinstance(kind, DoubleSided):
-        return clipped * advantage
     if isinstance(kind, MiniRL):
         low, high = args.epsilon / shrink, high / shrink
         stopped = (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - low)

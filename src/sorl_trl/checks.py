@@ -85,17 +85,15 @@ SECONDS = Number(least=0, finite=False)
 SWITCH = OneOf((True, False))
 
 
-_NO_MACRO_ACTIONS = "macro actions showed no gain over turns (benchmarks/results/macro_actions.md): use"
 GONE: Mapping[str, str] = {
     "async_order": "batches are trained on in the dataset's order",
     "critic_trunk_gradient": "the value loss of `critic='head'` trains only the head",
     "kl_in_reward": "`beta` adds the KL to the loss",
     "log_agent_gradients": "docs/reference/metrics.md lists what is logged of each agent",
-    "ma_rlhf": f"{_NO_MACRO_ACTIONS} 'so_ppo'",
-    "macro_action_tokens": f"{_NO_MACRO_ACTIONS} `advantage_level='turn'`",
+    "macro_action_tokens": "macro actions showed no gain over turns (benchmarks/results/macro_actions.md)",
     "value_pool": "the critic is read before the first token of a turn, or of each with `advantage_level='token'`",
 }
-"""Options and methods that were removed since version 0.3, and what takes their place."""
+"""Options that were removed since version 0.3, and what takes their place."""
 
 
 def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) -> None:

@@ -23,11 +23,8 @@ CYCLES: dict[str, dict[str, Any]] = {
         **{"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1},
         "target_kl": 1e-4,
     },
-    # A cycle of 2 optimizer steps, an epoch of 4; LLDS counts tokens in the batch that is kept.
-    "accumulated": {
-        **{"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
-        "method": "llds",
-    },
+    # A cycle of 2 optimizer steps, an epoch of 4.
+    "accumulated": {"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
     # Every batch is used once, and nothing has to be kept, an epoch of 4.
     "on_policy": {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 1},
 }

@@ -27,11 +27,11 @@ from sorl_trl.agents.native_tools import ToolSanitizer, tools_as_rollout
 from sorl_trl.agents.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
-from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_layout
+from sorl_trl.ops import masked_mean, turn_broadcast, turn_layout
 from sorl_trl.records.resume_point import resume_point
 from sorl_trl.rollout.protocol import MessageReader
 from sorl_trl.trainers.agents import agent_metrics
-from sorl_trl.trainers.batch import GOOD_TOKENS, advantages_of, micro_batches, turns_of
+from sorl_trl.trainers.batch import micro_batches, turns_of
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler, load_cycle, load_weights, save_cycle
 from sorl_trl.trainers.checks import (
     check_ahead,
@@ -192,9 +192,6 @@ class TurnLevelTrainer(GRPOTrainer):
             turns = turns_of(batch)
             weights = weight(mismatch_of(batch, turns.turn_ids), turns)
             batch["importance_sampling_ratio"] = weights.to(batch["old_per_token_logps"].dtype)
-        good = good_trajectories(advantages_of(batch), batch["turn_ids"] >= 0)
-        tokens = ((batch["turn_ids"] >= 0) & good.unsqueeze(1)).sum()
-        batch[GOOD_TOKENS] = self.accelerator.gather(tokens).sum()
         return advantages
 
     def _set_advantages(self, rollout: Rollout) -> Tensor:

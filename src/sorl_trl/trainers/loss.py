@@ -31,7 +31,6 @@ from sorl_trl.ops import (
 )
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
-    GOOD_TOKENS,
     OLD_POLICY_STEP,
     advantages_of,
     loss_mask_of,
@@ -252,7 +251,6 @@ def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> Micro
         turn_range=range_by_length(token_range, turns) if args.scale_clip_range else token_range,
         row_scale=row_scale(inputs),
         share=trainer._share_of_rollout(),
-        good_tokens=inputs.get(GOOD_TOKENS),
         is_training=is_training,
         step=step + 1,
         age=None if generated is None or not is_training else step - int(generated),

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from sorl_trl.methods import (
-    DPPO,
-    LLDS,
     METHODS,
     AgentWise,
     ClipPenalty,
@@ -26,11 +24,8 @@ from sorl_trl.methods import (
     Method,
     MicroBatch,
     MiniRL,
-    NotVoid,
     ScoredRollout,
     Separate,
-    TopK,
-    TopP,
     ZeroVariance,
     method_from,
 )
@@ -117,9 +112,6 @@ def test_groups_are_kept_by_how_they_differ() -> None:
     rewards = torch.tensor([1.0, 0.0, 0.9, 0.5]).unsqueeze(1)
     both = rollout(rewards_per_func=rewards)
     assert ZeroVariance()(both).all()
-    assert TopK(0.5)(both).tolist() == [True, True, False, False]
-    assert TopP(0.5)(both).tolist() == [True, True, False, False]
-    assert TopP(1.0)(both).all()
 
 
 def test_a_named_reward_decides() -> None:
@@ -128,13 +120,6 @@ def test_a_named_reward_decides() -> None:
     assert ZeroVariance("format")(given).tolist() == [False, False, True, True]
     with pytest.raises(ValueError, match="`reward` is 'x'"):
         ZeroVariance("x")(given)
-
-
-def test_void_trajectories_are_left_out_where_the_rollout_records_them() -> None:
-    void = torch.tensor([False, True, False, False])
-    assert NotVoid()(rollout(void=void)).tolist() == [True, False, True, True]
-    with pytest.raises(ValueError, match="NotVoid"):
-        NotVoid()(rollout())
 
 
 def test_engine_pieces_read_the_mismatch() -> None:
@@ -156,41 +141,11 @@ def test_an_unscored_trajectory_is_compared_with_nobody() -> None:
     assert torch.isnan(given.totals()).tolist() == [False, True, False, False]
 
 
-class TestDPPO:
-    """Token by token."""
-
-    @pytest.mark.parametrize(("advantage", "stopped"), [(1.0, [False, False, True]), (-1.0, [True, False, False])])
-    def test_tokens_that_moved_along_the_advantage_are_left_out(self, advantage: float, stopped: list[bool]) -> None:
-        now, sampled = [0.1, 0.5, 0.9], [0.4, 0.4, 0.5]  # moved by -.3, +.1 and +.4
-        logps = torch.tensor([now], dtype=torch.float64).log().requires_grad_()
-        old = torch.tensor([sampled], dtype=torch.float64).log()
-        objective = DPPO()(micro_batch(logps, old, torch.tensor([[advantage]], dtype=torch.float64)))
-        assert objective.stopped.tolist() == [stopped]
-        ratios = [a / b for a, b in zip(now, sampled, strict=True)]
-        gains = [0.0 if out else ratio * advantage for out, ratio in zip(stopped, ratios, strict=True)]
-        values = [gain - 1e-3 * math.log(ratio) ** 2 for gain, ratio in zip(gains, ratios, strict=True)]
-        assert objective.value[0].tolist() == pytest.approx(values)
-        objective.value.sum().backward()
-        slopes = [gain - 2e-3 * math.log(ratio) for gain, ratio in zip(gains, ratios, strict=True)]
-        assert logps.grad is not None and logps.grad[0].tolist() == pytest.approx(slopes)
-
-
-@pytest.mark.parametrize("surrogate", [DPPO(), MiniRL()], ids=str)
-def test_a_token_that_the_engine_could_not_score_is_compared_with_the_old_policy(surrogate: Any) -> None:
+def test_a_token_that_the_engine_could_not_score_is_compared_with_the_old_policy() -> None:
     logps, old = torch.full((1, 2), 0.5).log(), torch.full((1, 2), 0.45).log()
     sampling = torch.tensor([[math.nan, math.log(0.45)]])
-    value = surrogate(micro_batch(logps, old, torch.ones(1, 1), sampling_logps=sampling)).value
+    value = MiniRL()(micro_batch(logps, old, torch.ones(1, 1), sampling_logps=sampling)).value
     assert value[0, 0] == value[0, 1] != 0.0
-
-
-def test_without_a_good_trajectory_llds_adds_nothing() -> None:
-    logps, old = torch.full((1, 2), 0.3).log(), torch.full((1, 2), 0.4).log()
-    bad, good = (
-        micro_batch(logps, old, torch.full((1, 1), sign), good_tokens=torch.tensor(0)) for sign in (-1.0, 1.0)
-    )
-    assert LLDS()(bad)[0] == 0.0
-    assert LLDS()(replace(good, good_tokens=None))[0] == 0.0, "in evaluation nobody counts them"
-    assert LLDS()(replace(good, good_tokens=torch.tensor(2)))[0] > 0.0
 
 
 ARMS = [AgentWise(*arm) for arm in product(("agent", "group"), ("agent", "group"), ("turn", "trajectory"))]
@@ -298,10 +253,11 @@ class TestDrMAS:
 
 class TestParsing:
     def test_a_name_a_mapping_json_and_a_method(self) -> None:
-        expected = Method(credit=GiGPO(coef=0.5), keep=(ZeroVariance(), TopK(0.5)), terms=(ClipPenalty(coef=2.0),))
+        keep = ZeroVariance("f1"), EngineVeto(0.5)
+        expected = Method(credit=GiGPO(coef=0.5), keep=keep, terms=(ClipPenalty(coef=2.0),))
         mapping = {
             "credit": {"gigpo": {"coef": 0.5}},
-            "keep": ["zero_variance", {"top_k": {"share": 0.5}}],
+            "keep": [{"zero_variance": {"reward": "f1"}}, {"engine_veto": {"least": 0.5}}],
             "terms": {"clip_penalty": {"coef": 2.0}},
         }
         assert method_from(mapping) == expected
@@ -316,8 +272,10 @@ class TestParsing:
             (3, "`method` is 3"),
             ({"credits": "gigpo"}, "`method` has 'credits'"),
             ({"credit": "gigp"}, r"`method\.credit` is 'gigp'.*did you mean gigpo\?"),
-            ({"keep": [{"top_k": {"shar": 1}}]}, r"`method\.keep\.top_k` has 'shar'"),
-            ({"keep": [{"top_k": {"share": 2}}]}, "`share` is 2"),
+            ({"keep": [{"engine_veto": {"leas": 1}}]}, r"`method\.keep\.engine_veto` has 'leas'"),
+            ({"keep": [{"engine_veto": {"least": 2}}]}, "`least` is 2"),
+            ("llds", "removed; .* shows no gain"),
+            ({"keep": ["top_k"]}, "removed; .* 'zero_variance' drops groups"),
             ({"credit": {"agent_wise": {"votes": "step"}}}, "`votes` is 'step'"),
             ({"terms": {"clip_penalty": {"kl_estimator": "k1"}}}, "`kl_estimator` is 'k1'"),
             ('{"credit": ', "`method`"),
@@ -329,6 +287,6 @@ class TestParsing:
 
     def test_a_piece_must_be_a_function(self) -> None:
         with pytest.raises(ValueError, match=r"`keep` is .*, but must be a tuple"):
-            Method(keep=TopK())  # type: ignore[arg-type]
+            Method(keep=ZeroVariance())  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="`surrogate` has 3, but must be a function"):
             Method(surrogate=3)  # type: ignore[arg-type]

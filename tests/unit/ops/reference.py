@@ -173,27 +173,6 @@ def leave_one_out(returns: list[Row], num_generations: int) -> list[Row]:
     return found
 
 
-def top_k(spreads: Row, count: int) -> list[bool]:
-    ranked = sorted(range(len(spreads)), key=lambda i: (-spreads[i], i))[:count]
-    return [i in ranked and spreads[i] > 1e-6 for i in range(len(spreads))]
-
-
-def top_p(spreads: Row, share: float) -> list[bool]:
-    variances = [s**2 if s > 1e-6 else 0.0 for s in spreads]
-    kept: set[int] = set()
-    for i in sorted(range(len(spreads)), key=lambda i: (-spreads[i], i)):
-        if kept and math.fsum(variances[j] for j in kept) >= share * math.fsum(variances) * (1 - 1e-9):
-            break
-        kept.add(i)
-    return [i in kept and variances[i] > 0 for i in range(len(spreads))]
-
-
-def good_trajectories(advantages: Tensor, turn_ids: Tensor) -> list[bool]:
-    turns_of = enumerate(positions_of_turns(turn_ids))
-    rows = [[float(advantages[i, t]) for turn in turns for t in turn] for i, turns in turns_of]
-    return [mean(row) >= -1e-3 for row in rows]
-
-
 def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor) -> dict[tuple[int, int], float]:
     """Trajectory and turn -> its g."""
     return {

@@ -21,10 +21,8 @@ from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, float64, normal,
 
 MASK = TURN_IDS >= 0
 TURNS = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]])
-GOOD = torch.tensor([True, False, True])
 VOTES = ("turn", "trajectory")
 STATES = torch.tensor([[7, 5, 0], [7, 8, 5], [7, 5, 7], [5, 5, 5]])
-ALL = GOOD | True
 STOPPED = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 0], [1] * 5]).bool()
 A, B = normal(MASK, 1), normal(MASK, 2)
 RATIO = A.exp()
@@ -53,8 +51,6 @@ BLIND = {
     "information_gains": (lambda x: ops.information_gains(x, TURNS)[0], TURNS),
     "leave_one_out": (lambda x: ops.leave_one_out_advantages(x, TURNS, 4), TURNS),
     **{str(k): (lambda x, k=k: ops.importance_ratio(x, TURN_IDS, *k), MASK) for k in BOTH},
-    "likelihood_falls": (lambda x: ops.likelihood_falls(x, TURN_IDS, ALL)[0], MASK),
-    "likelihood_falls of good": (lambda x: ops.likelihood_falls(x, TURN_IDS, GOOD)[0], MASK & GOOD[:, None]),
     "aggregate_turns": (lambda x: ops.aggregate_turns(x, TURN_IDS), MASK),
     **{f"masked_mean {d}": (lambda x, d=d: ops.masked_mean(x, MASK, d), MASK) for d in (None, 0, 1)},
     **{f"turn_reduce {r}": (lambda x, r=r: ops.turn_reduce(x, TURN_IDS, r), MASK) for r in ("mean", "sum")},
@@ -66,7 +62,6 @@ COUNTS = {
     "clip_fraction": lambda x: ops.clip_fraction(x, MASK, 0.2, 0.2),
     **{r: lambda x, r=r: ops.turn_clip_fraction(x, TURN_IDS, 0.2, 0.2, r) for r in ops.TURN_RATIOS},
     "is_vetoed": lambda x: ops.is_vetoed(x, TURN_IDS, 0.5),
-    "good_trajectories": lambda x: ops.good_trajectories(x, MASK),
 }
 
 
@@ -98,7 +93,6 @@ NONE = {
     "normalize_entries": (lambda x, ids: normalize_entries(x, ids >= 0, 2, "group"), 0.0),
     "matched_advantages": (lambda x, ids: ops.matched_advantages(x, ids, ids, ids >= 0, 2, "trajectory"), 0.0),
     "information_gains": (lambda x, ids: ops.information_gains(x, ids >= 0)[0], 0.0),
-    "likelihood_falls": (lambda x, ids: ops.likelihood_falls(x, ids, torch.ones(len(x)).bool())[0], 0.0),
     "gated_kl": (lambda x, ids: ops.clip_penalty(x, ids >= 0, 0.2, 0.2, "k1"), 0.0),
     "clipping_bias": (lambda x, ids: ops.clipping_bias(x, x, x > 0, ids >= 0), 0.0),
     "aggregate_turns": (ops.aggregate_turns, 0.0),
@@ -262,10 +256,6 @@ def group_spread(x: Tensor, ids: Tensor, seed: int) -> Any:
     return ops.group_spread(rewards, 3), [reference.std([r for r in each if not math.isnan(r)]) for each in groups]
 
 
-def good_trajectories(x: Tensor, ids: Tensor, seed: int) -> Any:
-    return ops.good_trajectories(x, ids >= 0).double(), reference.good_trajectories(x, ids)
-
-
 def turn_mismatch(x: Tensor, ids: Tensor, seed: int) -> Any:
     found, expected = ops.turn_mismatch(x, ids), reference.turn_mismatch(x, ids)
     return torch.stack([found[place] for place in expected] or [float64(0.0)]), list(expected.values()) or [0.0]
@@ -295,7 +285,6 @@ EQUAL = {
             matched_advantages,
             information_gains,
             group_spread,
-            good_trajectories,
             turn_mismatch,
             is_vetoed,
         ),
