@@ -37,7 +37,6 @@ from benchmarks.common import RESULTS, table
 from sorl_trl.cli.arguments import parse_arguments
 from sorl_trl.cli.build import build_trainer
 from sorl_trl.command_line import Parser, run_command
-from sorl_trl.methods import EngineTurnMask
 from sorl_trl.ops import turn_layout, turn_mismatch, within
 from sorl_trl.rollout import Collector, Engine, SlotEngine, TurnEnd, assemble, generate_turns, model_engine
 from sorl_trl.trainers.vllm_policy import TOLERANCE, PolicyGeneration, ServerPolicy
@@ -53,7 +52,7 @@ ENGINES = {
     "server-bfloat16": "vLLM as a server, bfloat16",
 }
 TURNS, TRAJECTORIES, WINDOW = 100, 64, 512
-TRUNCATED_AT, TRLS_CAP = 2.0, 3.0
+TRUNCATED_AT, TURN_MASK, TRLS_CAP = 2.0, (0.8, 1.2), 3.0
 PERCENTILES = (50, 90, 99, 100)
 
 
@@ -238,13 +237,12 @@ def spread(difference: Tensor, turn_ids: Tensor) -> dict[str, Any]:
     tokens = difference[turns.loss_mask].abs()
     ratios = turn_mismatch(difference, turns)[turns.turn_mask.bool()]
     sequences = difference.sum(dim=1).exp()
-    mask = EngineTurnMask()
     return {
         "tokens": len(tokens),
         "of_token": [float(tokens.quantile(q / 100)) for q in PERCENTILES],
         "of_turn": [float((ratios - 1).abs().quantile(q / 100)) for q in PERCENTILES],
         "turn_truncate_cuts": float((ratios > TRUNCATED_AT).float().mean()),
-        "turn_mask_keeps": float(within(ratios, mask.low, mask.high).float().mean()),
+        "turn_mask_keeps": float(within(ratios, *TURN_MASK).float().mean()),
         "sequence_mask_keeps": float((sequences <= TRLS_CAP).float().mean()),
         "sequence_ratios": [float(sequences.min()), float(sequences.max())],
     }

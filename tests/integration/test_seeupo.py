@@ -225,8 +225,6 @@ def test_an_evaluation_is_of_all_turns_together(tmp_path: Path, tokenizer: Any) 
 def test_a_method_that_looks_at_several_turns_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(ValueError, match="`credit`"):
         build(tmp_path, tokenizer, method="gigpo")
-    with pytest.raises(ValueError, match="EngineTurnMask"):
-        build(tmp_path, tokenizer, method={"keep": "engine_turn_mask"})
 
 
 class TestTheNumberOfTurns:

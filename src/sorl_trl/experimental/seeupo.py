@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.checks import SWITCH
-from sorl_trl.methods import EngineTurnMask, Method, MicroBatch
+from sorl_trl.methods import Method, MicroBatch
 from sorl_trl.ops import backward_turn_advantages, bounded_log_ratio, masked_mean, next_multiplier, turn_broadcast
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.batch import OLD_POLICY_STEP, ROW_SCALE, row_scale
@@ -163,9 +163,6 @@ class SeeUPOTrainer(TurnLevelTrainer):
             raise ValueError(
                 f"`credit` of the method is {self.method.credit!r}, but SeeUPO computes its own advantages."
             )
-        for piece in (*self.method.keep, *self.method.terms):
-            if isinstance(piece, EngineTurnMask):
-                raise ValueError(f"The method has {piece!r}, but SeeUPO trains one turn of a trajectory at a time.")
 
     # ---------------------------------------------------------------------------------------------------------------
     # The rollout

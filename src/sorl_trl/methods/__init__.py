@@ -43,6 +43,7 @@ _NO_GAIN = "benchmarks/results/methods.md shows no gain"
 _GONE: Mapping[str, str] = {
     "double_sided": "its runs collapsed (benchmarks/results/methods.md)",
     "dppo": "'minirl' compares with the policy that sampled, too",
+    **dict.fromkeys(("engine_turn_mask", "engine_veto"), "`vllm_importance_sampling_mode` has masks"),
     "ma_rlhf": "benchmarks/results/macro_actions.md shows no gain over turns",
     **dict.fromkeys(("llds", "not_void", "void"), _NO_GAIN),
     **dict.fromkeys(("ragen2", "starpo_s"), f"{_NO_GAIN}; 'dapo' drops groups with equal rewards"),

@@ -43,8 +43,6 @@ class ScoredRollout:
     """The discount per turn."""
     scale: str
     """TRL's `scale_rewards`: "group", "batch" or "none"."""
-    mismatch: Tensor | None = None
-    """(N, T) log π_old − log μ with μ the sampling engine, 0 outside model tokens; None without such an engine."""
     agents: Tensor | None = None
     """(N, K) int64, the number of each turn's agent in `agent_names`, -1 where there is none; None without names."""
     agent_names: tuple[str, ...] = ()

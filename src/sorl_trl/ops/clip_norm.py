@@ -16,7 +16,6 @@ __all__ = [
     "PENALTY_ESTIMATORS",
     "PENALTY_GATES",
     "clip_fraction",
-    "clip_penalty",
     "clipping_bias",
     "gated_kl",
     "kl_controlled_factor",
@@ -106,18 +105,6 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
     # Leave out rows with a closed gate before any arithmetic, because 0 times NaN is NaN.
     triggered = keep(log_ratio, loss_mask.bool() & (gate > 0).unsqueeze(1))
     return gate.detach() * kl_to_old(triggered, loss_mask, estimator)
-
-
-def clip_penalty(
-    log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor, estimator: str
-) -> Tensor:
-    """Compute SORL's clipping-triggered penalty as specified: f_i · KL_i, (B,), f_i detached.
-
-    docs/internals/equations.md explains it. Arguments and errors are those of `clip_fraction` and `kl_to_old`. Value
-    and gradient are exactly 0 for a trajectory in which nothing is clipped.
-    """
-    fraction = clip_fraction(log_ratio, loss_mask, epsilon_low, epsilon_high)
-    return gated_kl(fraction, log_ratio, loss_mask, estimator)
 
 
 def clipping_bias(ratio: Tensor, advantages: Tensor, stopped: Tensor, loss_mask: Tensor) -> Tensor:

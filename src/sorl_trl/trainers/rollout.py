@@ -289,7 +289,6 @@ def scored_rollout(
     own_rewards = own_rows(rewards_per_func, len(sampled), accelerator)
     split = split_rewards(sampled, own_rewards, weights, turns.num_turns)
     states = state_keys(sampled, turns.num_turns).to(accelerator.device)
-    mismatch = mismatch_of(batch, turns.turn_ids) if corrects_sampling(trainer) else None
     return ScoredRollout(
         turns=turn_layout(gather_rows(accelerator, turns.turn_ids, padding=-1)),
         rewards_per_func=rewards_per_func,
@@ -303,7 +302,6 @@ def scored_rollout(
         num_generations=group_size(trainer),
         gamma=trainer.args.gamma,
         scale=str(trainer.scale_rewards),
-        mismatch=None if mismatch is None else gather_rows(accelerator, mismatch),
         **agents_of_all(accelerator, sampled, names_of(batch)),
     )
 

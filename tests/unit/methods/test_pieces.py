@@ -16,8 +16,6 @@ from sorl_trl.methods import (
     AgentWise,
     ClipPenalty,
     ClipRange,
-    EngineTurnMask,
-    EngineVeto,
     GiGPO,
     GroupMean,
     LeaveOneOut,
@@ -120,15 +118,6 @@ def test_a_named_reward_decides() -> None:
     assert ZeroVariance("format")(given).tolist() == [False, False, True, True]
     with pytest.raises(ValueError, match="`reward` is 'x'"):
         ZeroVariance("x")(given)
-
-
-def test_engine_pieces_read_the_mismatch() -> None:
-    mismatch = torch.zeros(4, 3)
-    mismatch[0, 2], mismatch[1, 0] = math.log(1.5), math.log(1e-5)
-    given = rollout(mismatch=mismatch)
-    assert EngineVeto()(given).tolist() == [True, False, True, True]
-    kept = EngineTurnMask(0.8, 1.2)(given)
-    assert kept.tolist() == [[True, True, False], [False, False, True], [True] * 3, [True] * 3]
 
 
 def test_an_unscored_trajectory_is_compared_with_nobody() -> None:
@@ -253,11 +242,11 @@ class TestDrMAS:
 
 class TestParsing:
     def test_a_name_a_mapping_json_and_a_method(self) -> None:
-        keep = ZeroVariance("f1"), EngineVeto(0.5)
+        keep = ZeroVariance(), ZeroVariance("f1")
         expected = Method(credit=GiGPO(coef=0.5), keep=keep, terms=(ClipPenalty(coef=2.0),))
         mapping = {
             "credit": {"gigpo": {"coef": 0.5}},
-            "keep": [{"zero_variance": {"reward": "f1"}}, {"engine_veto": {"least": 0.5}}],
+            "keep": ["zero_variance", {"zero_variance": {"reward": "f1"}}],
             "terms": {"clip_penalty": {"coef": 2.0}},
         }
         assert method_from(mapping) == expected
@@ -272,8 +261,8 @@ class TestParsing:
             (3, "`method` is 3"),
             ({"credits": "gigpo"}, "`method` has 'credits'"),
             ({"credit": "gigp"}, r"`method\.credit` is 'gigp'.*did you mean gigpo\?"),
-            ({"keep": [{"engine_veto": {"leas": 1}}]}, r"`method\.keep\.engine_veto` has 'leas'"),
-            ({"keep": [{"engine_veto": {"least": 2}}]}, "`least` is 2"),
+            ({"keep": [{"zero_variance": {"rewards": "f1"}}]}, r"`method\.keep\.zero_variance` has 'rewards'"),
+            ({"weight": {"turn_ratio": {"high": -1}}}, "`high` is -1"),
             ("llds", "removed; .* shows no gain"),
             ({"keep": ["top_k"]}, "removed; .* 'zero_variance' drops groups"),
             ({"credit": {"agent_wise": {"votes": "step"}}}, "`votes` is 'step'"),

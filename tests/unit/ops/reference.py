@@ -180,10 +180,3 @@ def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor) -> dict[tuple[int, int], 
         for i, turns in enumerate(positions_of_turns(turn_ids))
         for k, turn in enumerate(turns)
     }
-
-
-def is_vetoed(log_ratio: Tensor, turn_ids: Tensor, least: float) -> list[bool]:
-    return [
-        any(math.exp(float(log_ratio[i, t])) < least for turn in turns for t in turn)
-        for i, turns in enumerate(positions_of_turns(turn_ids))
-    ]

@@ -28,6 +28,12 @@ A, B = normal(MASK, 1), normal(MASK, 2)
 RATIO = A.exp()
 BOTH = [(kind, turn) for kind in ("token", "sequence", "turn") for turn in ("geometric", "arithmetic")][:5]
 
+
+def penalty(x: Tensor, mask: Tensor, low: float, high: float, estimator: str) -> Tensor:
+    """SORL's, as specified."""
+    return ops.gated_kl(ops.clip_fraction(x, mask, low, high), x, mask, estimator)
+
+
 BLIND = {
     "turn_returns": (lambda x: ops.turn_returns(x, TURNS, 0.9), TURNS),
     **{f"gae rewards {i}": (lambda x, i=i: ops.token_gae(x, B, MASK, 0.9, 0.8)[i], MASK) for i in (0, 1)},
@@ -38,7 +44,7 @@ BLIND = {
     "explained_variance values": (lambda x: ops.explained_variance(x, B, MASK), MASK),
     "explained_variance returns": (lambda x: ops.explained_variance(A, x, MASK), MASK),
     **{f"kl_to_old {k}": (lambda x, k=k: ops.kl_to_old(x, MASK, k), MASK) for k in ops.KL_ESTIMATORS},
-    "gated_kl": (lambda x: ops.clip_penalty(x, MASK, 0.2, 0.2, "unbiased"), MASK),
+    "gated_kl": (lambda x: penalty(x, MASK, 0.2, 0.2, "unbiased"), MASK),
     "clipping_bias": (lambda x: ops.clipping_bias(RATIO, x, STOPPED, MASK), MASK & STOPPED),
     "clipping_bias of ratios": (lambda x: ops.clipping_bias(x, A, STOPPED, MASK), MASK & STOPPED),
     **{f"entries {s}": (lambda x, s=s: normalize_entries(x, TURNS, 4, s), TURNS) for s in ("group", "batch", "none")},
@@ -61,7 +67,6 @@ BLIND = {
 COUNTS = {
     "clip_fraction": lambda x: ops.clip_fraction(x, MASK, 0.2, 0.2),
     **{r: lambda x, r=r: ops.turn_clip_fraction(x, TURN_IDS, 0.2, 0.2, r) for r in ops.TURN_RATIOS},
-    "is_vetoed": lambda x: ops.is_vetoed(x, TURN_IDS, 0.5),
 }
 
 
@@ -93,7 +98,7 @@ NONE = {
     "normalize_entries": (lambda x, ids: normalize_entries(x, ids >= 0, 2, "group"), 0.0),
     "matched_advantages": (lambda x, ids: ops.matched_advantages(x, ids, ids, ids >= 0, 2, "trajectory"), 0.0),
     "information_gains": (lambda x, ids: ops.information_gains(x, ids >= 0)[0], 0.0),
-    "gated_kl": (lambda x, ids: ops.clip_penalty(x, ids >= 0, 0.2, 0.2, "k1"), 0.0),
+    "gated_kl": (lambda x, ids: penalty(x, ids >= 0, 0.2, 0.2, "k1"), 0.0),
     "clipping_bias": (lambda x, ids: ops.clipping_bias(x, x, x > 0, ids >= 0), 0.0),
     "aggregate_turns": (ops.aggregate_turns, 0.0),
     "turn_weights": (lambda x, ids: ops.turn_weights(ids), 0.0),
@@ -102,7 +107,6 @@ NONE = {
     "turn_broadcast": (lambda x, ids: ops.turn_broadcast(ops.turn_reduce(x, ids), ids), 0.0),
     "masked_mean": (lambda x, ids: ops.masked_mean(x, ids >= 0), 0.0),
     "turn_mismatch": (ops.turn_mismatch, 0.0),
-    "is_vetoed": (lambda x, ids: ops.is_vetoed(x, ids, 1.5), 0.0),
     "scaled_clip_range": (lambda x, ids: ops.scaled_clip_range(0.2, ids), 0.2),
     "length_adjusted_kl": (lambda x, ids: ops.length_adjusted_kl(x.sum(1), ids), 0.0),
     **{str(k): (lambda x, ids, k=k: ops.importance_ratio(x, ids, *k), 1.0) for k in BOTH},
@@ -174,7 +178,7 @@ def gated_kl(x: Tensor, ids: Tensor, seed: int) -> Any:
     """With the gate that is SORL's as specified."""
     estimator, x, mask = ops.KL_ESTIMATORS[seed % 4], 0.3 * x, ids >= 0
     expected = [reference.clip_penalty(*pair, 0.2, 0.28, estimator) for pair in _rows(x, mask)]
-    return ops.clip_penalty(x, mask, 0.2, 0.28, estimator), expected
+    return penalty(x, mask, 0.2, 0.28, estimator), expected
 
 
 def gae(x: Tensor, ids: Tensor, seed: int) -> Any:
@@ -261,11 +265,6 @@ def turn_mismatch(x: Tensor, ids: Tensor, seed: int) -> Any:
     return torch.stack([found[place] for place in expected] or [float64(0.0)]), list(expected.values()) or [0.0]
 
 
-def is_vetoed(x: Tensor, ids: Tensor, seed: int) -> Any:
-    least = (seed + 5) / 110
-    return ops.is_vetoed(x, ids, least).double(), reference.is_vetoed(x, ids, least)
-
-
 EQUAL = {
     function.__name__: function
     for function in (
@@ -286,7 +285,6 @@ EQUAL = {
             information_gains,
             group_spread,
             turn_mismatch,
-            is_vetoed,
         ),
     )
 }

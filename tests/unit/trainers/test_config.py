@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.experimental import GroupRefillConfig, SeeUPOConfig
-from sorl_trl.methods import METHODS, SETTINGS, AgentWise, EngineVeto, LeaveOneOut, Method, TurnRatio, ZeroVariance
+from sorl_trl.methods import METHODS, SETTINGS, AgentWise, LeaveOneOut, Method, TurnRatio, ZeroVariance
 from sorl_trl.trainers.checks import check_method, check_reward_names, disable_noise
 from tests.model_families import GQA
 
@@ -144,7 +144,6 @@ def test_a_name_without_its_settings_is_warned_of(tmp_path: Path, caplog: pytest
     [
         (METHODS["ppo"], "`advantage_level`", {}),
         (Method(credit=LeaveOneOut()), "`scale_rewards`", {}),
-        (Method(keep=(EngineVeto(),)), "EngineVeto", {}),
         (Method(weight=TurnRatio(high=2.0)), "TurnRatio", {}),
         (METHODS["dapo"], "`num_generations`", {"config_class": SOPPOConfig}),
         (Method(credit=AgentWise()), "`gamma`", {"gamma": 0.9}),
