@@ -128,11 +128,11 @@ class TurnLevelConfig(GRPOConfig):
             "weighted by its ratio to the policy that sampled, capped at 2 (AReaL's decoupled objective)."
         },
     )
-    router_replay: Annotated[str, OneOf(("none", "r2", "r3"))] = field(
+    router_replay: Annotated[str, OneOf(("none", "r3"))] = field(
         default="none",
         metadata={
-            "help": "Train a mixture of experts with the experts that the old-policy pass ('r2') or the sampling "
-            "engine ('r3') chose. 'none' (default): the routers choose anew in each pass."
+            "help": "'r3': train a mixture of experts with the experts that the sampling engine chose. 'none' "
+            "(default): the routers choose anew in each pass."
         },
     )
     save_trajectories_steps: Annotated[int, COUNT] = field(
@@ -175,11 +175,6 @@ class TurnLevelConfig(GRPOConfig):
         super().__post_init__()
         if self.use_vllm and self.compares_with_sampler:
             self._check_sampling()
-        if self.router_replay == "r2" and (self.is_on_policy or self.compares_with_sampler):
-            raise ValueError(
-                "`router_replay` is 'r2', but there is no old-policy pass: make several updates on a rollout "
-                "(`num_iterations`), set `async_old_policy='proximal'` with `async_staleness`, or use 'r3'."
-            )
 
     def _check_sampling(self) -> None:
         """Raise ValueError for options that change vLLM's log-probabilities but not the trainer's."""

@@ -98,7 +98,7 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     batch |= image_inputs(trainer, prompts, images, batch)
     batch[GENERATED_AT] = torch.tensor(sampled_at)
     given_routes = columns.pop("routes", None)
-    if trainer.args.router_replay == "r3" and trainer.model.training:
+    if trainer.args.router_replay != "none" and trainer.model.training:
         batch[ROUTES] = engine_routes(batch, sampled, given_routes, trainer._forward.routers.shape)
     compares_with_sampler = trainer.args.compares_with_sampler
     batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if compares_with_sampler else trainer.state.global_step)
@@ -209,8 +209,6 @@ def _score_old_policy(trainer: Any, batch: dict[str, Any]) -> Tensor | None:
         logps = scores.logps
         if ROUTES in batch:
             log_gaps(trainer, batch, logps)
-        elif scores.routing is not None and trainer.model.training:
-            batch[ROUTES] = scores.routing.chosen
         if scores.values is not None:
             batch["old_values"] = scores.values
     if is_compared:
