@@ -185,18 +185,13 @@ def _share(args: Any, turns: list[list[int]], t: int, turn_ids: Tensor) -> float
 
 def reference_penalty(trainer: Any, batch: dict[str, Any], piece: ClipPenalty) -> Tensor:
     log_ratio = token_logps(trainer, batch) - batch["old_per_token_logps"]
-    low = trainer.args.epsilon if piece.epsilon is None else piece.epsilon
-    high = low if piece.epsilon_high is None else piece.epsilon_high
+    epsilon = trainer.args.epsilon if piece.epsilon is None else piece.epsilon
     total = torch.zeros((), dtype=torch.float64)
     for i, turn_ids in enumerate(batch["turn_ids"]):
         turns = positions(turn_ids)
         if not turns:
             continue
         logs = log_ratio[i, [*chain(*turns)]]
-        ratios = {"token": logs.exp(), "turn": torch.stack([log_ratio[i, turn].mean().exp() for turn in turns])}
-        gate = 1.0
-        if piece.gate != "none":
-            of_gate = ratios[piece.gate].detach()
-            gate = float(((of_gate < 1 - low) | (of_gate > 1 + high)).double().mean())
+        gate = float(((logs.detach().exp() - 1).abs() > epsilon).double().mean())
         total = total + gate * (logs.exp() * logs - logs.exp() + 1).mean()
     return piece.coef * total / len(log_ratio)

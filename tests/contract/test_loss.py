@@ -124,9 +124,7 @@ def test_vespos_weight_of_a_sequence_contains_those_of_the_engine(tmp_path: Path
     [
         ClipPenalty(),
         ClipPenalty(coef=3.0, epsilon=None),
-        ClipPenalty(gate="turn", epsilon=0.1),
-        ClipPenalty(gate="none"),
-        ClipPenalty(epsilon=0.3, epsilon_high=1.0),
+        ClipPenalty(epsilon=0.1),
     ],
     ids=str,
 )

@@ -60,7 +60,7 @@ COMPOSED: dict[str, tuple[Method, dict[str, Any]]] = {
     "st_grpo": (METHODS["st_grpo"], SETTINGS["st_grpo"]),
     "gspo": (METHODS["gspo"], SETTINGS["gspo"]),
     "penalized_sequence": (METHODS["so_grpo"], {"importance_sampling_level": "sequence", "loss_type": "dapo"}),
-    "gigpo_penalized": (Method(GiGPO(), terms=(ClipPenalty(gate="turn"),)), {"gamma": 0.9}),
+    "gigpo_penalized": (Method(GiGPO(), terms=(ClipPenalty(epsilon=None),)), {"gamma": 0.9}),
     "filtered": (Method(keep=(ZeroVariance(),), terms=(ClipPenalty(),)), {"reward_funcs": first_groups_agree}),
     "filtered_dapo": (METHODS["dapo"], {**SETTINGS["dapo"], "reward_funcs": first_groups_agree}),
     "minirl": (METHODS["minirl"], SETTINGS["minirl"]),

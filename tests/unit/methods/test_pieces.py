@@ -266,7 +266,7 @@ class TestParsing:
             ("llds", "removed; .* shows no gain"),
             ({"keep": ["top_k"]}, "removed; .* 'zero_variance' drops groups"),
             ({"credit": {"agent_wise": {"votes": "step"}}}, "`votes` is 'step'"),
-            ({"terms": {"clip_penalty": {"kl_estimator": "k1"}}}, "`kl_estimator` is 'k1'"),
+            ({"terms": {"clip_penalty": {"gate": "turn"}}}, "has 'gate', but takes coef, epsilon"),
             ('{"credit": ', "`method`"),
         ],
     )

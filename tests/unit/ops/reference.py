@@ -78,10 +78,10 @@ def kl(log_ratio: float, estimator: str) -> float:
     ]
 
 
-def clip_penalty(row: Row, mask_row: Row, epsilon_low: float, epsilon_high: float, estimator: str) -> float:
+def clip_penalty(row: Row, mask_row: Row, epsilon_low: float, epsilon_high: float) -> float:
     logs = kept(row, mask_row)
     outside = [float(math.exp(log) < 1 - epsilon_low or math.exp(log) > 1 + epsilon_high) for log in logs]
-    return mean(outside) * mean([kl(log, estimator) for log in logs])
+    return mean(outside) * mean([kl(log, "unbiased") for log in logs])
 
 
 def gae(rewards: Row, values: Row, mask_row: Row, gamma: float, lam: float) -> tuple[Row, Row]:

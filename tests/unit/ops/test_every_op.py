@@ -29,9 +29,9 @@ RATIO = A.exp()
 BOTH = [(kind, turn) for kind in ("token", "sequence", "turn") for turn in ("geometric", "arithmetic")][:5]
 
 
-def penalty(x: Tensor, mask: Tensor, low: float, high: float, estimator: str) -> Tensor:
+def penalty(x: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
     """SORL's, as specified."""
-    return ops.gated_kl(ops.clip_fraction(x, mask, low, high), x, mask, estimator)
+    return ops.gated_kl(ops.clip_fraction(x, mask, low, high), x, mask)
 
 
 BLIND = {
@@ -44,7 +44,7 @@ BLIND = {
     "explained_variance values": (lambda x: ops.explained_variance(x, B, MASK), MASK),
     "explained_variance returns": (lambda x: ops.explained_variance(A, x, MASK), MASK),
     **{f"kl_to_old {k}": (lambda x, k=k: ops.kl_to_old(x, MASK, k), MASK) for k in ops.KL_ESTIMATORS},
-    "gated_kl": (lambda x: penalty(x, MASK, 0.2, 0.2, "unbiased"), MASK),
+    "gated_kl": (lambda x: penalty(x, MASK, 0.2, 0.2), MASK),
     "clipping_bias": (lambda x: ops.clipping_bias(RATIO, x, STOPPED, MASK), MASK & STOPPED),
     "clipping_bias of ratios": (lambda x: ops.clipping_bias(x, A, STOPPED, MASK), MASK & STOPPED),
     **{f"entries {s}": (lambda x, s=s: normalize_entries(x, TURNS, 4, s), TURNS) for s in ("group", "batch", "none")},
@@ -66,7 +66,6 @@ BLIND = {
 # Of no gradient.
 COUNTS = {
     "clip_fraction": lambda x: ops.clip_fraction(x, MASK, 0.2, 0.2),
-    **{r: lambda x, r=r: ops.turn_clip_fraction(x, TURN_IDS, 0.2, 0.2, r) for r in ops.TURN_RATIOS},
 }
 
 
@@ -98,7 +97,7 @@ NONE = {
     "normalize_entries": (lambda x, ids: normalize_entries(x, ids >= 0, 2, "group"), 0.0),
     "matched_advantages": (lambda x, ids: ops.matched_advantages(x, ids, ids, ids >= 0, 2, "trajectory"), 0.0),
     "information_gains": (lambda x, ids: ops.information_gains(x, ids >= 0)[0], 0.0),
-    "gated_kl": (lambda x, ids: penalty(x, ids >= 0, 0.2, 0.2, "k1"), 0.0),
+    "gated_kl": (lambda x, ids: penalty(x, ids >= 0, 0.2, 0.2), 0.0),
     "clipping_bias": (lambda x, ids: ops.clipping_bias(x, x, x > 0, ids >= 0), 0.0),
     "aggregate_turns": (ops.aggregate_turns, 0.0),
     "turn_weights": (lambda x, ids: ops.turn_weights(ids), 0.0),
@@ -176,9 +175,8 @@ def kl_to_old(x: Tensor, ids: Tensor, seed: int) -> Any:
 
 def gated_kl(x: Tensor, ids: Tensor, seed: int) -> Any:
     """With the gate that is SORL's as specified."""
-    estimator, x, mask = ops.KL_ESTIMATORS[seed % 4], 0.3 * x, ids >= 0
-    expected = [reference.clip_penalty(*pair, 0.2, 0.28, estimator) for pair in _rows(x, mask)]
-    return penalty(x, mask, 0.2, 0.28, estimator), expected
+    x, mask = 0.3 * x, ids >= 0
+    return penalty(x, mask, 0.2, 0.28), [reference.clip_penalty(*pair, 0.2, 0.28) for pair in _rows(x, mask)]
 
 
 def gae(x: Tensor, ids: Tensor, seed: int) -> Any:
