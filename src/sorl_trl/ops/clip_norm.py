@@ -66,7 +66,7 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
 
 
 def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor) -> Tensor:
-    """Multiply each trajectory's unbiased KL by a detached gate: gate_i · KL_i, (B,). Value and gradient are 0 at gate 0.
+    """Multiply each trajectory's KL ("unbiased") by a detached gate: gate_i · KL_i, (B,), without gradient at gate 0.
 
     Args:
         gate: (B,), at least 0. With `clip_fraction`, this is SORL's clipping-triggered penalty as specified

@@ -102,7 +102,7 @@ def normalize_entries(x: Tensor, mask: Tensor, num_generations: int, scale: str)
 
 
 def matched_advantages(
-    returns: Tensor, mean_of: Tensor, spread_of: Tensor | None, turn_mask: Tensor, num_generations: int, votes: str
+    returns: Tensor, labels: Tensor, turn_mask: Tensor, num_generations: int, scale: bool
 ) -> Tensor:
     """Compare turns of a group that have the same label: Â_{i,k} = (R_{i,k} − μ) / (σ + 1e-4), (B, K).
 
@@ -112,28 +112,16 @@ def matched_advantages(
 
     Args:
         returns: (B, K), from `turn_returns`.
-        mean_of: (B, K) int64, any numbers: μ is the mean over all turns of the group with the same one.
-        spread_of: The same for σ; None does not divide.
+        labels: (B, K) int64, any numbers: μ and σ are those of all turns of the group with the same one.
         turn_mask: (B, K), 1 where a trajectory has a turn.
         num_generations: G, the trajectories of a group.
-        votes: What counts once: a "turn", or a "trajectory", with the mean of its turns of the same label.
+        scale: Whether to divide by σ + 1e-4.
     """
-    returns = at_least_float32(returns)
-
-    def voters(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Each turn's label index, the weight of its vote, and the index of the turns that share a vote."""
-        index = _label_index(labels, turn_mask, num_generations)
-        if votes == "turn":
-            return returns, turn_mask, index
-        voter = _label_index(labels, turn_mask, num_generations=1)
-        weights = turn_mask / _sums_within(turn_mask.to(returns.dtype), voter).clamp(min=1)
-        return returns - centred_within(returns, turn_mask, voter), weights, index
-
-    centred = centred_within(returns, *voters(mean_of)[1:])
-    if spread_of is None:
+    index = _label_index(labels, turn_mask, num_generations)
+    centred = centred_within(at_least_float32(returns), turn_mask, index)
+    if not scale:
         return centred
-    values, weights, index = voters(spread_of)
-    spread = spread_within(centred_within(values, weights, index), weights, index)
+    spread = spread_within(centred, turn_mask, index)
     return torch.where(spread > _NO_SPREAD, centred / (spread + STD_FLOOR), 0.0)
 
 

@@ -137,11 +137,8 @@ def test_a_token_that_the_engine_could_not_score_is_compared_with_the_old_policy
     assert value[0, 0] == value[0, 1] != 0.0
 
 
-ARMS = [AgentWise(*arm) for arm in product(("agent", "group"), ("agent", "group"), ("turn", "trajectory"))]
-
-
 class TestDrMAS:
-    """Each agent's turns are compared with the turns of the same agent in the group, or of the group."""
+    """Each agent's turns are compared with the turns of the same agent in the group."""
 
     AGENTS = torch.tensor([[0, 1, 0, 2], [1, -1, -1, -1], [0, 0, 1, -1], [1, 0, 1, 0]] * 2)
     """In groups of four. The third acts once in a group."""
@@ -155,62 +152,33 @@ class TestDrMAS:
         return rollout(torch.where(agents >= 0, steps, -1), outcomes, **given)
 
     def test_two_agents_by_hand(self) -> None:
-        """The first has the returns 1, 1, 0 and 4, or 1, 0 and 4 if trajectories vote; the second has 1 and 0."""
+        """The first has the returns 1, 1, 0 and 4; the second has 1 and 0."""
         agents = torch.tensor([[0, 1, 0], [0, 1, -1], [0, -1, -1]])
         given = self.rollout(agents, torch.tensor([1.0, 0.0, 4.0]), num_generations=3, scale="none")
         found = AgentWise()(given)
         torch.testing.assert_close(found, torch.tensor([[-0.5, 0.5, -0.5], [-1.5, -0.5, 0.0], [2.5, 0.0, 0.0]]))
-        once = AgentWise(votes="trajectory")(given)
-        expected = torch.tensor([[1.0, 0.5, 1.0], [0.0, -0.5, 0.0], [4.0, 0.0, 0.0]])
-        torch.testing.assert_close(
-            once, expected - torch.tensor([[5.0, 0.0, 5.0], [5.0, 0.0, 0.0], [5.0, 0.0, 0.0]]) / 3
-        )
 
-    @pytest.mark.parametrize("arm", ARMS, ids=str)
-    def test_one_agent_that_acts_once_has_the_advantages_of_grpo(self, arm: AgentWise) -> None:
+    def test_one_agent_that_acts_once_has_the_advantages_of_grpo(self) -> None:
         given = self.rollout(torch.zeros(8, 1, dtype=torch.long))
         expected, _ = outcome_advantages(given.totals(), 4, "group")
-        torch.testing.assert_close(arm(given).squeeze(1), expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(AgentWise()(given).squeeze(1), expected, rtol=0, atol=1e-12)
 
     def test_the_advantages_of_an_agent_add_up_to_nothing(self) -> None:
-        given = self.rollout()
-        of_group = AgentWise("group", "group")(given)
-        for found in (AgentWise()(given), AgentWise(spread="group")(given)):
-            for agent, group in product((0, 1, 2), (slice(4), slice(4, 8))):
-                own = self.AGENTS[group] == agent
-                assert abs(found[group][own].sum()) < 1e-12
-                assert abs(of_group[group][own].sum()) > 0.05  # which changes how often the agent is called
+        found = AgentWise()(self.rollout())
+        for agent, group in product((0, 1, 2), (slice(4), slice(4, 8))):
+            assert abs(found[group][self.AGENTS[group] == agent].sum()) < 1e-12
 
-    @pytest.mark.parametrize("votes", ["turn", "trajectory"])
-    def test_what_the_statistics_of_the_group_do_to_the_variance(self, votes: str) -> None:
-        """The mean of Â² over an agent's turns is (σ_a² + (μ_a − μ)²) / σ², with a biased σ_a (lemma 4.2)."""
-        given = self.rollout()
-        found = AgentWise("group", "group", votes)(given)
-        for agent, group in product((0, 1), (slice(4), slice(4, 8))):
-            kept, returns = self.AGENTS[group] >= 0, given.returns[group]
-            voters = returns[kept] if votes == "turn" else returns[:, 0]
-            own = returns[self.AGENTS[group] == agent]
-            expected = (own.var(unbiased=False) + (own.mean() - voters.mean()) ** 2) / (voters.std() + 1e-4) ** 2
-            assert found[group][self.AGENTS[group] == agent].square().mean() == pytest.approx(
-                float(expected), rel=1e-12
-            )
-
-    @pytest.mark.parametrize("arm", ARMS, ids=str)
-    def test_without_a_spread_there_is_no_advantage(self, arm: AgentWise) -> None:
+    def test_without_a_spread_there_is_no_advantage(self) -> None:
         """An agent's only turn, and equal rewards, even where the others of the group differ."""
-        if arm.spread == "agent" or arm.mean == "agent":
-            assert arm(self.rollout())[[0, 4], 3].tolist() == [0.0, 0.0]
+        assert AgentWise()(self.rollout())[[0, 4], 3].tolist() == [0.0, 0.0]
         outcomes = torch.tensor([0.1, 0.1, 0.1, 0.1, 0.7, 0.1, 0.1, 0.1])  # the third agent acts in rows 0 and 4
         agents = torch.tensor(
             [[0, 1, 0], [1, 0, -1], [1, 1, -1], [0, -1, -1], [2, -1, -1], [1, 0, 0], [1, -1, -1], [0, -1, -1]]
         )
-        found = arm(self.rollout(agents, outcomes))
-        assert found[:4].count_nonzero() == 0
-        is_compared = arm.mean == "group" and arm.spread == "group"
-        assert (found[5:].abs().max() > 1e-6) == is_compared and found.abs().max() < 3
+        assert AgentWise()(self.rollout(agents, outcomes)).abs().max() < 1e-6
 
-    @pytest.mark.parametrize("arm", ARMS, ids=str)
-    def test_who_is_not_scored_votes_for_nothing_and_groups_and_names_do_not_mix(self, arm: AgentWise) -> None:
+    def test_who_is_not_scored_counts_for_nothing_and_groups_and_names_do_not_mix(self) -> None:
+        arm = AgentWise()
         outcomes = self.rollout().outcomes
         outcomes[1] = math.nan
         found = arm(self.rollout(outcomes=outcomes))
@@ -221,17 +189,6 @@ class TestDrMAS:
         torch.testing.assert_close(found, fewer, rtol=0, atol=0)
         renamed = torch.tensor([2, 0, 1, -1])[self.AGENTS]
         torch.testing.assert_close(arm(self.rollout(renamed, outcomes)), found, rtol=0, atol=1e-12)
-
-    def test_votes_differ_only_if_an_agent_acts_more_often_in_some_trajectories(self) -> None:
-        """If it acts twice in each, only the unbiased σ differs, of which there are more votes."""
-        once, twice = torch.tensor([[0, 1], [1, 0]] * 4), torch.tensor([[0, 1, 0], [0, 0, 1]] * 4)
-
-        def both(agents: Tensor, scale: str) -> list[Tensor]:
-            return [AgentWise(votes=votes)(self.rollout(agents, scale=scale)) for votes in ("turn", "trajectory")]
-
-        torch.testing.assert_close(*both(once, "group"), rtol=0, atol=1e-12)
-        torch.testing.assert_close(*both(twice, "none"), rtol=0, atol=1e-12)
-        assert not torch.allclose(*both(self.AGENTS, "none"))
 
     def test_without_names_nobody_is_compared(self) -> None:
         with pytest.raises(ValueError, match="names no agents"):
@@ -265,7 +222,7 @@ class TestParsing:
             ({"weight": {"turn_ratio": {"high": -1}}}, "`high` is -1"),
             ("llds", "removed; .* shows no gain"),
             ({"keep": ["top_k"]}, "removed; .* 'zero_variance' drops groups"),
-            ({"credit": {"agent_wise": {"votes": "step"}}}, "`votes` is 'step'"),
+            ({"credit": {"gigpo": {"coef": -1}}}, "`coef` is -1"),
             ({"terms": {"clip_penalty": {"gate": "turn"}}}, "has 'gate', but takes coef, epsilon"),
             ('{"credit": ', "`method`"),
         ],

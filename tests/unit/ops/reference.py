@@ -130,23 +130,14 @@ def normalize_entries(rows: list[Row], masks: list[Row], scale: str, everywhere:
     ]
 
 
-def matched_advantages(
-    returns: list[Row], labels: list[list[list[int]]], masks: list[Row], scale: bool, once: bool
-) -> list[Row]:
-    """Of one group; `labels` for mean and spread. `once`: each trajectory votes once, with its mean."""
+def matched_advantages(returns: list[Row], labels: list[list[int]], masks: list[Row], scale: bool) -> list[Row]:
+    """Of one group."""
     turns = [(i, k) for i, mask in enumerate(masks) for k, keep in enumerate(mask) if keep]
-
-    def votes(compared: list[list[int]], label: int) -> list[float]:
-        of_row = [
-            [returns[i][k] for i, k in turns if i == row and compared[i][k] == label] for row in range(len(masks))
-        ]
-        return [mean(own) for own in of_row if own] if once else [value for own in of_row for value in own]
-
     found = [[0.0] * len(mask) for mask in masks]
     for i, k in turns:
-        means, spreads = (votes(compared, compared[i][k]) for compared in labels)
-        if std(spreads) > 1e-6 or not scale:
-            found[i][k] = (returns[i][k] - mean(means)) / (std(spreads) + 1e-4 if scale else 1.0)
+        own = [returns[row][turn] for row, turn in turns if labels[row][turn] == labels[i][k]]
+        if std(own) > 1e-6 or not scale:
+            found[i][k] = (returns[i][k] - mean(own)) / (std(own) + 1e-4 if scale else 1.0)
     return found
 
 

@@ -73,10 +73,10 @@ class TestMatchedAdvantages:
 
     def test_by_hand(self):
         expected = torch.tensor([[-1.0, -1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
-        found = matched_advantages(self.RETURNS, self.STATES, None, self.MASK, 3, "turn")
+        found = matched_advantages(self.RETURNS, self.STATES, self.MASK, 3, scale=False)
         torch.testing.assert_close(found, expected)
         sigmas = torch.tensor([[1.0, math.sqrt(2), 1.0]]) + 1e-4
-        found = matched_advantages(self.RETURNS, self.STATES, self.STATES, self.MASK, 3, "turn")
+        found = matched_advantages(self.RETURNS, self.STATES, self.MASK, 3, scale=True)
         torch.testing.assert_close(found, expected / sigmas)
 
 

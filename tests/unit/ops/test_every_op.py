@@ -21,7 +21,6 @@ from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, float64, normal,
 
 MASK = TURN_IDS >= 0
 TURNS = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]])
-VOTES = ("turn", "trajectory")
 STATES = torch.tensor([[7, 5, 0], [7, 8, 5], [7, 5, 7], [5, 5, 5]])
 STOPPED = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 0], [1] * 5]).bool()
 A, B = normal(MASK, 1), normal(MASK, 2)
@@ -49,11 +48,7 @@ BLIND = {
     "clipping_bias of ratios": (lambda x: ops.clipping_bias(x, A, STOPPED, MASK), MASK & STOPPED),
     **{f"entries {s}": (lambda x, s=s: normalize_entries(x, TURNS, 4, s), TURNS) for s in ("group", "batch", "none")},
     "separate": (lambda x: ops.separate_turn_advantages([(x, TURNS)], TURNS, 2, 0.9, "group"), TURNS),
-    "matched without spread": (lambda x: ops.matched_advantages(x, STATES, None, TURNS, 4, "turn"), TURNS),
-    **{
-        f"matched {v}": (lambda x, v=v: ops.matched_advantages(x, STATES * 0, STATES, TURNS, 4, v), TURNS)
-        for v in VOTES
-    },
+    **{f"matched {s}": (lambda x, s=s: ops.matched_advantages(x, STATES, TURNS, 4, s), TURNS) for s in (True, False)},
     "information_gains": (lambda x: ops.information_gains(x, TURNS)[0], TURNS),
     "leave_one_out": (lambda x: ops.leave_one_out_advantages(x, TURNS, 4), TURNS),
     **{str(k): (lambda x, k=k: ops.importance_ratio(x, TURN_IDS, *k), MASK) for k in BOTH},
@@ -95,7 +90,7 @@ NONE = {
     "group_turn_advantages": (lambda x, ids: ops.group_turn_advantages(x, ids >= 0, 2), 0.0),
     "turn_std": (lambda x, ids: ops.turn_std(x, ids >= 0, 2), 0.0),
     "normalize_entries": (lambda x, ids: normalize_entries(x, ids >= 0, 2, "group"), 0.0),
-    "matched_advantages": (lambda x, ids: ops.matched_advantages(x, ids, ids, ids >= 0, 2, "trajectory"), 0.0),
+    "matched_advantages": (lambda x, ids: ops.matched_advantages(x, ids, ids >= 0, 2, True), 0.0),
     "information_gains": (lambda x, ids: ops.information_gains(x, ids >= 0)[0], 0.0),
     "gated_kl": (lambda x, ids: penalty(x, ids >= 0, 0.2, 0.2), 0.0),
     "clipping_bias": (lambda x, ids: ops.clipping_bias(x, x, x > 0, ids >= 0), 0.0),
@@ -234,14 +229,12 @@ def separate_turn_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
 
 def matched_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
     (returns, numbers), _, turns = _groups(seed)
-    labels, scale, once = (numbers * 1.5).round().long() * (2**61), seed % 5 > 0, seed % 3 == 0
-    compared = [torch.zeros_like(labels) if seed >> bit & 1 else labels for bit in (0, 1)]
+    labels, scale = (numbers * 1.5).round().long() * (2**61), seed % 5 > 0
     expected = []
     for i in (0, 3):
-        values, mean_of, spread_of, mask = (each[i : i + 3].tolist() for each in (returns, *compared, turns))
-        expected += reference.matched_advantages(values, [mean_of, spread_of], mask, scale, once)
-    given = compared[0], compared[1] if scale else None, turns, 3, "trajectory" if once else "turn"
-    return ops.matched_advantages(returns, *given), expected
+        values, of_group, mask = (each[i : i + 3].tolist() for each in (returns, labels, turns))
+        expected += reference.matched_advantages(values, of_group, mask, scale)
+    return ops.matched_advantages(returns, labels, turns, 3, scale), expected
 
 
 def information_gains(x: Tensor, ids: Tensor, seed: int) -> Any:
