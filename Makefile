@@ -8,14 +8,13 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart model train-lm test test-fast test-all test-rounding test-launch test-distributed test-vllm test-agents test-wheel test-model \
-	gpu-check lint docs docs-links bench bench-rollout bench-search bench-stability clean
+	gpu-check lint docs docs-links bench bench-rollout bench-stability clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps bfcl-eval
 	touch $@
 
 quickstart: $(VENV)/.installed
@@ -119,9 +118,6 @@ bench: $(VENV)/.installed
 # Hours; `--go-on` keeps what an interrupted run has measured.
 bench-rollout: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.rollout
-
-bench-search: $(VENV)/.installed
-	$(BIN)/python -m benchmarks.search
 
 # Hours; goes on where it was interrupted.
 bench-stability: $(VENV)/.installed

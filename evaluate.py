@@ -1,6 +1,6 @@
 """Evaluate a checkpoint.
 
-    python evaluate.py RUN --benchmarks nq hotpotqa
+    python evaluate.py RUN --questions questions.jsonl
 
 `sorl evaluate` is the same command, without a clone; `src/sorl_trl/cli/evaluate.py` has both.
 """

@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
     ("py:obj", r"[\s\S]*"),
     (
         "py:.*",
-        r"(Path|(bm25s|collections|concurrent|contextlib|datasets|numpy|os|pathlib|peft|tantivy|tenacity|torch|transformers|trl|typing)\..*)",
+        r"(Path|(bm25s|collections|concurrent|contextlib|datasets|numpy|os|pathlib|peft|tenacity|torch|transformers|trl|typing)\..*)",
     ),
     # What signatures name, and is imported for type checkers alone.
     (
@@ -52,8 +52,8 @@ nitpick_ignore_regex = [
     # Nobody outside of the package makes one.
     (
         "py:.*",
-        r"Encoder|Factory|SanitizedText|Index|Manifest|Tensor|Tool|UserMistake|inf|sorl_trl\.checks\..*|"
-        r"sorl_trl\.(rollout\.observation\.SanitizedText|search\.index\.(Index|Manifest))|types\.Annotated",
+        r"Factory|SanitizedText|Manifest|Tensor|Tool|UserMistake|inf|sorl_trl\.checks\..*|"
+        r"sorl_trl\.(rollout\.observation\.SanitizedText|search\.bm25\.Manifest)|types\.Annotated",
     ),
 ]
 

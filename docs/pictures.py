@@ -278,74 +278,48 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-COLLAPSES = {
-    **{"grpo": "GRPO", "gspo": "GSPO", "so_grpo_specified": "SO-GRPO, specified", "grpo_target": "GRPO, target KL"},
-    **{"sequence": "sequence", "so_grpo": "SO-GRPO", "ppo": "PPO", "so_ppo": "SO-PPO"},
-}
-
-
-def collapses() -> Picture:
-    """A dot is a run; a cross one that collapsed."""
-    rows = {row["method"]: row for row in rows_of("stability") if row["regime"] == "reuse"}
-    bottom = 12 + 30 * len(COLLAPSES)
-    plot = Plot(168, 12, 458, bottom, (0, 1), (0, 1))
-    drawn = []
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        drawn.append(f'<path d="M{plot.x(share):g} 12V{bottom}" stroke="{PALE}"/>')
-        drawn.append(text(plot.x(share), bottom + 18, f"{share:g}", 13, GREY, "middle"))
-    for i, (method, name) in enumerate(COLLAPSES.items()):
-        row, y = rows[method], 30 + 30 * i
-        mean = plot.x(row["sampled_em"])
-        drawn.append(text(16, y + 5, name, 14, bold=method in ("so_grpo", "so_ppo")))
-        drawn.append(line(mean, y - 10, mean, y + 10, INK))
-        for seed, value in zip(row["seeds"], row["sampled_em_by_seed"], strict=True):
-            x = round(plot.x(value), 1)
-            dot = f'<circle cx="{x}" cy="{y}" r="5" fill="{BLUE}" fill-opacity="0.7"/>'
-            drawn.append(cross(x, y) if seed in row["collapsed_seeds"] else dot)
-    drawn.append(text(313, bottom + 38, "final sampled exact match", 13, GREY, "middle"))
-    key = bottom + 62
-    drawn += [f'<circle cx="173" cy="{key - 5}" r="5" fill="{BLUE}"/>', text(184, key, "a run", 13, GREY)]
-    drawn += [cross(236, key - 5), text(247, key, "collapsed", 13, GREY)]
-    return key + 14, [*drawn, line(329, key - 14, 329, key + 4, INK), text(338, key, "mean", 13, GREY)]
-
-
-ARMS = {
-    "plain": ("GRPO", GREY),
-    "gspo_plain": ("GSPO", BROWN),
-    "so_grpo_constant": ("SO-GRPO, target_kl=0", GREEN),
+STABILITY = {
+    "sequence": ("sequence of 0.3", GREEN),
+    "grpo_target": ("GRPO + target KL", BROWN),
+    "so_grpo_03": ("SO-GRPO of 0.3", GREY),
     "so_grpo": ("SO-GRPO", BLUE),
 }
 
 
-def rates() -> Picture:
-    """Over learning rates, the mean final exact match of all columns whose search is over, and of each seed, pale."""
-    searched = [row for row in rows_of("equal_rates") if row["search"] and len(row["seeds"]) == 3]
-    found = {(row["method"], row["learning_rate"], row["regime"]): row["sampled_em_by_seed"] for row in searched}
-    common = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
-    columns = [
-        column
-        for column in dict.fromkeys(row["regime"] for row in searched)
-        if all((arm, rate, column) in found for arm in ARMS for rate in common)
-    ]
-    plot = Plot(52, 50, 284, 260, (0, len(common) - 1), (0, 0.9))
-    drawn = [text(16, 26, f"Final exact match, mean of {len(columns)} ways to drive training hard", 14, bold=True)]
-    drawn += plot.grid((0.0, 0.25, 0.5, 0.75), {i: f"{rate:g}" for i, rate in enumerate(common)})
-    ends = {}
-    for arm, (name, colour) in ARMS.items():
-        seeds = [
-            [fmean(seed) for seed in zip(*(found[arm, rate, column] for column in columns), strict=True)]
-            for rate in common
-        ]
-        means = [fmean(each) for each in seeds]
-        drawn += [plot.curve(enumerate(each), colour, pale=True) for each in zip(*seeds, strict=True)]
-        drawn.append(plot.curve(enumerate(means), colour))
-        drawn += [
-            f'<circle cx="{plot.x(i):.1f}" cy="{plot.y(mean):.1f}" r="4" fill="{colour}"/>'
-            for i, mean in enumerate(means)
-        ]
-        ends[name] = means[-1], colour
-    drawn += [text(168, 300, "learning rate", 13, GREY, "middle"), *plot.names(ends)]
-    return 330, [*drawn, text(16, 320, "pale: each of three seeds", 13, GREY)]
+def stability() -> Picture:
+    """A row for each column of the study: the mean score of each arm, and of the policies before training."""
+    lines = (ROOT / "benchmarks/results/stability.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["seed"] > 400 and row["arm"] in STABILITY]
+    columns = [name for name in TITLES if any(row["column"] == name for row in rows)]
+    bottom = 46 + 24 * len(columns)
+    plot = Plot(196, 46, 458, bottom, (0, 1), (0, 1))
+    drawn = [text(16, 26, "Exact match in an unseen world, mean of the runs so far", 14, bold=True)]
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        drawn.append(f'<path d="M{plot.x(share):g} 40V{bottom}" stroke="{PALE}"/>')
+        drawn.append(text(plot.x(share), bottom + 18, f"{share:g}", 13, GREY, "middle"))
+    for i, column in enumerate(columns):
+        y, of = 58 + 24 * i, [row for row in rows if row["column"] == column]
+        drawn.append(text(16, y + 5, TITLES[column], 14))
+        start = plot.x(fmean(row["start"] for row in of))
+        drawn.append(line(start, y - 8, start, y + 8, INK))
+        for arm, (_, colour) in STABILITY.items():
+            scores = [row["score"] for row in of if row["arm"] == arm]
+            if scores:
+                drawn.append(f'<circle cx="{plot.x(fmean(scores)):.1f}" cy="{y}" r="5.5" fill="{colour}"/>')
+    for i, (name, colour) in enumerate(STABILITY.values()):
+        x, y = 24 + 220 * (i % 2), bottom + 44 + 22 * (i // 2)
+        drawn += [f'<circle cx="{x}" cy="{y - 5}" r="5.5" fill="{colour}"/>', text(x + 12, y, name, 13)]
+    y = bottom + 88
+    return y + 14, [*drawn, line(24, y - 13, 24, y + 3, INK), text(36, y, "before training", 13)]
+
+
+TITLES = {
+    **{"reuse": "32 updates", "long": "more searches", "hot": "high rate", "stale": "late", "hunt-reuse": "hunts"},
+    **{"turns-of-40": "turns of 40", "turns-of-40-times-3": "… rate × 3", "turns-of-80": "turns of 80"},
+    **{"turns-of-80-times-3": "… rate × 3", "bfloat16": "… bfloat16", "turns-of-200": "turns of 200"},
+    **{"turns-of-200-times-3": "… rate × 3", "sampler-noise": "router noise", "sampler-bfloat16": "bfloat16 sampler"},
+}
+"""Of the columns, those of long turns beside each other."""
 
 
 REWARDS = {
@@ -495,21 +469,9 @@ def asynchronous() -> Picture:
     return int(y) + 20, drawn
 
 
-def engines() -> Picture:
-    """Queries that one core answers in a second."""
-    backends = json.loads((ROOT / "benchmarks/results/search.json").read_text())["backends"]
-    most = max(each["queries_per_cpu_second"] for each in backends.values())
-    drawn = [text(16, 28, "Queries per second of one core", 14, bold=True)]
-    for i, (name, each) in enumerate(backends.items()):
-        value, y = each["queries_per_cpu_second"], 42 + 30 * i
-        drawn += [text(16, y + 15, name, 14), rect(168, y, 230 * value / most, 20, BLUE)]
-        drawn.append(text(174 + 230 * value / most, y + 15, f"{value:,.0f}", 14))
-    return 50 + 30 * len(backends), drawn
-
-
 PICTURES: tuple[Callable[[], Picture], ...] = (
     *(architecture, trajectory, bfcl, rollout, critics, machines, vllm, resume),
-    *(collapses, rates, real_model, quickstart, language_model, asynchronous, engines),
+    *(stability, real_model, quickstart, language_model, asynchronous),
 )
 
 

@@ -47,13 +47,15 @@ PENDING_CONNECTIONS = 2048
 """How many connections the operating system keeps until a server takes them; our choice."""
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 PACKAGE = Path(__file__).parent
-NAMED_BY_TEXT = (
-    *("corpus", "data_source_folder", "eval_questions", "index", "model_name_or_path", "output", "output_dir"),
-    "train_questions",
-)
+NAMED_BY_TEXT = ("corpus", "eval_questions", "index", "model_name_or_path", "output", "output_dir", "train_questions")
 """Arguments that must be a path or a name, checked before a library raises a less clear error."""
-SEVERAL = ("benchmarks", "questions")
-"""Arguments that take several values. A recipe may write a single one without a list."""
+_TO_FILES = "write public sets to files with examples/public_questions.py, and give them to --questions"
+_ENGINE = "every index is BM25's; for another engine, give the URL of its server to --search_url"
+REMOVED = {
+    **dict.fromkeys(("benchmarks", "data_source_folder"), _TO_FILES),
+    **dict.fromkeys(("engine", "search_engine"), _ENGINE),
+}
+"""Options of earlier versions -> what takes their place."""
 
 
 class UserMistake(ValueError):
@@ -182,6 +184,8 @@ def check_options(words: Sequence[str], known: Iterable[str], if_similar: bool =
     """
     names = {each.lstrip("-").replace("-", "_") for each in known}
     for name in sorted(filter(str.isidentifier, options_in(words) - names)):
+        if name in REMOVED:
+            refuse(f"--{name} is no longer an option: {REMOVED[name]}")
         similar = did_you_mean(f"--{name}", [f"--{each}" for each in names])
         if similar or not if_similar:
             refuse(f"unrecognized arguments: --{name}{similar}")
@@ -267,7 +271,8 @@ def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = 
     for name in NAMED_BY_TEXT:
         if not isinstance(config.get(name, ""), str | None):
             raise UserMistake(f"{path}: `{name}` is {config[name]!r}, but must be text")
-    config |= {name: [config[name]] for name in SEVERAL if isinstance(config.get(name), str)}
+    if isinstance(config.get("questions"), str):  # a single one, without a list
+        config["questions"] = [config["questions"]]
     left_out = set() if options_in(words).isdisjoint(alternatives) else set(alternatives)
     return {name: value for name, value in config.items() if name not in left_out}
 

@@ -45,8 +45,10 @@ def raise_if_disk_full(folder: Path) -> Iterator[None]:
 MADE_BY: dict[tuple[str, ...], str] = {
     ("runs", "quickstart"): "python quickstart.py",
     ("runs", "train-lm"): "python quickstart.py --model MODEL",
+    ("data", "search_r1_train.jsonl"): "python examples/public_questions.py search_r1",
+    ("data", "search_r1_test.jsonl"): "python examples/public_questions.py search_r1",
 }
-"""Folders that recipes read -> the command that creates them."""
+"""Folders and files that recipes read -> the command that creates them."""
 
 
 def missing(name: str, path: str | os.PathLike[str], kind: str = "file or folder") -> str:

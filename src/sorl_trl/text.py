@@ -4,27 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-HAN_AND_KANA = (
-    "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
-)
-"""The characters of Chinese and Japanese, which are written without spaces, for a pattern's brackets."""
-_BLOCKS = (  # Thai and Lao; Burmese; Khmer; Tai Le, New Tai Lue; Tai Tham; Burmese; Burmese, Tai Viet
-    *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF)),
-    *((0x1950, 0x19DF), (0x1A20, 0x1AAF), (0xA9E0, 0xA9FF), (0xAA60, 0xAADF)),
-)
-_CHARACTERS = [chr(code) for first, last in _BLOCKS for code in range(first, last + 1)]
-SOUTHEAST_ASIAN = "".join(each for each in _CHARACTERS if unicodedata.category(each)[0] == "L")
-"""The letters of Southeast Asian languages written without spaces, for a pattern's brackets."""
-SOUTHEAST_ASIAN_LETTER = (
-    f"[{SOUTHEAST_ASIAN}][{''.join(each for each in _CHARACTERS if unicodedata.category(each)[0] == 'M')}]*"
-)
-"""A pattern for such a letter with its marks (vowels and tones)."""
-WITHOUT_WIDTH = "\u200b-\u200d"
-"""Zero-width spaces and joiners, which some writers put between words of these languages."""
 _USER_OF_URL = re.compile(r"(?<=://)[^/?#\s]*@")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 

@@ -108,8 +108,6 @@ class Turn:
     """For asynchronous rollouts: weight versions (in batches) when the turn was requested and when it was complete."""
     agent: str = ""
     """The turn's agent, if there are several: named by the environment, or by an API call's `model`."""
-    scores: tuple[float, ...] = ()
-    """If the turn, or the trajectory that it ends, was chosen among candidates: all their scores, its own first."""
     context: int = 0
     """The context that the turn continues."""
     routes: Any = field(default=None, compare=False, repr=False)

@@ -13,10 +13,7 @@ import sorl_trl
 
 SOURCE = Path(sorl_trl.__file__).parent
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-OPTIONAL = {
-    *("deepspeed", "fastapi", "pydantic", "sentence_transformers", "starlette"),
-    *("tantivy", "uvicorn", "vllm"),
-}
+OPTIONAL = {"deepspeed", "fastapi", "pydantic", "starlette", "uvicorn", "vllm"}
 """Whoever has not installed them must still be able to import every module."""
 
 

@@ -65,12 +65,13 @@ def test_a_recipe_for_gpus(recipe: str, tmp_path: Path) -> None:
         ("--collapse_guard", "restart", "stop"),
         ("--trainer", "ppo", "so_ppo"),
         ("--eval_questions", "nowhere.jsonl", "no such file"),
+        ("--train_questions", "nq", "examples/public_questions.py"),
         ("--prompt_template", "Answer:", "{question}"),
     ],
 )
 def test_bad_arguments_are_named(tmp_path: Path, name: str, value: str, allowed: str) -> None:
     with pytest.raises(UserMistake) as error:
-        parse("so_grpo", tmp_path, "--eval_strategy", "epoch", "--eval_questions", "nq", name, value)
+        parse("so_grpo", tmp_path, "--eval_strategy", "epoch", name, value)
     assert name.removeprefix("--") in str(error.value)
     assert value in str(error.value)
     assert allowed in str(error.value)

@@ -88,13 +88,10 @@ def test_environment() -> None:
     assert json.loads(Path("games.jsonl").read_text().splitlines()[-1])["number"] == 1
 
 
-def test_extending(tmp_path: Path, trainers: list[Any]) -> None:
-    names = run_blocks(ROOT / "docs" / "internals" / "extending.md")
+def test_extending(trainers: list[Any]) -> None:
+    run_blocks(ROOT / "docs" / "internals" / "extending.md")
     assert [logged(each, "turns/per_trajectory") for each in trainers] == [2, 2]
     assert trainers[1]._buffered_inputs[0]["context_ids"].min() == -1
-    trainer = build_agent(tmp_path, rollout_func=names["rollout"], max_steps=1)
-    trainer.train()
-    assert logged(trainer, "rollout/tokens_sampled") > 4
 
 
 def test_train_your_agent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from sorl_trl.cli import evaluate
-from sorl_trl.qa import write_questions
+from sorl_trl.qa import Question, write_questions
 from sorl_trl.records.evaluated import read_evaluated, read_settings
 from sorl_trl.search import BM25Index, RetryPolicy, SearchUnavailable
 from tests.distributed.launch import CONFIGS, ENVIRONMENT, ROOT, run
@@ -41,16 +41,14 @@ LEARNER = WarmStartConfig(PolicyConfig(32, 1, 2), NO_NOISE, trajectories=60, ste
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that has half learnt to search, the corpus with its index, one's own questions and a benchmark."""
+    """A policy that has half learnt to search, the corpus with its index, and two files of questions."""
     folder = tmp_path_factory.mktemp("world")
     world = build_invented(0, POPULATION, WorldSize(train_questions=60, evaluation_questions=20))
     world.write(folder)
     BM25Index.build(folder / "corpus.jsonl", folder / "index", show_progress=False)
     shutil.copytree(warm_start(world, [world], folder / "cache", LEARNER), folder / "policy")
     write_questions(world.train[:QUESTIONS], folder / "own.jsonl")
-    row = {"question": "which ?", "answer": "Rome", "options": {"A": "Oslo", "B": "Rome"}, "answer_idx": "B"}
-    (folder / "sets/medqa").mkdir(parents=True)
-    (folder / "sets/medqa/test.jsonl").write_text(json.dumps(row) + "\n")
+    write_questions([Question("1", "which ?", ("Rome",), options={"A": "Oslo", "B": "Rome"})], folder / "choice.jsonl")
     return folder
 
 
@@ -92,12 +90,12 @@ def trajectories(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_greedy_run_over_two_datasets(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = command_line(world, tmp_path, data_source_folder=world / "sets")
-    evaluate.main([*words, "--benchmarks", "medqa"])
+    words = command_line(world, tmp_path, questions=None)
+    evaluate.main([*words, "--questions", str(world / "choice.jsonl"), str(world / "own.jsonl")])
     found = results(tmp_path)
-    assert list(found["datasets"]) == ["medqa", "own"]
+    assert list(found["datasets"]) == ["choice", "own"]
     assert [each["questions"] for each in found["datasets"].values()] == [1, QUESTIONS]
-    assert "choice_accuracy" in found["datasets"]["medqa"]["means"]
+    assert "choice_accuracy" in found["datasets"]["choice"]["means"]
     assert "choice_accuracy" not in found["datasets"]["own"]["means"]
     rows = trajectories(tmp_path)
     assert len(rows) == 1 + QUESTIONS

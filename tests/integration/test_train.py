@@ -17,7 +17,7 @@ from sorl_trl.cli.build import build_trainer, load_prompts
 from sorl_trl.cli.train import main
 from sorl_trl.command_line import run_command
 from sorl_trl.diagnostics.callbacks import CollapseGuard
-from sorl_trl.experimental import SeeUPOTrainer
+from sorl_trl.experimental import GroupRefillTrainer
 from tests.agents import NAMES, agent_policy, agent_tokenizer
 from tests.interrupts import make_world, training_words
 from tests.unit.rollout.fakes import bpe_tokenizer
@@ -124,7 +124,7 @@ def trainer_of(folder: Path, *words: str, **changed: Any) -> Any:
     ("trainer", "expected", "changed"),
     [
         ("so_ppo", SOPPOTrainer, {"collapse_guard": "stop"}),
-        ("seeupo", SeeUPOTrainer, {"num_iterations": 3}),  # one for each turn
+        ("group_refill", GroupRefillTrainer, {}),
     ],
 )
 def test_the_trainer_is_the_one_named_with_its_guard(

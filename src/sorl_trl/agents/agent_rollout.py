@@ -25,7 +25,6 @@ from sorl_trl.rollout import (
     environment_statistics,
     rollout_statistics,
 )
-from sorl_trl.rollout.candidates import BestOfTurns
 from sorl_trl.rollout.observation import MessageSanitizer
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import Trajectory
@@ -56,7 +55,6 @@ class AgentRollout(PolicyRollout):
             and must not exceed it. If the chat template shows tools, the defaults are those of TRL's own tools:
             `max_tool_calling_iterations` turns with calls, and no limit other than `max_completion_length`.
         engine: How turns are generated, and when rows continue with replies.
-        candidates: During training, sample several candidates for each turn or trajectory, and keep the best.
 
     From `generation_kwargs`, the rollout takes only sampling options; it sets the ends of turns, the output and the
     seed itself.
@@ -72,7 +70,6 @@ class AgentRollout(PolicyRollout):
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         engine: EngineOptions | None = None,
-        candidates: BestOfTurns | None = None,
     ) -> None:
         if not isinstance(responder, Responder):
             raise TypeError(
@@ -81,11 +78,8 @@ class AgentRollout(PolicyRollout):
             )
         if responder.shown and protocol is not None:
             raise ValueError("protocol is given, but the chat template's tools define their own format: leave it out")
-        if not isinstance(candidates, BestOfTurns | None):
-            raise TypeError(f"candidates is {candidates!r}, but must be `BestOfTurns`, `BestOfTrajectories` or None")
         super().__init__(engine)
         self._responder = responder
-        self.candidates = candidates
         self.protocol = protocol or getattr(responder, "protocol", None) or TagProtocol()
         self.stop_strings = self.protocol.stop_strings
         self.limits = limits
@@ -159,8 +153,8 @@ class AgentRollout(PolicyRollout):
         shown_by, limits = trainer.chat_template, self.limits_under(trainer.args)
         if self.shows_tools and not is_chat_template_prefix_preserving(trainer.processing_class):
             shown_by = get_training_chat_template(trainer.processing_class)
-        options, trains = trainer.chat_template_kwargs, trainer.model.training
-        return RolloutSetup(trainer.processing_class, shown_by, options, trainer.eos_token_ids, limits, trains)
+        options = trainer.chat_template_kwargs
+        return RolloutSetup(trainer.processing_class, shown_by, options, trainer.eos_token_ids, limits)
 
     def check_tokenizer(self, trainer: GRPOTrainer) -> None:
         if self.shows_tools:
@@ -184,8 +178,7 @@ class AgentRollout(PolicyRollout):
     def collector(self, setup: RolloutSetup, conversational: bool = True) -> Collector:
         """A new collector each time, because one rollout may serve several trainers."""
         protocol = self.protocol_for(setup, conversational)
-        again, candidates = self.engine.rejoin_after, self.candidates if setup.trains else None
-        return Collector(setup.tokenizer, self._responder, protocol, setup.limits, again, candidates)
+        return Collector(setup.tokenizer, self._responder, protocol, setup.limits, self.engine.rejoin_after)
 
 
 class SearchRollout(AgentRollout):
@@ -210,11 +203,10 @@ class SearchRollout(AgentRollout):
         limits: RolloutLimits | None = None,
         retry: RetryPolicy | None = None,
         engine: EngineOptions | None = None,
-        candidates: BestOfTurns | None = None,
     ) -> None:
         self.search = search
         top_k = (limits or RolloutLimits()).top_k
-        super().__init__(SearchResponder(search, protocol, top_k, retry), protocol, limits, engine, candidates)
+        super().__init__(SearchResponder(search, protocol, top_k, retry), protocol, limits, engine)
 
 
 def _as_messages(trajectories: Sequence[Trajectory], collector: Collector, tokenizer: Any) -> list[Any]:

@@ -68,8 +68,6 @@ class RolloutSetup:
     eos_token_ids: Sequence[int]
     """The tokens that end a turn."""
     limits: RolloutLimits
-    trains: bool = False
-    """Whether the trajectories are for training rather than evaluation."""
 
     @property
     def tokenizer(self) -> Any:

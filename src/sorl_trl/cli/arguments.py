@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from inspect import isclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from trl import ModelConfig
@@ -25,10 +24,10 @@ from sorl_trl.command_line import (
     take_config,
 )
 from sorl_trl.diagnostics.callbacks import ACTIONS
-from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
-from sorl_trl.files import missing
+from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.methods import METHODS, method_from
 from sorl_trl.rollout import EngineOptions, RolloutArguments
+from sorl_trl.rollout.tasks import check_questions
 from sorl_trl.search import SearchArguments
 from sorl_trl.search.arguments import SOURCES
 from sorl_trl.trainers import SOGRPOTrainer, SOPPOTrainer
@@ -38,7 +37,6 @@ from sorl_trl.trainers.config import TurnLevelConfig
 TRAINERS: dict[str, type[TurnLevelTrainer]] = {
     "so_grpo": SOGRPOTrainer,
     "so_ppo": SOPPOTrainer,
-    "seeupo": SeeUPOTrainer,
     "group_refill": GroupRefillTrainer,
 }
 AGENT_REWARD = "agent"
@@ -73,9 +71,8 @@ class TrainerArguments:
     trainer: Annotated[str, OneOf(tuple(TRAINERS))] = field(
         default="so_grpo",
         metadata={
-            "help": "'so_grpo' takes advantages from the group, 'so_ppo' from a critic. Two are experimental: "
-            "'group_refill' replaces groups with equal rewards, and 'seeupo' trains one turn at a time, the last one "
-            "first."
+            "help": "'so_grpo' takes advantages from the group, 'so_ppo' from a critic. One is experimental: "
+            "'group_refill' replaces groups with equal rewards."
         },
     )
     method: dict[str, Any] | str | None = field(
@@ -109,17 +106,13 @@ class TaskArguments:
 
     train_questions: str = field(
         metadata={
-            "help": "JSONL file of questions (`id`, `question`, `golden_answers`, optionally `options`, `metadata`), "
-            f"or the name of a public set, for its training split: {', '.join(qa.BENCHMARKS)}. With an "
-            "`environment` or an agent, rows may have a `prompt` and any columns."
+            "help": "JSONL file of questions (`id`, `question`, `golden_answers`, optionally `options`, `metadata`). "
+            "With an `environment` or an agent, rows may have a `prompt` and any columns."
         }
     )
     eval_questions: str | None = field(
         default=None,
-        metadata={
-            "help": "The same for evaluation (`eval_strategy`, `sorl evaluate`). A public set's evaluation split is "
-            "used."
-        },
+        metadata={"help": "The same for evaluation (`eval_strategy`, `sorl evaluate`)."},
     )
     eval_limit: Annotated[int | None, POSITIVE_COUNT] = field(
         default=None,
@@ -218,13 +211,6 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
         parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, usage)
         given = {**recipe, **given_words(groups, words)}
         return Arguments(*[*parsed, given])
-
-
-def check_questions(name: str, value: str) -> None:
-    """Raise ValueError unless `value` is a file or the name of a public set."""
-    names = tuple(qa.BENCHMARKS)
-    if value not in names and not Path(value).is_file():
-        raise ValueError(missing(name, value, f"file, nor a public set of this name ({', '.join(names)})"))
 
 
 def check_libraries(config: TurnLevelConfig) -> None:

@@ -28,14 +28,13 @@ from sorl_trl.trainers.rewards import check_needed
 
 
 def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, Dataset | None]:
-    """Load the prompts for training and evaluation. Downloads happen once per machine.
+    """Load the prompts for training and evaluation.
 
     Raises ValueError if the arguments are inconsistent.
     """
     task, rollout = arguments.task, arguments.rollout
-    with arguments.config.main_process_first(desc="loading the questions"):
-        train = load_rows(task.train_questions, rollout, "train")
-        evaluation = load_rows(str(task.eval_questions), rollout) if arguments.is_evaluated else None
+    train = load_rows(task.train_questions, rollout)
+    evaluation = load_rows(str(task.eval_questions), rollout) if arguments.is_evaluated else None
     evaluation = evaluation and _spread(evaluation, task.eval_limit)
     questions = [*train, *(evaluation or ())]
     check_read(rollout, questions, arguments.given)

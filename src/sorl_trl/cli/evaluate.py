@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sorl_trl import qa
 from sorl_trl.command_line import (
     Parser,
     UserMistake,
@@ -61,8 +60,7 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     parser = Parser(add_help=False)
     for option in ("--model_name_or_path", "--output"):
         parser.add_argument(option)
-    for option in ("--questions", "--benchmarks"):
-        parser.add_argument(option, nargs="*")
+    parser.add_argument("--questions", nargs="*")
     given = parser.parse_known_args(words)[0]
     name = given.model_name_or_path or run
     if not {"-h", "--help"}.isdisjoint(words):
@@ -78,8 +76,8 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     if run and not recipe and given.model_name_or_path:
         raise UserMistake(f"{run} has no {RECIPE_FILE}: give a run with one, to set how {name} is asked")
     asked = recipe.get("eval_questions")
-    if asked is not None and not given.questions and not given.benchmarks:
-        recipe["benchmarks" if asked in qa.BENCHMARKS else "questions"] = [asked]
+    if asked is not None and not given.questions:
+        recipe["questions"] = [asked]
     return [*words, "--model_name_or_path", policy, "--output", output], recipe
 
 

@@ -36,7 +36,7 @@ SHARED = frozenset({"-h", "--help", "--debug", "--gradient_accumulation_steps", 
 """Options of training that `accelerate launch` also has. `sorl train` passes them to training."""
 DECLARED = (
     *("sorl_trl/cli/arguments.py", "sorl_trl/rollout/options.py", "sorl_trl/search/arguments.py"),
-    *("sorl_trl/trainers/config.py", "sorl_trl/experimental/seeupo.py", "sorl_trl/experimental/group_refill.py"),
+    *("sorl_trl/trainers/config.py", "sorl_trl/experimental/group_refill.py"),
     *("trl/trainer/grpo_config.py", "trl/trainer/base_config.py", "trl/trainer/model_config.py"),
     *("transformers/training_args.py", "accelerate/commands/launch.py"),
 )
@@ -56,7 +56,7 @@ launcher; a recipe may set all others, and the command line overrides it.
 
 the ten most important options:
   --model_name_or_path  the policy: a folder or a Hub id
-  --train_questions     a JSONL file of questions, or the name of a public set
+  --train_questions     a JSONL file of questions
   --output_dir          the folder of the run
   --max_steps           optimizer steps
   --learning_rate       of the policy

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Checked, Number, OneOf, check_choice, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Checked, Number, OneOf, check_fields
 from sorl_trl.command_line import UserMistake, given_words, options_in, parse_dataclasses
-from sorl_trl.qa import BENCHMARKS
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.rollout.options import ACTORS
 from sorl_trl.search import SearchArguments
@@ -45,17 +44,9 @@ class EvaluationArguments:
     output: str = field(
         metadata={"help": "Folder for results; an interrupted evaluation in it continues. Default: RUN/evaluation."}
     )
-    benchmarks: list[str] = field(
-        default_factory=list,
-        metadata={"help": f"Public question sets by name: {', '.join(BENCHMARKS)}."},
-    )
-    data_source_folder: str | None = field(
-        default=None,
-        metadata={"help": "Folder with a subfolder per benchmark, of the same name. Default: the Hub."},
-    )
     questions: list[str] = field(
         default_factory=list,
-        metadata={"help": "Your own JSONL files; each is a dataset with the name of its file."},
+        metadata={"help": "JSONL files; each is a dataset with the name of its file."},
     )
     limit: Annotated[int | None, POSITIVE_COUNT] = field(
         default=None,
@@ -84,14 +75,11 @@ class EvaluationArguments:
     def __post_init__(self) -> None:
         check_fields(self)
         self.template_kwargs = read_template_kwargs(self.chat_template_kwargs)
-        for name in self.benchmarks:
-            check_choice("benchmarks", name, BENCHMARKS)
-        names = [*self.benchmarks, *(Path(path).stem for path in self.questions)]
-        if not names:
-            raise ValueError("`benchmarks` and `questions` are both empty: give at least one dataset.")
-        name, count = Counter(names).most_common(1)[0]
+        if not self.questions:
+            raise ValueError("`questions` is empty: give at least one file.")
+        name, count = Counter(Path(path).stem for path in self.questions).most_common(1)[0]
         if count > 1:
-            raise ValueError(f"`benchmarks` and `questions` name {name!r} twice: datasets need different names.")
+            raise ValueError(f"`questions` has {name!r} twice: files need different names.")
         if self.temperature == 0 and (self.num_samples > 1 or self.top_p < 1):
             raise ValueError(
                 f"`temperature` is 0, which is greedy, but `num_samples` is {self.num_samples} and `top_p` "
@@ -151,7 +139,7 @@ def parse_arguments(words: Sequence[str], recipe: Mapping[str, Any]) -> Argument
     agent_fields = [
         field.name for group in (RolloutArguments, EngineOptions, SearchArguments) for field in fields(group)
     ]
-    shared = {*agent_fields, *ALSO_IN_RECIPES, "questions", "benchmarks"}
+    shared = {*agent_fields, *ALSO_IN_RECIPES, "questions", "search_engine"}  # to be refused: another would answer
     acts_otherwise = not options_in(words).isdisjoint(ACTORS)
     left_out = ACTORS if acts_otherwise else ()
     recipe = {name: value for name, value in recipe.items() if name in shared and name not in left_out}

@@ -25,7 +25,7 @@ from sorl_trl.command_line import mistakes
 from sorl_trl.evaluation.arguments import Arguments, EvaluationArguments
 from sorl_trl.evaluation.figures import format_results, summarize
 from sorl_trl.evaluation.policy import EvaluatedPolicy, load_evaluated, tokenizer_of
-from sorl_trl.files import missing, write_whole
+from sorl_trl.files import write_whole
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import (
     FOLDER,
@@ -46,7 +46,7 @@ from sorl_trl.records.evaluated import (
     write_evaluated,
 )
 from sorl_trl.rollout import RolloutArguments, rollout_statistics
-from sorl_trl.rollout.tasks import check_read, load_rows, unread
+from sorl_trl.rollout.tasks import check_questions, check_read, load_rows, unread
 from sorl_trl.rollout.trajectories import decode
 from sorl_trl.search import MalformedResponse, SearchUnavailable
 from sorl_trl.types import Trajectory
@@ -108,16 +108,12 @@ def load_datasets(arguments: EvaluationArguments, rollout: RolloutArguments) -> 
     """Load the questions named in the arguments, by dataset, or tasks if `rollout` does not search.
 
     Raises:
-        ValueError: A benchmark is unknown, or a file or folder is not in its schema.
-        FileNotFoundError: `data_source_folder` lacks a benchmark, or there is no such file.
+        ValueError: A file is not in the schema.
+        FileNotFoundError: There is no such file.
     """
-    folder, datasets = arguments.data_source_folder, {}
-    for name in arguments.benchmarks:
-        source = None if folder is None else Path(folder) / name
-        datasets[name] = qa.load_benchmark(name, source=source, limit=arguments.limit)
+    datasets = {}
     for path in arguments.questions:
-        if not Path(path).exists():
-            raise FileNotFoundError(missing("questions", path))
+        check_questions("questions", path)
         datasets[Path(path).stem] = load_rows(path, rollout)[: arguments.limit]
     return datasets
 

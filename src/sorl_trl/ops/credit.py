@@ -19,7 +19,6 @@ from .advantages import STD_FLOOR, turn_returns
 from .masking import at_least_float32, check_groups, keep, widest
 
 __all__ = [
-    "backward_turn_advantages",
     "differing_groups",
     "group_spread",
     "information_gains",
@@ -27,9 +26,6 @@ __all__ = [
     "separate_turn_advantages",
 ]
 
-ADVANTAGE_LIMIT = 3.0
-"""The largest absolute advantage that SeeUPO allows, before it is multiplied."""
-_SEEUPO_FLOOR = 1e-6
 _NO_SPREAD = 1e-6
 """A standard deviation up to this is due to rounding: the rewards of the group are equal."""
 
@@ -123,28 +119,6 @@ def matched_advantages(
         return centred
     spread = spread_within(centred, turn_mask, index)
     return torch.where(spread > _NO_SPREAD, centred / (spread + STD_FLOOR), 0.0)
-
-
-def backward_turn_advantages(rewards: Tensor, turn_mask: Tensor) -> Tensor:
-    """Compare each turn with the same turn of all trajectories that have it: (B, K), 0 where there is none.
-
-    Â_{i,k} = clamp((R_i − R̄_k) / (σ_k + 1e-6), ±3), with R̄_k and the unbiased σ_k over the trajectories that got to
-    turn k. Source: SeeUPO (arXiv 2602.06554), from public code; the unbiased σ and its floor are our choices. If only
-    one trajectory has a turn, that turn gets 0.
-
-    This baseline is unbiased, even if the policy decides when to stop: R̄_k is the mean reward of the trajectories
-    that reached turn k. The decision to continue was made in turn k − 1 and is credited there, against a baseline that
-    covers both choices. The weight of each turn does differ: R̄_k includes R_i itself, which scales its gradient by
-    (n_k − 1) / n_k, where n_k trajectories have the turn, and σ_k scales it, too.
-
-    Args:
-        rewards: (B,), R_i of each whole trajectory.
-        turn_mask: (B, K), 0 also for trajectories without a reward.
-    """
-    columns = torch.arange(turn_mask.size(1), device=turn_mask.device).expand(turn_mask.shape)
-    centred = centred_within(rewards.unsqueeze(1).expand(turn_mask.shape), turn_mask, columns)
-    standardised = centred / (spread_within(centred, turn_mask, columns) + _SEEUPO_FLOOR)
-    return standardised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
 
 def group_spread(rewards: Tensor, num_generations: int) -> Tensor:

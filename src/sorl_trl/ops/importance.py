@@ -31,7 +31,6 @@ __all__ = [
     "importance_ratio",
     "is_outside",
     "log_importance_ratio",
-    "next_multiplier",
     "range_of_turns",
     "scaled_bound",
     "scaled_clip_range",
@@ -47,8 +46,6 @@ LOG_RATIO_BOUND = 20.0
 """The largest absolute log-ratio of a token; training clamps larger ones to it. e²⁰ is 4.9e8."""
 ENGINE_RATIOS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 """TRL's ways to bound the ratio of old policy to engine."""
-MULTIPLIER_RANGE = (0.8, 1.2)
-"""The bounds to which SeeUPO clamps both a turn's ratio and the product of ratios."""
 
 
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
@@ -235,21 +232,6 @@ def engine_ratio(
     if mode.endswith("truncate"):
         return ratio if least is None and most is None else ratio.clamp(least, most)
     return ratio.masked_fill(~within(ratio, least, most), 0.0)
-
-
-def next_multiplier(multiplier: Tensor, log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Multiply M by the ratio of the turn that was just updated: (B,), without gradient.
-
-    M_i ← clamp(M_i · clamp(exp(mean_{t∈k} ℓ_t), 0.8, 1.2), 0.8, 1.2). Source: SeeUPO (arXiv 2602.06554), from public
-    code. A trajectory without the turn keeps its M_i: the mean over no token is 0.
-
-    Args:
-        multiplier: (B,), M so far, which starts at 1.
-        log_ratio: (B, T), ℓ_t = log π_new − log π_old, from before the turn's updates to after them.
-        mask: (B, T), 1 on the tokens of the turn.
-    """
-    ratio = masked_mean(log_ratio.detach(), mask, dim=1).exp().clamp(*MULTIPLIER_RANGE)
-    return (at_least_float32(multiplier.detach()) * ratio).clamp(*MULTIPLIER_RANGE)
 
 
 def _log_mean_exp(log_ratio: Tensor, turns: TurnLayout) -> Tensor:

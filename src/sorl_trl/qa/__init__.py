@@ -1,6 +1,5 @@
 """Question answering: question sets, prompts, and the one scorer that rewards and evaluation share."""
 
-from sorl_trl.qa.benchmarks import BENCHMARKS, Benchmark, load_benchmark
 from sorl_trl.qa.questions import (
     SEARCH_R1_TEMPLATE,
     Question,
@@ -33,11 +32,9 @@ from sorl_trl.qa.scoring import (
 )
 
 __all__ = [
-    "BENCHMARKS",
     "REWARDS",
     "SEARCH_R1_TEMPLATE",
     "TASK_REWARDS",
-    "Benchmark",
     "Question",
     "answer_reward",
     "build_prompt_rows",
@@ -49,7 +46,6 @@ __all__ = [
     "exact_match_reward",
     "f1_reward",
     "format_reward",
-    "load_benchmark",
     "load_questions",
     "normalize_answer",
     "score_answer",

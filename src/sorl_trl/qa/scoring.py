@@ -21,14 +21,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import eq
 from typing import Any, TypeVar
 
-from sorl_trl.text import HAN_AND_KANA, SOUTHEAST_ASIAN_LETTER, WITHOUT_WIDTH
 from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _PUNCTUATION = [each for each in map(chr, range(0x10000)) if unicodedata.category(each)[0] == "P"]
 _SPACES_FOR_PUNCTUATION = str.maketrans(dict.fromkeys([*string.punctuation, *_PUNCTUATION], " "))
-_UNSPACED = re.compile(f"({SOUTHEAST_ASIAN_LETTER}|[{HAN_AND_KANA}][\u3099\u309a]?)[{WITHOUT_WIDTH}]*")
+
+_HAN_AND_KANA = (
+    "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
+)
+_BLOCKS = (  # Thai and Lao; Burmese; Khmer; Tai Le, New Tai Lue; Tai Tham; Burmese; Burmese, Tai Viet
+    *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF)),
+    *((0x1950, 0x19DF), (0x1A20, 0x1AAF), (0xA9E0, 0xA9FF), (0xAA60, 0xAADF)),
+)
+_CHARACTERS = [chr(code) for first, last in _BLOCKS for code in range(first, last + 1)]
+_LETTERS, _MARKS = ("".join(each for each in _CHARACTERS if unicodedata.category(each)[0] == kind) for kind in "LM")
+# A character of a script without spaces, with its marks (vowels and tones), and zero-width spaces and joiners, which
+# some writers put between words.
+_UNSPACED = re.compile(f"([{_LETTERS}][{_MARKS}]*|[{_HAN_AND_KANA}][\u3099\u309a]?)[\u200b-\u200d]*")
+
 # Sharing a word with one of these proves nothing: "no" is not half right for "no one".
 _WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
 # Nearly every passage contains a "no".

@@ -1,6 +1,5 @@
 """Collects trajectories in which a policy and its environment take turns. Token ids in, token ids out."""
 
-from sorl_trl.rollout.candidates import BestOfTrajectories, BestOfTurns
 from sorl_trl.rollout.collector import Collector
 from sorl_trl.rollout.engine import (
     Engine,
@@ -26,8 +25,6 @@ __all__ = [
     "PROTOCOLS",
     "AssembledTrajectory",
     "BatchResponder",
-    "BestOfTrajectories",
-    "BestOfTurns",
     "ChatProtocol",
     "Collector",
     "Engine",

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
-from sorl_trl.rollout.candidates import BestOfTurns, Search
 from sorl_trl.rollout.engine import Engine, Generation, Generator, LockStepEngine, check_generation
 from sorl_trl.rollout.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.observation import ObservationEncoder
@@ -56,14 +55,13 @@ class Collector:
         environment: Answers the turns that call a tool. A search engine is wrapped in a `SearchResponder`.
         protocol: How text becomes an action, and a reply becomes an observation.
         rejoin_after: See above. With 0, each poll waits for the replies to all turns that it ended.
-        candidates: Sample several candidates for each turn or trajectory, and keep the best.
 
     Raises ValueError if the tokenizer cannot write the protocol, the limits leave no room for an observation, or
     `rejoin_after` is below 0.
     """
 
     time: dict[str, float]
-    """How the last rollout spent its time, and the cost of candidates, as logged under `rollout/`. Unset before it."""
+    """How the last rollout spent its time, as logged under `rollout/`. Unset before it."""
 
     def __init__(
         self,
@@ -72,10 +70,8 @@ class Collector:
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         rejoin_after: int = EngineOptions.rejoin_after,
-        candidates: BestOfTurns | None = None,
     ) -> None:
         COUNT.check("rejoin_after", rejoin_after)
-        self.candidates = candidates
         self.protocol = protocol or TagProtocol()
         self.limits = limits or RolloutLimits()
         self.rejoin_after = rejoin_after
@@ -129,17 +125,12 @@ class Collector:
             rows = [_Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
             _end_overlong(rows)
             self.responder.open(examples)
-            how, count = self.candidates, len(rows)
-            searches = [Search(how, row, count, examples[row.index], self.responder) for row in rows if how]
-            rollout = _Rollout(self, engine, rows, searches)
+            rollout = _Rollout(self, engine, rows)
             rollout.run(any_active)
         finally:
             with closing(engine):  # even if closing the environment raises
                 self.responder.close()
         self.time = rollout.time_spent(time.perf_counter() - began)
-        if self.candidates is not None:
-            rows = [each.best for each in searches]
-            self.responder.keep([row.index for row in rows])
         return [row.finished() for row in rows]
 
 
@@ -153,12 +144,10 @@ class _Waiting(NamedTuple):
 
 
 class _Rollout:
-    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[_Row], searches: Sequence[Search]) -> None:
+    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[_Row]) -> None:
         self._collector = collector
         self._engine = engine
-        self._rows, self._count = {row.index: row for row in rows}, len(rows)
-        self._searches = searches  # of each trajectory; none without candidates
-        self._budget = {"tokens_sampled": 0, "environment_steps": 0}
+        self._rows = rows
         self._generating: dict[int, int] = {}
         """The token budgets of the turns in progress, by row."""
         self._polls = 0
@@ -169,9 +158,10 @@ class _Rollout:
 
     def run(self, any_active: Callable[[bool], bool]) -> None:
         """Alternate one call of `any_active` and one poll, as every rank does."""
-        for row in [*self._rows.values()]:
-            self._submit(self._searches[row.index].first if self._searches else [row])
-        while any_active(any(row.stop_reason is None for row in self._rows.values())):
+        for row in self._rows:
+            if row.stop_reason is None:
+                self._submit(row)
+        while any_active(any(row.stop_reason is None for row in self._rows)):
             began = time.perf_counter()
             ended = self._engine.poll()
             self._seconds_generating += time.perf_counter() - began
@@ -184,21 +174,18 @@ class _Rollout:
                 raise RuntimeError(f"the engine is idle, but has not returned the turns of rows {[*self._generating]}")
 
     def time_spent(self, seconds: float) -> dict[str, float]:
-        """Seconds spent polling the engine and waiting for replies, tokens per second, and the cost of candidates."""
-        budget = {name: spent / self._count for name, spent in self._budget.items()} if self._searches else {}
-        return budget | {
+        """Seconds spent polling the engine and waiting for replies, and tokens per second."""
+        sampled = sum(len(each.token_ids) for row in self._rows for each in row.segments if isinstance(each, Turn))
+        return {
             "seconds_generating": self._seconds_generating,
             "seconds_waiting": self._seconds_waiting,
-            "tokens_per_second": self._budget["tokens_sampled"] / seconds,
+            "tokens_per_second": sampled / seconds,
         }
 
-    def _submit(self, rows: Sequence[_Row]) -> None:
-        for row in rows:
-            if row.stop_reason is None:
-                self._rows[row.index] = row
-                self._generating[row.index] = row.budget
-                engine = self._engine.of_agent(self._collector.responder.agent_of(row.index))
-                engine.submit(row.index, row.context, row.budget)
+    def _submit(self, row: _Row) -> None:
+        self._generating[row.index] = row.budget
+        engine = self._engine.of_agent(self._collector.responder.agent_of(row.index))
+        engine.submit(row.index, row.context, row.budget)
 
     def _wait(self, rows: Sequence[_Waiting], until: str) -> None:
         began = time.perf_counter()
@@ -211,13 +198,12 @@ class _Rollout:
         for index, generation in sorted(ended, key=lambda each: each[0]):
             check_generation(index, generation, self._generating.pop(index))
             row = self._rows[index]
-            self._budget["tokens_sampled"] += len(generation.token_ids)
             text = decode(self._collector.tokenizer, generation.token_ids)
             responder = self._collector.responder
-            action = responder.protocol_of(index % self._count, self._collector.protocol).parse(text)
+            action = responder.protocol_of(index, self._collector.protocol).parse(text)
             row.take_turn(generation, text, action, responder.agent_of(index))
             if row.stop_reason is not None:
-                self._go_on(row)
+                self._engine.release(index)
             elif row.last_turn.action.kind is ActionKind.INVALID:
                 # The turn stopped at a closing tag or an end-of-sequence token; without the one, at the other.
                 closed_a_tag = any(stop in text for stop in self._collector.protocol.stop_strings)
@@ -230,7 +216,6 @@ class _Rollout:
     def _ask(self, rows: Sequence[_Row]) -> None:
         if not rows:
             return
-        self._budget["environment_steps"] += len(rows)
         replies = self._collector.responder.ask([RowTurn(row.index, row.last_turn) for row in rows])
         if not self._engine.in_steps:
             for reply in replies:
@@ -270,19 +255,13 @@ class _Rollout:
             row.stop_reason = reply.stop
         else:
             row.observe(self._collector.encoder.information(reply.text, reply.passages, reply.role, reply.results))
-        row.reply = reply
         self._go_on(row)
 
     def _go_on(self, row: _Row) -> None:
-        """Continue after a turn of a row: with its next turn, or after the best of the candidates."""
-        if row.stop_reason is not None:
+        if row.stop_reason is None:
+            self._submit(row)
+        else:
             self._engine.release(row.index)
-        searches, trajectory = self._searches, row.index % self._count
-        going_on, given_up = searches[trajectory].after(row) if searches else ([row], [])
-        for each in given_up:
-            self._engine.release(each.index)
-            self._rows.pop(each.index)
-        self._submit(going_on)
 
 
 @dataclass(eq=False)
@@ -299,16 +278,16 @@ class _Row:
     segments: list[Turn | Observation] = field(default_factory=list)
     turns: int = 0
     stop_reason: StopReason | None = None
-    reply: Reply | None = None  # to its last turn, if it has one
-    score: float = 0.0  # of a candidate, the sum over its turns
 
     def __post_init__(self) -> None:
-        self.context = [*self.prompt_ids, *(token for each in self.segments for token in each.token_ids)]
+        self.context = list(self.prompt_ids)
 
     @property
     def last_turn(self) -> Turn:
-        """The latest turn, which a reply may follow."""
-        return next(each for each in reversed(self.segments) if isinstance(each, Turn))
+        """The turn just taken, which its reply may follow."""
+        last = self.segments[-1]
+        assert isinstance(last, Turn)
+        return last
 
     @property
     def budget(self) -> int:
@@ -321,7 +300,7 @@ class _Row:
         sampled = generation.token_ids, text, action, generation.logprobs
         routes = new_routes(generation, (each for each in self.segments if isinstance(each, Turn)))
         self._append(Turn(*sampled, versions=generation.versions, agent=agent, routes=routes))
-        self.turns, self.reply = self.turns + 1, None
+        self.turns += 1
         if action.kind is ActionKind.ANSWER:
             self.stop_reason = StopReason.ANSWERED
         elif action.kind in (ActionKind.INVALID, ActionKind.MESSAGE) and not generation.stopped:

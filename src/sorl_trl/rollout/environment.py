@@ -63,10 +63,9 @@ class Environment(Protocol):
     or `TimeoutError`, or do not catch a client's error that one of them caused: the trajectory is then masked out of
     the loss. Any other exception is a programming error and ends the run.
 
-    Three methods are optional. `reset` gets the dataset columns named by its parameters, and may return text for the
-    end of the prompt. `measures` is called after the rollout, in the rollout's thread, and returns numbers by name,
-    which are averaged over trajectories and logged. `fork` returns a copy for `BestOfTurns`, instead of a deep copy.
-    `EnvironmentResponder` makes one environment per trajectory.
+    Two methods are optional. `reset` gets the dataset columns named by its parameters, and may return text for the end
+    of the prompt. `measures` is called after the rollout, in the rollout's thread, and returns numbers by name, which
+    are averaged over trajectories and logged. `EnvironmentResponder` makes one environment per trajectory.
 
     If several agents share the policy, the optional attribute `agent` names the agent that acts next: `reset` sets the
     first, and `step` the following ones.
@@ -128,13 +127,6 @@ class Responder(ABC):
     def measures(self, row: int) -> Mapping[str, float]:
         """The measures of a row whose trajectory has ended, by name."""
         return {}
-
-    def branch(self, row: int, into: int) -> bool:
-        """Give the row `into` a copy of the environment of `row`, unless it is down. Raises TypeError if it cannot."""
-        raise TypeError(f"{type(self).__name__} has no method `branch`, which candidates need to copy an environment")
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """After a rollout with candidates, keep only the environments of these rows, in this order."""
 
     @abstractmethod
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 import logging
 import threading
@@ -52,25 +51,23 @@ class Calls:
     but its result is ignored. All threads are daemons, so a hanging call does not keep the process from ending.
     """
 
-    def __init__(self, timeout_s: float, concurrency: int) -> None:
+    def __init__(self, rows: int, timeout_s: float, concurrency: int) -> None:
         self._timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         self._free = threading.Semaphore(concurrency)
         self._open: set[Future[Any]] = set()
-        self._rows: dict[int, DaemonThreads] = {}
+        self._rows = [DaemonThreads(1, THREAD) for _ in range(rows)]
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         start(lambda: asyncio.run(_serve(started)), THREAD)
         self._loop, self._ended = started.result()
 
-    def make(self, row: int, function: Callable[[Wait], Any], late: Any, anew: bool = False) -> Future[Any]:
-        """Call `function` in the row's thread, or in a new one with `anew`. It gets a function that awaits coroutines.
+    def make(self, row: int, function: Callable[[Wait], Any], late: Any) -> Future[Any]:
+        """Call `function` in the row's thread. It gets a function that awaits coroutines.
 
         The future gets the function's result or error (even KeyboardInterrupt), or `late` if it takes too long.
         """
         answer: Future[Any] = Future()
         self._open.add(answer)
         answer.add_done_callback(self._open.discard)
-        if anew or row not in self._rows:
-            self._rows[row] = DaemonThreads(1, THREAD)
         self._rows[row].submit(self._call, function, late, answer)
         return answer
 
@@ -174,12 +171,12 @@ class EnvironmentResponder(Responder):
         self._calls: Calls | None = None
         self._greetings: list[str | None] | None = None
         self._down: set[int] = set()
-        self._environments: dict[int, Any] = {}
+        self._environments: list[Any] = []
 
     @property
     def environments(self) -> Sequence[Any]:  # type: ignore[override]
         """The environments of the last rollout, one per row. Trainers pass them to reward functions."""
-        return [*self._environments.values()]
+        return self._environments
 
     def greet(self, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """Begin a rollout by resetting its environments, and return the text of each. `open` continues with them.
@@ -193,9 +190,9 @@ class EnvironmentResponder(Responder):
             examples = [{key: value for key, value in each.items() if key != ENVIRONMENT} for each in examples]
         else:
             self.kinds = [None] * len(examples)
-        self._calls = Calls(self._timeout_s, self._concurrency)
+        self._calls = Calls(len(examples), self._timeout_s, self._concurrency)
         try:
-            self._environments = {row: self._made(self._calls, row) for row in range(len(examples))}
+            self._environments = [self._made(self._calls, row) for row in range(len(examples))]
             self._greetings = self._reset(self._calls, examples)
         except BaseException:
             self.close()
@@ -220,20 +217,6 @@ class EnvironmentResponder(Responder):
         """See `Responder.measures`. The numbers come from the row's environment, if it has such a method."""
         measures: Callable[[], Mapping[str, float]] | None = getattr(self._environments[row], "measures", None)
         return (measures() or {}) if callable(measures) else {}
-
-    def branch(self, row: int, into: int) -> bool:
-        """See `Responder`. The copy is made and called in its own thread, so that no older call can block it."""
-        assert self._calls is not None, "`open` must come before `branch`"
-        original = self._environments[row]
-        fork = partial(_reply, original, "fork", getattr(original, "fork", partial(_deep_copy, original)))
-        copied = UNAVAILABLE if row in self._down else self._calls.make(into, fork, UNAVAILABLE, anew=True).result()
-        if copied is not UNAVAILABLE:
-            self._environments[into] = copied
-        return copied is not UNAVAILABLE
-
-    def keep(self, rows: Sequence[int]) -> None:
-        self.kinds = [self.kinds[row % len(self.kinds)] for row in rows]
-        self._environments = {i: self._environments[row] for i, row in enumerate(rows)}
 
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
         return [self._ask(each.row, each.turn) for each in turns]
@@ -279,19 +262,12 @@ class EnvironmentResponder(Responder):
         """Reset all environments at the same time, and return the text of each."""
         resets = {
             row: calls.make(row, partial(_reset, environment, examples[row]), UNAVAILABLE)
-            for row, environment in self._environments.items()
+            for row, environment in enumerate(self._environments)
             if callable(getattr(environment, "reset", None))
         }
         greetings = {row: reset.result() for row, reset in resets.items()}
         self._down = {row for row, greeting in greetings.items() if greeting is UNAVAILABLE}
         return [None if row in self._down else greetings.get(row) for row in range(len(examples))]
-
-
-def _deep_copy(environment: Any) -> Any:
-    try:
-        return copy.deepcopy(environment)
-    except Exception as error:  # of a lock, a socket, a file, or whatever refuses
-        raise TypeError(f"{type(environment).__name__} needs a method `fork` for candidates: {error}") from error
 
 
 def _reset(environment: Any, example: Mapping[str, Any], wait: Wait) -> Any:
@@ -308,7 +284,7 @@ def _reply(environment: Any, method: str, call: Callable[[], Any], wait: Wait) -
             logger.warning("%s is unavailable, so a trajectory is masked: %r", name, error)
             return UNAVAILABLE
         raise
-    kind, words = _MUST_RETURN.get(method, (type(environment), "a copy of it"))
+    kind, words = _MUST_RETURN[method]
     if not isinstance(reply, kind):
         raise TypeError(f"{name} returned a {type(reply).__name__}, but must return {words}")
     return reply

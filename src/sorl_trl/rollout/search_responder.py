@@ -57,9 +57,6 @@ class SearchResponder(BatchResponder):
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
         self._is_down = False
 
-    def branch(self, row: int, into: int) -> bool:
-        return True  # a search has no state
-
     def respond(self, turns: Sequence[RowTurn]) -> list[Reply]:
         """See `BatchResponder`. After retries have failed, each batch in the rest of the rollout gets one attempt."""
         queries = [each.turn.action.content for each in turns]

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import factory_named
 from sorl_trl.files import missing
-from sorl_trl.qa import BENCHMARKS, Question, build_prompt_rows, load_benchmark, load_questions
+from sorl_trl.qa import Question, build_prompt_rows, load_questions
 from sorl_trl.qa.questions import mapping
 from sorl_trl.rollout.observation import Sanitizer
 from sorl_trl.rollout.options import EngineOptions, RolloutArguments
@@ -40,14 +40,19 @@ class Task(Question):
     """Text or messages that replace the template with the question."""
 
 
-def load_rows(source: str | os.PathLike[str], rollout: RolloutArguments, split: str | None = None) -> list[Question]:
-    """Load the policy's tasks: questions from a file or a public set, or general tasks if `rollout` does not search.
+def check_questions(name: str, path: str | os.PathLike[str]) -> None:
+    """Raise FileNotFoundError, which names the argument, if a file of questions does not exist."""
+    if not Path(path).is_file():
+        sets = "" if Path(path).suffix else "; examples/public_questions.py writes public sets to files"
+        raise FileNotFoundError(f"{missing(name, path, 'file')}{sets}")
 
-    Raises the errors of `load_questions`, `load_benchmark` and `load_tasks`.
+
+def load_rows(path: str | os.PathLike[str], rollout: RolloutArguments) -> list[Question]:
+    """Load the policy's tasks from a file: questions, or general tasks if `rollout` does not search.
+
+    Raises the errors of `load_questions` and `load_tasks`.
     """
-    if source in BENCHMARKS:
-        return load_benchmark(str(source), split)
-    return load_questions(source) if rollout.searches else [*load_tasks(source)]
+    return load_questions(path) if rollout.searches else [*load_tasks(path)]
 
 
 def load_tasks(path: str | os.PathLike[str]) -> list[Task]:

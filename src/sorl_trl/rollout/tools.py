@@ -174,7 +174,7 @@ class ToolBox(EnvironmentResponder):
     @property
     def environments(self) -> Sequence[Any]:  # type: ignore[override]
         """The objects of the last rollout, one per row."""
-        return [tools.object for tools in self._environments.values()] if self._has_objects else ()
+        return [tools.object for tools in self._environments] if self._has_objects else ()
 
     def protocol_of(self, row: int, protocol: TagProtocol) -> TagProtocol:
         """Types the arguments of calls with the schemas of the row's own tools, as TRL does."""

@@ -1,31 +1,18 @@
-"""The engines by name, and the arguments that choose one."""
+"""The arguments that choose what is searched."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from sorl_trl.checks import SWITCH, OneOf, check_fields, factory_named
+from sorl_trl.checks import SWITCH, check_fields, factory_named
 from sorl_trl.search.backend import NoSearch, SearchBackend
+from sorl_trl.search.bm25 import BM25Index
 from sorl_trl.search.client import CachedSearch, HTTPSearch
-from sorl_trl.search.dense import DenseIndex
-from sorl_trl.search.index import SavedIndex, read_manifest
-from sorl_trl.search.lexical import BM25Index, TantivyIndex
 from sorl_trl.text import without_user
 
-ENGINES: dict[str, type[SavedIndex]] = {index.engine: index for index in (BM25Index, TantivyIndex, DenseIndex)}
 SOURCES = ("index", "corpus", "search_url", "search_backend", "no_search")
 """Arguments that name the source of search results. Exactly one of them must be given."""
-
-
-def open_index(index_dir: str | os.PathLike[str]) -> SavedIndex:
-    """Load an index with the engine that built it. Raises the errors of `SavedIndex.load`."""
-    engine = read_manifest(Path(index_dir)).engine
-    if engine not in ENGINES:
-        raise ValueError(f"index {index_dir}: made by the engine {engine!r}, but must be one of {', '.join(ENGINES)}")
-    return ENGINES[engine].load(index_dir)
 
 
 class BuiltSearch(NamedTuple):
@@ -42,17 +29,10 @@ class SearchArguments:
     Raises ValueError if several are given.
     """
 
-    index: str | None = field(default=None, metadata={"help": "Folder of an index built by any engine."})
+    index: str | None = field(default=None, metadata={"help": "Folder of an index that `sorl index` built."})
     corpus: str | None = field(
         default=None,
         metadata={"help": "JSONL file of passages. Its index, `<corpus>.index`, is built if missing."},
-    )
-    search_engine: Annotated[str, OneOf(tuple(ENGINES))] = field(
-        default="bm25",
-        metadata={
-            "help": "Engine for `corpus`: bm25 up to about a million passages, tantivy beyond, dense for search by "
-            "meaning. The latter two use the indexes `<corpus>.tantivy` and `<corpus>.dense`.",
-        },
     )
     search_url: str | None = field(
         default=None, metadata={"help": "Search server, including the path: http://127.0.0.1:8000/retrieve."}
@@ -103,11 +83,8 @@ class SearchArguments:
             return BuiltSearch(self._own_engine(self.search_backend), self.search_backend)
         if self.no_search:
             return BuiltSearch(NoSearch(), "no_search")
-        if self.corpus:
-            ending = "index" if self.search_engine == "bm25" else self.search_engine
-            index = ENGINES[self.search_engine].open(self.corpus, f"{self.corpus}.{ending}")
-        else:
-            index = open_index(str(self.index))
+        corpus, index_dir = self.corpus, str(self.index)
+        index = BM25Index.open(corpus, f"{corpus}.index") if corpus else BM25Index.load(index_dir)
         return BuiltSearch(index, index.identity)
 
     def _own_engine(self, path: str) -> SearchBackend:

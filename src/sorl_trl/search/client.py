@@ -22,7 +22,7 @@ from sorl_trl.search.backend import (
     checked_results,
     is_thread_safe,
 )
-from sorl_trl.search.index import title_and_text
+from sorl_trl.search.corpus import title_and_text
 from sorl_trl.text import encodable, without_user
 from sorl_trl.threads import DaemonThreads
 from sorl_trl.types import Passage

@@ -20,9 +20,7 @@ SIGTERM or SIGINT ends the server with exit code 0, once the open requests are a
 # No `from __future__ import annotations`, because FastAPI evaluates the annotations of functions within functions.
 
 import signal
-from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,9 +28,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tqdm.auto import tqdm
 
 from sorl_trl.command_line import Parser, UserMistake, listen, mistakes, port
-from sorl_trl.search.arguments import ENGINES, open_index
-from sorl_trl.search.dense import DenseIndex, DenseOptions
-from sorl_trl.search.index import SavedIndex, as_contents
+from sorl_trl.search.bm25 import BM25Index
+from sorl_trl.search.corpus import as_contents
 from sorl_trl.text import encodable
 from sorl_trl.types import Passage
 
@@ -67,7 +64,7 @@ def index(words: Sequence[str] | None = None) -> None:
     if options.output.exists():
         raise UserMistake(f"`--output` is {str(options.output)!r}, which exists: delete it, or choose another folder")
     with mistakes():
-        built = _build(options)
+        built = BM25Index.build(options.corpus, options.output)
     size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())
     print(f"{len(built):,} passages, {tqdm.format_sizeof(size, 'B')}, in {options.output} ({built.identity})")
 
@@ -79,7 +76,7 @@ def serve(words: Sequence[str] | None = None) -> None:
         # uvicorn stops cleanly at a signal, then raises it again. Being told to stop is a success, even while loading.
         signal.signal(number, _exit)
     with mistakes():
-        served = open_index(options.index)
+        served = BM25Index.load(options.index)
         app = create_app(served)
     listener = listen(options.host, options.port)
     host, port = listener.getsockname()[:2]
@@ -91,7 +88,7 @@ def serve(words: Sequence[str] | None = None) -> None:
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def create_app(index: SavedIndex) -> "FastAPI":
+def create_app(index: BM25Index) -> "FastAPI":
     """The server of one index, as an ASGI application. Raises ImportError if FastAPI or uvicorn is missing."""
     try:
         import uvicorn  # noqa: F401 - `serve` runs the application with it
@@ -105,12 +102,12 @@ def create_app(index: SavedIndex) -> "FastAPI":
     @app.get("/health")
     async def health() -> dict[str, Any]:
         # `async` keeps it out of the thread pool, where it would wait for searches: clients have short timeouts.
-        return {"status": "ok", "engine": index.engine, "documents": len(index), "identity": index.identity}
+        return {"status": "ok", "engine": "bm25", "documents": len(index), "identity": index.identity}
 
     return app
 
 
-def _add_retrieve(app: "FastAPI", index: SavedIndex) -> None:
+def _add_retrieve(app: "FastAPI", index: BM25Index) -> None:
     from fastapi.responses import JSONResponse
     from pydantic import BaseModel, BeforeValidator, Field
 
@@ -151,18 +148,6 @@ def _index_parser() -> Parser:
         "as in wiki-18, or `id`, `title` and `text` (required)",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to create (required)")
-    parser.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default="bm25",
-        metavar="NAME",
-        help="bm25 up to about a million passages, tantivy beyond, dense for search by meaning (default: %(default)s)",
-    )
-    dense = parser.add_argument_group("only for --engine dense")
-    defaults = DenseOptions()
-    dense.add_argument("--model", help=f"embedding model: a Hub id or a folder (default: {defaults.model})")
-    dense.add_argument("--query_prefix", help=f"text before every query (default: {defaults.query_prefix!r})")
-    dense.add_argument("--passage_prefix", help=f"text before every passage (default: {defaults.passage_prefix!r})")
     return parser
 
 
@@ -176,14 +161,3 @@ def _serve_parser() -> Parser:
         "--port", type=port, default=8000, metavar="N", help="0 chooses a free one (default: %(default)s)"
     )
     return parser
-
-
-def _build(options: Namespace) -> SavedIndex:
-    names = [field.name for field in fields(DenseOptions)]
-    dense = {name: value for name in names if (value := getattr(options, name)) is not None}
-    if options.engine == DenseIndex.engine:
-        return DenseIndex.build(options.corpus, options.output, options=DenseOptions(**dense))
-    if dense:
-        flags = ", ".join(f"--{name}" for name in dense)
-        raise ValueError(f"{flags}: only for --engine dense, got --engine {options.engine}")
-    return ENGINES[options.engine].build(options.corpus, options.output)

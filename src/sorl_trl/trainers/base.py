@@ -46,6 +46,7 @@ from sorl_trl.trainers.checks import (
 )
 from sorl_trl.trainers.config import SOGRPOConfig, TurnLevelConfig
 from sorl_trl.trainers.forward import Forward, Pass
+from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums, TrajectoryDump
@@ -66,7 +67,7 @@ class TurnLevelTrainer(GRPOTrainer):
     reward_funcs: list[Any]
     rollout_func: Any
     _paper: dict[str, str] = {}  # noqa: RUF012 - TRL's is not a ClassVar
-    """For TRL's model card, if the subclass itself is a published method. Otherwise, the card names the `method`."""
+    """TRL's model card names no paper: `create_model_card` names the `method`."""
     rollout_examples: list[dict[str, Any]] | None = None
     """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
     _ahead: RolloutsAhead | None = None
@@ -119,6 +120,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.compares_with_sampler:
             self.vllm_importance_sampling_correction = False  # ratios already contain what it would correct
         check_reward_names(self.method, self.reward_func_names)
+        self._host = Host(self)
         self._forward = Forward(self)
         self._set_up_rewards()
         self._bias_normalizer = bias_normalizer(self)
@@ -226,33 +228,25 @@ class TurnLevelTrainer(GRPOTrainer):
         """One forward pass and one loss, then terms, metrics and observers."""
         asked = {"entropies": True, "router": self.aux_loss_enabled, "values": self._has_critic}
         scores = self._forward(model, inputs, **asked, replay=True)
-        batch = micro_batch(self, scores.logps, inputs)
-        loss, objective, metrics = policy_loss(self, batch, scores)
+        settings = self._host.loss_settings(self.method.surrogate, corrects_sampling(self))
+        batch = micro_batch(settings, scores.logps, inputs)
+        loss, objective, metrics = policy_loss(settings, batch, scores)
         metrics |= scores.routing.rerouted() if scores.routing else {}
         terms = [*(term(batch) for term in self.method.terms), self._own_term(batch, scores)]
         for value, term_metrics in terms:
-            loss = loss + value / self._micro_batches()
+            loss = loss + value / settings.micro_batches
             metrics |= term_metrics
         metrics |= agent_metrics(batch)
         kl = self._metric_log.observe(batch, objective, metrics)
         self._dump.observe(batch, objective)
         if self._bias_normalizer is not None:
-            self._bias_normalizer.observe(self, batch, objective)
+            self._bias_normalizer.observe(settings, batch, objective)
         self._kl_control.observe(batch, kl)
         return loss
 
     def _own_term(self, batch: MicroBatch, scores: Pass) -> tuple[Tensor | float, dict[str, Any]]:
         """The term that a subclass adds to the loss: a mean over the micro-batch's trajectories, and metrics."""
         return 0.0, {}
-
-    def _micro_batches(self) -> float:
-        """What the loss of a micro-batch is divided by."""
-        return float(self.current_gradient_accumulation_steps) if self.model.training else 1.0
-
-    def _share_of_rollout(self) -> float:
-        """The fraction of the generation batch, over all processes, that one micro-batch makes up."""
-        micro_batches_of_process = int(self.args.steps_per_generation or 1) if self.model.training else 1
-        return 1.0 / (self.accelerator.num_processes * micro_batches_of_process)
 
     def _log(self, name: str, values: Tensor, keep: Tensor) -> None:
         """Log the mean over all processes of `values` where `keep` is True, weighted by each process's count."""
@@ -326,7 +320,7 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
-        if self.is_world_process_zero() and not self._paper:
+        if self.is_world_process_zero():
             source = f": {self.method.source}" if self.method.source else ""
             with Path(self.args.output_dir, "README.md").open("a") as card:
                 card.write(f"\n## Method\n\n`{self.args.method_name}`{source}\n")

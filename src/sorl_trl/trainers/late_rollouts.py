@@ -144,7 +144,7 @@ class RolloutsAhead:
         """
         setup = self.rollout.setup(self._trainer)
         # The training thread changes how its own processing class pads.
-        self._setup = replace(setup, processing_class=copy.deepcopy(setup.processing_class), trains=True)
+        self._setup = replace(setup, processing_class=copy.deepcopy(setup.processing_class))
         self._policy = ServerPolicy(self._trainer) if self._trainer.use_vllm else PolicyCopies(self._trainer)
         self._under_way = deque[Pending]()
         """In the order in which training takes them."""

@@ -38,7 +38,7 @@ from sorl_trl.trainers.batch import (
     turns_of,
 )
 from sorl_trl.trainers.forward import Pass
-from sorl_trl.trainers.rollout import corrects_sampling
+from sorl_trl.trainers.host import LossSettings
 
 _LOWEST_LOGP = -1e4
 """Infinite log-probabilities are clamped to this, because the difference of two of them would be NaN."""
@@ -47,57 +47,57 @@ OVER_ALL_TOKENS = ("dapo", "cispo", "vespo")
 Metrics: TypeAlias = dict[str, Any]
 
 
-def policy_loss(trainer: Any, batch: MicroBatch, scores: Pass) -> tuple[Tensor, Objective, Metrics]:
+def policy_loss(settings: LossSettings, batch: MicroBatch, scores: Pass) -> tuple[Tensor, Objective, Metrics]:
     """The loss of a micro-batch without its terms, the surrogate's objective, and metrics.
 
     `scores` is the policy's pass over the micro-batch, with entropies and, for a mixture of experts, its router loss.
     """
-    inputs, args = batch.inputs, trainer.args
+    inputs, args = batch.inputs, settings.args
     mask = loss_mask_of(inputs)
     entropies = scores.entropies
     assert entropies is not None
 
     # Surrogate
-    objective, metrics = surrogate(trainer, batch)
+    objective, metrics = surrogate(settings, batch)
     losses = -objective.value
     if args.loss_type == "turn":
         losses = turn_weights(batch.turns) * losses
 
     # Masks and engine weights
-    if trainer.off_policy_mask_threshold is not None:
-        losses = losses * trainer.get_off_policy_mask(
+    if settings.off_policy_mask is not None:
+        losses = losses * settings.off_policy_mask(
             advantages=batch.advantages,
             per_token_logps=batch.logps,
             sampling_per_token_logps=batch.sampling_logps,
             mask=mask,
-            off_policy_threshold=trainer.off_policy_mask_threshold,
         )
     entropy_mask = None
-    if trainer.top_entropy_quantile < 1.0:
-        entropy_mask = trainer.get_high_entropy_mask(entropies, mask, 1 - trainer.top_entropy_quantile)
+    if settings.entropy_mask is not None:
+        entropy_mask = settings.entropy_mask(entropies, mask)
         losses = losses * entropy_mask
-    if corrects_sampling(trainer) and args.loss_type != "vespo":  # VESPO's weight of the sequence contains them
+    if settings.weighs_engine and args.loss_type != "vespo":  # VESPO's weight of the sequence contains them
         losses = losses * inputs["importance_sampling_ratio"]
 
     # Reference KL, k3: exp(ref − logp) − (ref − logp) − 1
     metrics["entropy"] = (entropies, mask)
-    if trainer.beta != 0.0:
+    if settings.reference_beta != 0.0:
         difference = torch.where(mask.bool(), inputs["ref_per_token_logps"] - batch.logps, 0.0)
         kl = difference.exp() - difference - 1
         if args.use_bias_correction_kl:
             kl = kl * batch.ratio
-        losses = losses + trainer.beta * kl
+        losses = losses + settings.reference_beta * kl
         metrics["kl"] = (kl, mask)
 
     # Mean, entropy bonus, router loss
-    mean = mean_over_batch(trainer, losses, mask, batch)
-    loss = mean / trainer._micro_batches()
-    if trainer._entropy_bonus_enabled:
+    mean = mean_over_batch(settings, losses, mask, batch)
+    loss = mean / settings.micro_batches
+    if settings.entropy_bonus is not None:
         metrics["policy_loss"] = loss if args.loss_type in OVER_ALL_TOKENS else mean  # as TRL
-        loss = loss - _entropy_bonus(trainer, entropies, mask if entropy_mask is None else mask * entropy_mask)
-    if trainer.aux_loss_enabled:
+        bonus = settings.entropy_bonus(entropies, mask if entropy_mask is None else mask * entropy_mask)
+        loss = loss - bonus / settings.micro_batches
+    if settings.router_coef is not None:
         assert scores.aux_loss is not None
-        loss = loss + trainer.router_aux_loss_coef * scores.aux_loss / trainer._micro_batches()
+        loss = loss + settings.router_coef * scores.aux_loss / settings.micro_batches
         metrics["aux_loss"] = scores.aux_loss
     return loss, objective, metrics
 
@@ -107,30 +107,30 @@ def policy_loss(trainer: Any, batch: MicroBatch, scores: Pass) -> tuple[Tensor, 
 # -------------------------------------------------------------------------------------------------------------------
 
 
-def surrogate(trainer: Any, batch: MicroBatch) -> tuple[Objective, Metrics]:
+def surrogate(settings: LossSettings, batch: MicroBatch) -> tuple[Objective, Metrics]:
     """The objective for each token, from the loss type or else the method, and the loss type's own metrics."""
-    own = SURROGATES.get(trainer.args.loss_type)
+    own = SURROGATES.get(settings.args.loss_type)
     if own is None:
-        return trainer.method.surrogate(batch), {}
-    value, metrics = own(trainer, batch)
+        return settings.surrogate(batch), {}
+    value, metrics = own(settings, batch)
     return Objective(value, torch.zeros_like(batch.loss_mask)), metrics  # none of them stops a gradient
 
 
-def _cispo(trainer: Any, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-    ratio, cap = batch.ratio.detach(), trainer.epsilon_high
+def _cispo(settings: LossSettings, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+    ratio, cap = batch.ratio.detach(), float(settings.token_range.high)
     is_capped = ((ratio > cap) & (batch.advantages > 0)).float()
     value = cispo_surrogate(ratio, batch.advantages, batch.logps, cap)
     return value, {"cispo_clip_ratio": unit_values(is_capped, batch)}
 
 
-def _sapo(trainer: Any, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-    args = trainer.args
+def _sapo(settings: LossSettings, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+    args = settings.args
     return sapo_surrogate(batch.ratio, batch.advantages, args.sapo_temperature_pos, args.sapo_temperature_neg), {}
 
 
-def _vespo(trainer: Any, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-    args = trainer.args
-    weight = trainer.get_gamma_weights(
+def _vespo(settings: LossSettings, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+    args = settings.args
+    weight = settings.gamma_weights(
         advantages=batch.advantages,
         log_ratio_per_token=batch.log_ratio,
         mask=batch.loss_mask,
@@ -145,7 +145,7 @@ def _vespo(trainer: Any, batch: MicroBatch) -> tuple[Tensor, Metrics]:
     return vespo_surrogate(weight, batch.advantages, batch.logps), {"vespo/phi_seq_mean": shown}
 
 
-SURROGATES: Mapping[str, Callable[[Any, MicroBatch], tuple[Tensor, Metrics]]] = {
+SURROGATES: Mapping[str, Callable[[LossSettings, MicroBatch], tuple[Tensor, Metrics]]] = {
     "cispo": _cispo,
     "sapo": _sapo,
     "vespo": _vespo,
@@ -158,7 +158,7 @@ SURROGATES: Mapping[str, Callable[[Any, MicroBatch], tuple[Tensor, Metrics]]] = 
 # -------------------------------------------------------------------------------------------------------------------
 
 
-def mean_over_batch(trainer: Any, losses: Tensor, mask: Tensor, batch: MicroBatch) -> Tensor:
+def mean_over_batch(settings: LossSettings, losses: Tensor, mask: Tensor, batch: MicroBatch) -> Tensor:
     """The mean of (B, T) losses, before it is divided by the micro-batches of the optimizer step.
 
     "turn", "grpo" and "sapo" average the tokens of each trajectory, then trajectories; for "turn", tokens are weighted
@@ -167,11 +167,11 @@ def mean_over_batch(trainer: Any, losses: Tensor, mask: Tensor, batch: MicroBatc
     batch; and "bnpo" by those of the micro-batch.
     """
     kept = torch.where(mask.bool(), losses, 0.0)
-    loss_type = trainer.args.loss_type
+    loss_type = settings.args.loss_type
     if loss_type == "luspo":
         return kept.sum(1).mean() * batch.row_scale
     if loss_type == "dr_grpo":
-        return kept.sum() / (len(kept) * trainer.max_completion_length) * batch.row_scale
+        return kept.sum() / (len(kept) * settings.max_completion_length) * batch.row_scale
     if loss_type in OVER_ALL_TOKENS:
         return kept.sum() / (batch.inputs["num_items_in_batch"].clamp(min=1) * batch.share)
     if loss_type == "bnpo":
@@ -188,56 +188,18 @@ def unit_values(values: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
 
 
 # -------------------------------------------------------------------------------------------------------------------
-# Entropy bonus
-# -------------------------------------------------------------------------------------------------------------------
-
-
-def _entropy_bonus(trainer: Any, entropies: Tensor, mask: Tensor) -> Tensor:
-    """The entropy bonus of a micro-batch: the coefficient times the mean of (B, T) entropies, in nats, on `mask`.
-
-    As in TRL, the coefficient is fixed or follows a target, based on values from the end of the previous step.
-    """
-    mean = (entropies * mask).sum() / mask.sum().clamp(min=1) / trainer._micro_batches()
-    coef = trainer.entropy_coef
-    if trainer.use_adaptive_entropy and trainer._last_world_entropy > trainer.args.entropy_target:
-        coef = 0.0
-    if trainer.model.training:
-        if trainer.use_adaptive_entropy:
-            _follow_target(trainer, torch.stack([(entropies * mask).sum(), mask.sum()]).detach())
-        if trainer.accelerator.sync_gradients:
-            trainer._metrics["train"]["entropy_coef"].append(trainer.entropy_coef)
-    return coef * mean
-
-
-def _follow_target(trainer: Any, sums: Tensor) -> None:
-    """Add a micro-batch's entropy and tokens, and adjust the coefficient when the optimizer steps."""
-    before = trainer._entropy_window_stats
-    trainer._entropy_window_stats = sums if before is None else before + sums
-    if not trainer.accelerator.sync_gradients:
-        return
-    total, count = trainer.accelerator.reduce(trainer._entropy_window_stats, reduction="sum")
-    entropy, args = (total / count.clamp(min=1)).item(), trainer.args
-    step = args.entropy_coef_delta if entropy <= args.entropy_target else -args.entropy_coef_delta
-    trainer.entropy_coef = min(max(trainer.entropy_coef + step, args.entropy_coef_min), args.entropy_coef_max)
-    trainer._last_world_entropy = entropy
-    trainer._entropy_window_stats = None
-
-
-# -------------------------------------------------------------------------------------------------------------------
 # The micro-batch
 # -------------------------------------------------------------------------------------------------------------------
 
 
-def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> MicroBatch:
+def micro_batch(settings: LossSettings, logps: Tensor, inputs: Mapping[str, Any]) -> MicroBatch:
     """The input of the method's pieces, the metrics and the observers; `logps` (B, T) have a gradient."""
-    args, is_training = trainer.args, trainer.model.training
+    args, step, is_training = settings.args, settings.step, settings.is_training
     logps = logps.clamp(min=_LOWEST_LOGP)
     old = inputs.get("old_per_token_logps")
     old = logps.detach() if old is None else old.clamp(min=_LOWEST_LOGP)
     turns = turns_of(inputs)
-    token_range = ClipRange(trainer.epsilon_low, trainer.epsilon_high, args.delta)
     generated = inputs.get(GENERATED_AT)
-    step = trainer.state.global_step
     return MicroBatch(
         logps=logps,
         old_logps=old,
@@ -247,15 +209,15 @@ def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> Micro
         advantages=advantages_of(inputs),
         level=args.importance_sampling_level,
         turn_ratio=args.turn_ratio,
-        token_range=token_range,
-        turn_range=range_by_length(token_range, turns) if args.scale_clip_range else token_range,
+        token_range=settings.token_range,
+        turn_range=range_by_length(settings.token_range, turns) if args.scale_clip_range else settings.token_range,
         row_scale=row_scale(inputs),
-        share=trainer._share_of_rollout(),
+        share=settings.share,
         is_training=is_training,
         step=step + 1,
         age=None if generated is None or not is_training else step - int(generated),
         has_moved=is_training and step != int(inputs.get(OLD_POLICY_STEP, step)),
-        ends_step=trainer.accelerator.sync_gradients or not is_training,
+        ends_step=settings.ends_step,
         inputs=inputs,
     )
 

@@ -16,8 +16,8 @@ from transformers import TrainerCallback
 from sorl_trl.methods import MicroBatch, Objective
 from sorl_trl.ops import clipping_bias, kl_controlled_factor
 from sorl_trl.trainers.critic import is_critic_name
+from sorl_trl.trainers.host import LossSettings
 from sorl_trl.trainers.metrics import UpdateKL
-from sorl_trl.trainers.rollout import corrects_sampling
 
 KL_FACTOR, KL_NOISE = "policy_lr_factor", "policy_kl_at_rest"
 """The scheduler's attributes that hold the state of `KLControl`, and so are in every checkpoint."""
@@ -44,15 +44,15 @@ class ClippingBiasNormalizer:
         self._parameters = [p for p in parameters if p.requires_grad]
         self._gradients: list[Tensor] | None = None
 
-    def observe(self, trainer: Any, batch: MicroBatch, objective: Objective) -> None:
+    def observe(self, settings: LossSettings, batch: MicroBatch, objective: Objective) -> None:
         """Add one micro-batch's share of C(θ), with a second backward pass if something is clipped."""
         if not (batch.is_training and batch.log_ratio.requires_grad):
             return
         stopped = objective.stopped & batch.loss_mask
         if stopped.any():
-            weights = batch.inputs["importance_sampling_ratio"] if corrects_sampling(trainer) else 1.0
+            weights = batch.inputs["importance_sampling_ratio"] if settings.weighs_engine else 1.0
             bias = clipping_bias(batch.ratio, batch.advantages * weights, stopped, batch.loss_mask)
-            self.add(bias * batch.row_scale / trainer._micro_batches())
+            self.add(bias * batch.row_scale / settings.micro_batches)
 
     def add(self, bias: Tensor) -> None:
         """Add the gradient of a scalar, already divided by the number of micro-batches in the step."""

@@ -115,7 +115,7 @@ def trained(tmp_path: Path) -> Path:
     """A run that still trains."""
     (tmp_path / "run/checkpoint-2").mkdir(parents=True)
     (tmp_path / "run/checkpoint-2/config.json").touch()
-    (tmp_path / "run/recipe.yaml").write_text("train_questions: train.jsonl\neval_questions: nq\nmax_turns: 7\n")
+    (tmp_path / "run/recipe.yaml").write_text("eval_questions: eval.jsonl\nmax_turns: 7\n")
     return tmp_path / "run"
 
 
@@ -151,7 +151,5 @@ def test_another_policy_is_asked_as_the_run_was(trained: Path, tmp_path: Path) -
 
 
 def test_what_training_evaluates_on_is_asked_unless_something_else_is_named(trained: Path) -> None:
-    assert read_words([str(trained)])[1]["benchmarks"] == ["nq"]
-    assert "benchmarks" not in read_words([str(trained), "--questions", "own.jsonl"])[1]
-    (trained / "recipe.yaml").write_text("eval_questions: eval.jsonl\n")
     assert read_words([str(trained)])[1]["questions"] == ["eval.jsonl"]
+    assert "questions" not in read_words([str(trained), "--questions", "own.jsonl"])[1]

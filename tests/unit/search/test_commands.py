@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from tests.unit.search.servers import Server
 
 from sorl_trl.cli.main import main
-from sorl_trl.search import IndexOutdated, SearchArguments, open_index, write_corpus
+from sorl_trl.search import BM25Index, IndexOutdated, SearchArguments, write_corpus
 from sorl_trl.types import Passage
 
 
@@ -20,19 +19,11 @@ def index_command(*arguments: object) -> int:
 
 def test_the_command_line_reports_what_it_made(corpus_path, tmp_path, capsys):
     output = tmp_path / "deep/index"
-    assert index_command("--corpus", corpus_path, corpus_path, "--output", output, "--engine", "tantivy") == 0
+    assert index_command("--corpus", corpus_path, corpus_path, "--output", output) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("14 passages, ")
-    assert open_index(output).identity in shown.out
+    assert BM25Index.load(output).identity in shown.out
     assert "Reading passages" in shown.err
-
-
-def test_the_command_line_hands_the_options_of_the_model_on(corpus_path, embedder, tmp_path):
-    options = ("--model", embedder, "--query_prefix", "q ", "--passage_prefix", "")
-    arguments = ("--corpus", corpus_path, "--output", tmp_path / "index", "--engine", "dense")
-    assert index_command(*arguments, *options) == 0
-    settings = json.loads((tmp_path / "index/manifest.json").read_text())["settings"]
-    assert settings == {"model": str(embedder), "query_prefix": "q ", "passage_prefix": ""}
 
 
 @pytest.mark.parametrize(
@@ -42,8 +33,7 @@ def test_the_command_line_hands_the_options_of_the_model_on(corpus_path, embedde
         (["--corpus", "broken.jsonl"], "broken.jsonl, line 2"),
         (["--corpus", "silent.jsonl"], "corpus"),
         (["--corpus", "silent.jsonl", "--output", "folder"], "`--output` is 'folder'"),
-        (["--corpus", "silent.jsonl", "--query_prefix", "q "], "--query_prefix"),
-        (["--corpus", "silent.jsonl", "--engine", "dense", "--model", "nowhere"], "got 'nowhere'"),
+        (["--corpus", "silent.jsonl", "--engine", "dense"], "--search_url"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd, arguments, named):
@@ -75,14 +65,10 @@ def found(arguments: SearchArguments, query: str = "france") -> list[str]:
     return [passage.id for passage in passages]
 
 
-@pytest.mark.parametrize(("engine", "ending"), [("bm25", "index"), ("tantivy", "tantivy")])
-def test_a_corpus_is_indexed_beside_it_and_the_index_can_be_named_then(corpus: Path, engine: str, ending: str) -> None:
-    """Each engine has an index of its own beside the corpus."""
-    by_corpus = SearchArguments(corpus=str(corpus), search_engine=engine)
-    by_index = SearchArguments(index=f"{corpus}.{ending}")
+def test_a_corpus_is_indexed_beside_it_and_the_index_can_be_named_then(corpus: Path) -> None:
+    by_corpus, by_index = SearchArguments(corpus=str(corpus)), SearchArguments(index=f"{corpus}.index")
     assert found(by_corpus) == found(by_corpus) == found(by_index) == ["7"]
     assert by_corpus.build_search().identity == by_index.build_search().identity
-    assert by_index.build_search().identity.startswith(f"{engine}-")
     write_corpus([PARIS], corpus)
     with pytest.raises(IndexOutdated):
         by_corpus.build_search()
@@ -99,7 +85,5 @@ def test_a_server_is_named_by_its_url() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="search_url, no_search"):
         SearchArguments(no_search=True, search_url="http://127.0.0.1")
-    with pytest.raises(ValueError, match="`search_engine` is 'faiss'"):
-        SearchArguments(no_search=True, search_engine="faiss")
     with pytest.raises(ValueError, match="none"):
         SearchArguments().build_search()

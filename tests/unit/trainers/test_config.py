@@ -14,7 +14,7 @@ import transformers as hf
 from peft import LoraConfig, get_peft_model
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
-from sorl_trl.experimental import GroupRefillConfig, SeeUPOConfig
+from sorl_trl.experimental import GroupRefillConfig
 from sorl_trl.methods import METHODS, SETTINGS, AgentWise, LeaveOneOut, Method, TurnRatio, ZeroVariance
 from sorl_trl.trainers.checks import check_method, check_reward_names, disable_noise
 from tests.model_families import GQA
@@ -92,12 +92,6 @@ def test_a_config_of_the_users_own_may_take_more(tmp_path: Path) -> None:
         (SOGRPOConfig, {**AHEAD, "repetition_penalty": 1.1}, "repetition_penalty", LATE),
         (SOGRPOConfig, {**AHEAD, **TOLD, "temperature": 0.5}, "temperature", {"temperature": 0.7}),
         (SOGRPOConfig, {**AHEAD, "vllm_structured_outputs_regex": "a+"}, "structured_outputs", {"async_staleness": 0}),
-        (SeeUPOConfig, {"scale_rewards": "group"}, "scale_rewards", {"scale_rewards": "batch"}),
-        (SeeUPOConfig, {"importance_sampling_level": "sequence"}, "importance_sampling_level", AS_IS),
-        (SeeUPOConfig, EACH, "multi_objective_aggregation", SUMS),
-        (SeeUPOConfig, {"gamma": 0.9}, "gamma", {"gamma": 1.0}),
-        (SeeUPOConfig, {"save_trajectories_steps": 5}, "save_trajectories_steps", {"save_trajectories_steps": 0}),
-        (SeeUPOConfig, {"loss_type": "bnpo"}, "loss_type", {"loss_type": "grpo"}),
     ],
 )
 def test_options_that_do_not_go_together(

@@ -60,9 +60,8 @@ def observed(weights: nn.Parameter, stopped: list[bool], engine: Any = None, **f
         inputs={"importance_sampling_ratio": engine}, **fields,
     )  # fmt: skip
     normalizer = ClippingBiasNormalizer([weights])
-    trainer: Any = SimpleNamespace(args=SimpleNamespace(async_staleness=0), _micro_batches=lambda: 2.0)
-    trainer.use_vllm = trainer.vllm_importance_sampling_correction = engine is not None
-    normalizer.observe(trainer, batch, Objective(log_ratio, torch.tensor(stopped).view(2, 2)))
+    settings: Any = SimpleNamespace(micro_batches=2.0, weighs_engine=engine is not None)
+    normalizer.observe(settings, batch, Objective(log_ratio, torch.tensor(stopped).view(2, 2)))
     return normalizer
 
 

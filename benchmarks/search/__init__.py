@@ -1,1 +1,0 @@
-"""How fast the search engines are: `python -m benchmarks.search`."""

@@ -1,0 +1,114 @@
+"""What corpora hold, and how their files are read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sorl_trl.search import Corpus, CorpusError, write_corpus
+from sorl_trl.search.corpus import as_contents, corpus_files, read_passages, title_and_text
+from sorl_trl.types import Passage
+
+GOOD = '{"id": "1", "contents": "T\\ntext"}'
+
+
+def write(path: Path, *lines: str | bytes) -> Path:
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+    return path
+
+
+def read(*files: Path) -> list[Passage]:
+    return list(read_passages(files, show_progress=False))
+
+
+@pytest.mark.parametrize(
+    ("record", "passage"),
+    [
+        ({"id": "7", "contents": '"Paris"\nA city.\nOn the Seine.'}, Passage("7", "Paris", "A city.\nOn the Seine.")),
+        ({"id": 7, "contents": "Paris\nA city."}, Passage("7", "Paris", "A city.")),
+        ({"id": "7", "contents": '""Weird Al" Yankovic"\nA man.'}, Passage("7", '"Weird Al" Yankovic', "A man.")),
+        ({"id": "7", "contents": "no title"}, Passage("7", "", "no title")),
+        ({"id": "7", "title": "T", "text": "t", "contents": '"U"\nu'}, Passage("7", "T", "t")),
+        ({"id": "7", "title": "", "text": ""}, Passage("7", "", "")),
+    ],
+)
+def test_both_schemas(tmp_path: Path, record: dict[str, Any], passage: Passage) -> None:
+    path = write(tmp_path / "corpus.jsonl", json.dumps(record))
+    assert list(Corpus(path)) == read(path) == [passage]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *["{", "[1]", "[" * 100_000, '{"id": "1", "title": "T"}', '{"id": "1", "contents": 3}'],
+        *['{"contents": "T\\nt"}', '{"id": true, "contents": "T\\nt"}', '{"id": "1", "contents": "\\ud800"}'],
+        b'{"id": "1", "contents": "T\\n\xff"}',
+    ],
+    ids=range(9),
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str | bytes) -> None:
+    path = write(tmp_path / "c.jsonl", GOOD, line, GOOD)
+    assert Corpus(path)[2].title == "T"
+    compressed = write(tmp_path / "c.jsonl.gz", gzip.compress(path.read_bytes()))
+    for reader, file in ((Corpus, path), (read, compressed)):
+        with pytest.raises(CorpusError, match=f"{file.name}, line 2: ."):
+            list(reader(file))
+
+
+# A surrogate cannot be encoded in UTF-8, neither to write nor to read.
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@settings(deadline=None)
+@given(passages=st.lists(st.builds(Passage, texts, texts, texts), min_size=1))
+def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, passages: list[Passage]) -> None:
+    path = tmp_path_factory.mktemp("round-trip") / "corpus.jsonl"
+    write_corpus(iter(passages), path)
+    corpus = Corpus(path)
+    assert list(corpus) == read(path) == passages
+    assert [corpus[i] for i in reversed(range(len(corpus)))] == passages[::-1]
+
+
+@settings(deadline=None)
+@given(title=texts.filter(lambda t: t and "\n" not in t), text=texts)
+def test_one_text_is_taken_apart_again(title: str, text: str) -> None:
+    assert title_and_text({"contents": as_contents(Passage("1", title, text))}) == (title, text)
+
+
+def test_files_of_a_corpus_keep_the_order_given_and_folders_theirs_by_name(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError):
+        corpus_files(tmp_path)
+    for name in ("b.jsonl", "a.jsonl.gz", "notes.txt", "c.json", "z.jsonl"):
+        (tmp_path / name).touch()
+    assert [file.name for file in corpus_files(tmp_path)] == ["a.jsonl.gz", "b.jsonl", "z.jsonl"]
+    given = [tmp_path / "z.jsonl", tmp_path / "notes.txt"]
+    assert corpus_files(given) == given
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
+        corpus_files(tmp_path / "nowhere.jsonl")
+    with pytest.raises(CorpusError, match="empty"):
+        read(tmp_path / "b.jsonl")
+
+
+def test_plain_and_compressed_files_of_both_schemas_are_read_in_turn(tmp_path: Path) -> None:
+    """An editor's mark at the beginning of a file is no text, and a blank line no passage."""
+    wiki = write(tmp_path / "wiki.jsonl", f"\ufeff{GOOD}", " ", '{"id": "2", "contents": "\\"U\\"\\nmore"}', "")
+    (tmp_path / "empty.jsonl").touch()
+    other = tmp_path / "other.jsonl.gz"
+    other.write_bytes(gzip.compress(b'{"id": "3", "title": "V", "text": "c"}\n'))
+    passages = read(wiki, tmp_path / "empty.jsonl", other)
+    assert passages == [Passage("1", "T", "text"), Passage("2", "U", "more"), Passage("3", "V", "c")]
+
+
+@pytest.mark.parametrize("damage", [lambda c: c[:-9], lambda c: b"x" + c, lambda c: c[:12] + b"\xff" * 20])
+def test_a_damaged_compressed_file_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "c.jsonl.gz"
+    path.write_bytes(damage(gzip.compress(f"{GOOD}\n".encode() * 100)))
+    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz"):
+        read(path)
