@@ -38,11 +38,13 @@ FILE = RESULTS / "async.json"
 SEARCH_S, STRAGGLER_S, STRAGGLERS, TRAINING_S = (0.5, 1.0), 10.0, 0.03, 1.0
 ROLLOUTS, WINDOW = 24, 64
 CASES: list[dict[str, Any]] = [
-    {"staleness": 0, "stragglers": False},
-    {"staleness": 1, "stragglers": False},
-    {"staleness": 2, "stragglers": False},
-    {"staleness": 0, "stragglers": True},
-    {"staleness": 2, "stragglers": True},
+    {"staleness": 0, "order": "dataset", "stragglers": False},
+    {"staleness": 1, "order": "dataset", "stragglers": False},
+    {"staleness": 2, "order": "dataset", "stragglers": False},
+    {"staleness": 0, "order": "dataset", "stragglers": True},
+    {"staleness": 2, "order": "dataset", "stragglers": True},
+    {"staleness": 2, "order": "completed", "stragglers": True},
+    {"staleness": 4, "order": "completed", "stragglers": True},
 ]
 
 
@@ -79,7 +81,7 @@ def taught_policy(folder: Path) -> Path:
 
 
 def train(policy: Path, url: str, folder: Path, case: dict[str, Any], rollouts: int) -> dict[str, Any]:
-    """One run: its row, with the times at which rollouts were sampled and steps were made."""
+    """One run: its row, with the times at which parts were sampled and steps were made."""
     torch.manual_seed(0)
     arguments = SOGRPOConfig(
         str(folder / "out"),
@@ -87,7 +89,7 @@ def train(policy: Path, url: str, folder: Path, case: dict[str, Any], rollouts: 
         **{"per_device_train_batch_size": 8, "steps_per_generation": 2, "num_generations": 4},
         **{"max_steps": 2 * rollouts, "max_completion_length": 48, "learning_rate": 1e-5, "logging_steps": 1},
         **{"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url},
-        **{"async_staleness": case["staleness"]},
+        **{"async_staleness": case["staleness"], "async_order": case["order"]},
     )
     rows = [{"prompt": f"where {NAMES[i % 4]}", "golden_answers": [NAMES[i % 4]]} for i in range(64)]
     trainer = SOGRPOTrainer(
@@ -113,13 +115,13 @@ def train(policy: Path, url: str, folder: Path, case: dict[str, Any], rollouts: 
 
     trainer.training_step = timed("trains", trainer.training_step, TRAINING_S)
     if case["staleness"]:
-        collect, wait = SearchRollout.collect, RolloutsAhead._wait_for_next
+        collect, wait = SearchRollout.collect, RolloutsAhead._wait_for_parts
         SearchRollout.collect = timed("samples", collect)
-        RolloutsAhead._wait_for_next = timed("waits", wait)
+        RolloutsAhead._wait_for_parts = timed("waits", wait)
         try:
             trainer.train()
         finally:
-            SearchRollout.collect, RolloutsAhead._wait_for_next = collect, wait
+            SearchRollout.collect, RolloutsAhead._wait_for_parts = collect, wait
     else:
         trainer.rollout_func = timed("samples", trainer.rollout_func)
         trainer.train()
@@ -154,7 +156,9 @@ HEADER = f"""# What sampling ahead saves
 
 {ROLLOUTS} rollouts of 16 trajectories from a vLLM server on the CPU, searches of 0.5 to 1 s, two updates of a second
 each: medians over repeats. *Faster* is against synchronous training with the same searches."""
-COLUMNS = (*("searches", "staleness", "runs", "seconds", "faster", "waited", "mean age", "largest age", "dropped"),)
+COLUMNS = (
+    *("searches", "staleness", "order", "runs", "seconds", "faster", "waited", "mean age", "largest age", "dropped"),
+)
 
 
 def report(rows: list[Row]) -> str:
@@ -166,7 +170,7 @@ def report(rows: list[Row]) -> str:
         if of and alike:
             wall, base = (statistics.median(row["wall_seconds"] for row in each) for each in (of, alike))
             searches = "3 % of ten seconds" if case["stragglers"] else "even"
-            cells = [searches, case["staleness"], len(of), f"{wall:.1f}", f"{base / wall:.2f}"]
+            cells = [searches, case["staleness"], case["order"], len(of), f"{wall:.1f}", f"{base / wall:.2f}"]
             cells += [f"{statistics.median(row['waited_seconds'] for row in of):.1f}"]
             cells += [f"{statistics.median(row['age_mean'] for row in of):.2f}"]
             cells += [f"{max(row['age_max'] for row in of):.0f}", sum(row["dropped"] for row in of)]

@@ -412,11 +412,11 @@ def language_model() -> Picture:
 
 
 TIMELINES = {
-    (0, False): "synchronous",
-    (2, False): "async_staleness=2",
-    (2, True): "async_staleness=2, some searches slow",
+    (0, "dataset", False): "synchronous",
+    (2, "dataset", False): "async_staleness=2",
+    (2, "completed", True): "async_order=completed, some searches slow",
 }
-"""Cases of `benchmarks.async_speed`: staleness, stragglers."""
+"""Cases of `benchmarks.async_speed`: staleness, order, stragglers."""
 
 
 def lanes_of(spans: Iterable[Sequence[float]]) -> list[tuple[int, float, float]]:
@@ -431,7 +431,7 @@ def lanes_of(spans: Iterable[Sequence[float]]) -> list[tuple[int, float, float]]
 
 def asynchronous() -> Picture:
     """What samples, trains and waits over time, in the last run of three cases."""
-    rows = {(row["staleness"], row["stragglers"]): row for row in rows_of("async") if "spans" in row}
+    rows = {(row["staleness"], row["order"], row["stragglers"]): row for row in rows_of("async") if "spans" in row}
     seconds = max(rows[case]["wall_seconds"] for case in TIMELINES)
 
     def bars(y: float, height: float, spans: Iterable[Sequence[float]], fill: str) -> list[str]:

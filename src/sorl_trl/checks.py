@@ -86,7 +86,6 @@ SWITCH = OneOf((True, False))
 
 
 GONE: Mapping[str, str] = {
-    "async_order": "batches are trained on in the dataset's order",
     "critic_trunk_gradient": "the value loss of `critic='head'` trains only the head",
     "kl_in_reward": "`beta` adds the KL to the loss",
     "log_agent_gradients": "docs/reference/metrics.md lists what is logged of each agent",

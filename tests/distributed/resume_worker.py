@@ -67,18 +67,18 @@ def continued(case: ResumeCase, step: int, weights: dict[str, torch.Tensor]) -> 
     return {"logs": trainer.state.log_history, "distance": max(distances, default=0.0), "kept": kept}
 
 
-def build_ahead(folder: Path, asked: list[Any], save: str = "no") -> Any:
+def build_ahead(folder: Path, asked: list[Any], order: str, save: str = "no") -> Any:
     """A rollout for each optimizer step, one ahead; `asked` gets the prompts of each that is trained on."""
     fields: dict[str, Any] = {"per_device_train_batch_size": 4, "num_generations": 2, "steps_per_generation": 1}
     fields |= {"num_iterations": 1, "gradient_accumulation_steps": 1, "max_steps": 6, "async_staleness": 1}
-    fields |= {"save_strategy": save, "save_steps": 100}
+    fields |= {"save_strategy": save, "save_steps": 100, "async_order": order}
     search = Slow(BM25Index.load(folder / "index"), 0.5, every=4)  # longer than a few optimizer steps
     search.thread_safe = False
-    trainer = build_agent(folder / "output", search, **fields)
+    trainer = build_agent(folder / order, search, **fields)
     calculate = trainer._calculate_rewards
 
     def noted(rows: Any, prompts: list[Any], *others: Any) -> Any:
-        asked.append(list(prompts))
+        asked.append(list(prompts))  # of the rows that are trained on, which may have overtaken the dataloader's
         return calculate(rows, prompts, *others)
 
     trainer._calculate_rewards = noted
@@ -98,11 +98,14 @@ def refuse(*args: Any) -> Any:
 
 
 def without_an_engine(config: str, case: ResumeCase) -> dict[str, Any]:
-    """The engine of one process is gone, and the run goes on from what it left."""
-    folder = Path(case.folder)
+    """In either order: the engine of one process is gone, and the run goes on from what it left."""
+    return {order: _without_an_engine(config, Path(case.folder), order) for order in ("dataset", "completed")}
+
+
+def _without_an_engine(config: str, folder: Path, order: str) -> dict[str, Any]:
     engine, whole, asked, message = PolicyCopies.engine, list[Any](), list[Any](), ""
-    build_ahead(folder, whole).train()
-    trainer = build_ahead(folder, asked, save="steps")
+    build_ahead(folder, whole, order).train()
+    trainer = build_ahead(folder, asked, order, save="steps")
     trainer.add_callback(Dies())
     try:
         trainer.train()
@@ -110,7 +113,7 @@ def without_an_engine(config: str, case: ResumeCase) -> dict[str, Any]:
         message = str(error)
     PolicyCopies.engine = engine
     checked_facts(trainer, config)
-    build_ahead(folder, asked).train(resume_from_checkpoint="latest")
+    build_ahead(folder, asked, order).train(resume_from_checkpoint="latest")
     return {"message": gather_object([message]), "asked": gather_object([asked]), "whole": gather_object([whole])}
 
 

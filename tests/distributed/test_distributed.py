@@ -174,6 +174,14 @@ class TestCollector:
         assert [log["async/age_max"] for log in result["logs"][:-1]] == [0.0, 1.0, 1.0]
         assert_as_alone(case, result)
 
+    def test_ranks_take_what_is_completed_first(self, search: Case) -> None:
+        """Of ages of its own on each rank: the learning rate, and so the weights, are the same on all."""
+        options = {"async_staleness": 1, "async_order": "completed", "num_iterations": 1, "max_steps": 6}
+        case = replace(search, options={**options, "target_kl": 1e-10})
+        result = launch("ddp_cpu", case)
+        assert min(log["lr_factor"] for log in result["logs"][:-1]) < 1.0, "a weak test"
+        assert result["spread"] == 0.0
+
     @needs_deepspeed
     def test_sharded_ranks_are_not_copied(self, search: Case) -> None:
         result = launch("zero3_cpu", replace(search, options={"async_staleness": 1}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,35 @@ def test_what_is_trained_on_is_as_late_as_allowed_and_nothing_is_dropped(whole: 
 def test_evaluation_asks_the_policy_as_it_is(whole: Any) -> None:
     assert len(logged(whole, "eval_reward")) == 2
     assert not any(name.startswith("eval_async") for log in whole.state.log_history for name in log)
+
+
+def test_groups_that_are_completed_first_are_trained_on_first(tmp_path: Path) -> None:
+    """The first search ends once two batches have been trained on."""
+    trainer = build(tmp_path, async_order="completed", per_device_train_batch_size=8)
+    search, calls = trainer.rollout_func.__wrapped__.search, count()
+    two_taken, in_time = threading.Event(), list[bool]()
+
+    def straggle(queries: Any, k: int) -> Any:
+        if next(calls) == 0:
+            in_time.append(two_taken.wait(60))
+        return search.search.search_batch(queries, k)
+
+    search.search_batch = straggle
+    rewarded: list[tuple[str, str]] = []
+    reward = trainer.reward_funcs[0]
+
+    def noted(*, prompts: Any, golden_answers: Any, **columns: Any) -> Any:
+        rewarded.extend(zip(prompts, (each[0] for each in golden_answers), strict=True))
+        if len(rewarded) >= 2 * len(prompts):
+            two_taken.set()
+        return reward(prompts=prompts, golden_answers=golden_answers, **columns)
+
+    noted.__name__ = "noted"
+    trainer.reward_funcs[0] = noted
+    trainer.train()
+    assert in_time == [True]
+    assert max(logged(trainer, "async/age_max")) <= 6
+    assert rewarded and all(prompt == f"where {answer}" for prompt, answer in rewarded), "rows keep their columns"
 
 
 @pytest.mark.parametrize(
@@ -302,21 +332,22 @@ def test_a_run_whose_engine_is_gone_goes_on_from_where_it_ended(
     assert rest.state.global_step == 24 and all(age <= 2 for age in logged(rest, "async/age_max"))
 
 
-def test_a_checkpoint_of_an_earlier_version_continues_or_is_refused(whole: Any, tmp_path: Path) -> None:
-    """Version 0.3 numbered the parts of a batch, and could train on later parts first."""
-    folder = saved_at(tmp_path / "first", 8)
-    file = folder / "generation_cycle_0.pt"
+def test_what_was_overtaken_is_taken_up_by_the_same_kind_of_run(tmp_path: Path) -> None:
+    completed = {"async_order": "completed", "per_device_train_batch_size": 8, "save_strategy": "steps"}
+    build(tmp_path / "first", **completed, max_steps=4, save_steps=4).train()
+    file = tmp_path / "first/checkpoint-4/generation_cycle_0.pt"
     state = torch.load(file, weights_only=True)
-    kept = {(batch, 0): packed for batch, packed in state["ahead"]["kept"].items()}
-    old = {"parts_of_batch": 1, "grace": 0, "staleness": 2, "late": [], "early": [], "kept": kept}
-    torch.save(state | {"ahead": old}, file)
-    rest = build(tmp_path / "rest")
-    rest.train(resume_from_checkpoint=str(folder))
-    assert asked(rest) == asked(whole)[2:]
-    assert logged(rest, "async/age_max")[-4:] == [2] * 4, "sampled anew"
-    torch.save(state | {"ahead": {**old, "early": [(2, 0)]}}, file)
-    with pytest.raises(UserMistake, match="`async_order='completed'`"):
-        build(tmp_path / "refused").train(resume_from_checkpoint=str(folder))
+    state["ahead"]["late"] = [(0, 1)]
+    for i, (saved, changed, named) in enumerate(
+        (
+            ({}, {"async_order": "dataset"}, "`async_order`"),
+            ({}, {"async_staleness": 0}, "`async_order`"),
+            ({"world_size": 2}, {}, "`world_size`"),
+        )
+    ):
+        torch.save(state | saved, file)
+        with pytest.raises(UserMistake, match=named):
+            build(tmp_path / str(i), **{**completed, **changed}).train(resume_from_checkpoint=str(file.parent))
 
 
 def test_a_failure_under_way_reaches_the_training_thread(tmp_path: Path) -> None:

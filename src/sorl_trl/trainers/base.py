@@ -111,7 +111,8 @@ class TurnLevelTrainer(GRPOTrainer):
             rollout.check_tokenizer(self)
         if args.async_staleness:
             check_ahead(self)
-            self._ahead = RolloutsAhead(self, self.rollout_func, args.async_staleness)
+            by_completion = args.async_order == "completed"
+            self._ahead = RolloutsAhead(self, self.rollout_func, args.async_staleness, by_completion)
             self.rollout_func = self._ahead
         elif self.rollout_func is not None:
             self.rollout_func = checked_rollout(self.rollout_func)

@@ -93,7 +93,8 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
 
     Raises:
         UserMistake: The checkpoint has the state of another optimizer or trainer; or it has trajectories still to be
-            trained on, but was written by a different number of processes or with other batch settings.
+            trained on, but was written by a different number of processes, with other batch settings, or with another
+            `async_order`.
     """
     args, file = trainer.args, folder / CYCLE_FILE.format(trainer.args.process_index)
     if without := ranks_where(not file.is_file()):  # all ranks must collect in the same steps
@@ -111,18 +112,21 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         raise UserMistake(f"{folder} is from another trainer, with{'' if state['has_critic'] else 'out'} a critic.")
     _restore_options(args, state)
     saved = state.get("ahead") or {}
-    if ranks_where(bool(saved.get("late") or saved.get("early"))):  # of version 0.3
+    is_out_of_order = bool(ranks_where(bool(saved.get("late") or saved.get("early"))))
+    now = {} if ahead is None else ahead.state_dict()
+    is_same = bool(now) and all(now[key] == saved.get(key) for key in ("parts_of_batch", "grace", "staleness"))
+    if is_out_of_order and not is_same:
         raise UserMistake(
-            f"{folder} is from a run with `async_order='completed'`, which is gone, and some groups are still to be "
-            "trained on: start a new run from its policy."
+            "The checkpoint's run trained on rollouts in the order of completion: resume with the same "
+            "`async_order`, `async_staleness` and batch settings, or start a new run."
         )
     changed = [name for name in _CYCLE_OPTIONS if state[name] != getattr(args, name)]
-    if changed and state["buffered_inputs"] is not None:
+    if changed and (is_out_of_order or state["buffered_inputs"] is not None):
         raise UserMistake(
             f"`{changed[0]}` is {getattr(args, changed[0])}, but was {state[changed[0]]} when {folder} was written, "
             "with trajectories still to be trained on. Resume with the same, or start a new run."
         )
-    if ahead is not None and saved.get("staleness") == args.async_staleness and not changed:
+    if ahead is not None and is_same and not changed:
         ahead.load_state_dict(saved)
     elif saved.get("kept"):
         warn_on_main_process(

@@ -209,6 +209,12 @@ def _why_not_ahead(trainer: Any, args: TurnLevelConfig, rollout: PolicyRollout |
     columns = {*dataset.column_names} if isinstance(dataset, Dataset) else set()
     if "prompt" not in columns or {"image", "images"} & columns:
         return "`train_dataset` must be a `datasets.Dataset` with a column `prompt`, and without images"
+    rows = int(args.generation_batch_size) // trainer.accelerator.num_processes
+    if args.async_order == "completed" and rows % int(args.num_generations):
+        return (
+            f"`async_order` is 'completed', but the {rows} rows of a process are not a multiple of `num_generations`, "
+            f"{args.num_generations}: groups would be split across processes"
+        )
     if trainer.use_vllm:
         is_server = trainer.vllm_mode == "server"
         mode = f"`vllm_mode` is {trainer.vllm_mode!r}"

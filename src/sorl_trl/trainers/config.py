@@ -115,9 +115,17 @@ class TurnLevelConfig(GRPOConfig):
     async_staleness: Annotated[int, COUNT] = field(
         default=0,
         metadata={
-            "help": "Asynchronous rollouts: how many to sample while training on an earlier one, which is also by how "
-            "many training lags at most. They come from a vLLM server or, for tests and small models, from copies of "
-            "the policy in this process. 0 (default): sampling and training alternate."
+            "help": "Asynchronous rollouts: how many to sample while training on an earlier one. By default, this is "
+            "also the most rollouts by which training lags. They come from a vLLM server or, for tests and small "
+            "models, from copies of the policy in this process. 0 (default): sampling and training alternate."
+        },
+    )
+    async_order: Annotated[str, OneOf(("dataset", "completed"))] = field(
+        default="dataset",
+        metadata={
+            "help": "Which groups to train on next. 'dataset' (default): those of the next prompts. 'completed': "
+            "those that finish first, for tasks where a few take very long. A slow group is overtaken for at most 2 x "
+            "`async_staleness` batches, so it is at most 3 x `async_staleness` rollouts old."
         },
     )
     async_old_policy: Annotated[str, OneOf(("behaviour", "proximal"))] = field(

@@ -10,7 +10,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import contextmanager
@@ -91,11 +90,11 @@ class PolicyCopies:
 
 
 @dataclass(eq=False)
-class Pending:
-    """A batch's rollout, which one thread samples."""
+class Part:
+    """Rows of a batch that one thread samples together: the whole batch, or a group."""
 
-    batch: int
-    """The number of its batch."""
+    place: tuple[int, int]
+    """The number of its batch, and its own number within that batch."""
     version: int
     """How many batches training had taken when it began."""
     step: int
@@ -118,21 +117,29 @@ class RolloutsAhead:
 
     In a run (`running`), the dataloader only sets the pace: with each of its batches the trainer asks for one rollout.
     The rollouts' rows are read here, each once, in the order of the dataloader's sampler. Batch b begins once the
-    sampling policy has the weights after training on b - `staleness` batches, and call b returns it, so no turn is
-    more than `staleness` versions old.
+    sampling policy has the weights after training on b - `staleness` batches.
 
-    Everything that involves random numbers, other processes or metrics happens in the training thread, when a rollout
+    In dataset order, call b returns batch b, and no turn is more than `staleness` versions old. In order of
+    completion, a call returns the groups that finish first. A slow group is overtaken for at most 2 * `staleness`
+    batches, so no turn is more than 3 * `staleness` versions old.
+
+    Everything that involves random numbers, other processes or metrics happens in the training thread, when a part
     begins and when it is taken. In evaluation and outside a run, the call samples at once.
 
     Args:
         trainer: Only the training thread reads it.
-        rollout: Collects each batch in its own thread, with a fork of its responder.
+        rollout: Collects each part in its own thread, with a fork of its responder.
         staleness: How many batches to begin ahead.
+        by_completion: Whether to train on groups in order of completion instead of dataset order.
     """
 
-    def __init__(self, trainer: Any, rollout: PolicyRollout, staleness: int) -> None:
+    def __init__(self, trainer: Any, rollout: PolicyRollout, staleness: int, by_completion: bool = False) -> None:
         self.rollout = self.__wrapped__ = rollout  # under the second name, `inspect.unwrap` finds it
         self._trainer, self._staleness = trainer, staleness
+        self._grace = 2 * staleness if by_completion else 0
+        rows = int(trainer.args.generation_batch_size) // trainer.accelerator.num_processes
+        self._rows_of_part = int(trainer.num_generations) if by_completion else rows
+        self._parts_of_batch = rows // self._rows_of_part
         self._policy: ServerPolicy | PolicyCopies | None = None
         """The policy that this run's rollouts are sampled from; None outside a run."""
 
@@ -146,20 +153,25 @@ class RolloutsAhead:
         # The training thread changes how its own processing class pads.
         self._setup = replace(setup, processing_class=copy.deepcopy(setup.processing_class))
         self._policy = ServerPolicy(self._trainer) if self._trainer.use_vllm else PolicyCopies(self._trainer)
-        self._under_way = deque[Pending]()
-        """In the order in which training takes them."""
+        self._under_way: list[Part] = []
         self._ended = threading.Event()
         self._taken = self._begun = self._last = -1
         self._upcoming: Iterator[list[dict[str, Any]]] = iter(())
-        self._kept: dict[int, Tensor] = {}
-        """The rollouts that a checkpoint holds, as `_packed` writes them, by the number of their batch."""
+        self._shown: dict[int, list[Any]] = {}
+        """The prompts of the batches that have begun. The dataloader's must agree with them."""
+        self._overtaken: set[tuple[int, int]] = set()
+        """Parts of the batch taken last and of earlier ones that are still to be trained on."""
+        self._overtook: set[tuple[int, int]] = set()
+        """Parts of later batches that have been trained on."""
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        """The parts that a checkpoint holds, as `_packed` writes them."""
         try:
             yield
         finally:
             policy, self._policy = self._policy, None
             self._ended.set()
             policy.close()
-            in_threads = [(each.engine, each.thread) for each in self._under_way if each.engine is not None]
+            in_threads = [(part.engine, part.thread) for part in self._under_way if part.engine is not None]
             for engine, _ in in_threads:
                 engine.wake()
             until = time.monotonic() + _JOIN_S
@@ -174,43 +186,49 @@ class RolloutsAhead:
         if self._taken >= 0:
             return
         trainer, cycle = self._trainer, self._trainer.args.cycle_steps
-        self._taken = self._begun = (micro_batches + -trainer._step % cycle) // cycle
+        self._taken = (micro_batches + -trainer._step % cycle) // cycle
         self._last = math.ceil(trainer.state.max_steps * trainer.args.gradient_accumulation_steps / cycle)
+        self._begun = min((batch for batch, _ in self._overtaken), default=self._taken)
         self._upcoming = upcoming_batches(trainer, self._begun)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rollouts in progress, and the settings.
+        """The rollouts in progress, which parts of which batches were trained on out of order, and the settings.
 
         It waits for rollouts in progress, so that a resumed run continues exactly, but not for a vLLM server, whose
         samples depend on timing.
         """
         if not self._trainer.use_vllm:
-            wait([each.result for each in self._under_way])
-        packed = {each.batch: _packed(each) for each in self._under_way}
-        kept = {batch: rollout for batch, rollout in packed.items() if rollout is not None}
-        return {"staleness": self._staleness, "kept": kept}
+            wait([part.result for part in self._under_way])
+        packed = {part.place: _packed(part) for part in self._under_way}
+        kept = {place: part for place, part in packed.items() if part is not None}
+        settings = {"parts_of_batch": self._parts_of_batch, "grace": self._grace, "staleness": self._staleness}
+        return {**settings, "late": sorted(self._overtaken), "early": sorted(self._overtook), "kept": kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the `state_dict` of a run with the same settings. Call it before the run begins."""
-        # Version 0.3 numbered the parts of a batch, too.
-        self._kept = {key if isinstance(key, int) else key[0]: packed for key, packed in state["kept"].items()}
+        self._overtaken, self._overtook = ({(b, number) for b, number in state[key]} for key in ("late", "early"))
+        self._kept = state.get("kept", {})
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """The output of the rollout, to which training adds `sampled_at_step`.
+        """The output of the rollout, to which training adds `rows` and `sampled_at_step`.
 
-        `sampled_at_step` is the number of optimizer steps made when the oldest of all processes' rollouts began. All
-        processes call it together. All raise the error of a failed rollout, and RuntimeError if the dataloader's
-        prompts are not those that its sampler announced.
+        `rows` are the rows of the dataset, one per trajectory, and `sampled_at_step` is the number of optimizer steps
+        made when the oldest part on any process began. All processes call it together. All raise the error of a failed
+        rollout, and RuntimeError if the dataloader's prompts are not those that its sampler announced.
         """
         if self._policy is None or not trainer.model.training:
             return self.rollout(prompts, trainer)
         raise_on_all_ranks(self._trainer, self._begin_next, prompts)
-        waited = self._wait_for_next()
-        taken = self._under_way.popleft()
-        output, metrics = taken.result.result()
-        self._log(taken, output, metrics, waited)
+        parts, waited = self._wait_for_parts()
+        self._take(parts)
+        self._log(parts, waited)
         self._taken += 1
-        return {**output, "sampled_at_step": min(gather_object([taken.step]))}
+        outputs = [part.result.result()[0] for part in parts]
+        unnamed = {"agents": [None] * self._rows_of_part}  # of a part in which no turn has an agent
+        keys = dict.fromkeys(key for each in outputs for key in each)
+        output = {key: [row for each in outputs for row in {**unnamed, **each}[key]] for key in keys}
+        sampled_at = min(gather_object([min(part.step for part in parts)]))
+        return {**output, "rows": [row for part in parts for row in part.rows], "sampled_at_step": sampled_at}
 
     def renew(self, prompts: list[Any]) -> None:
         """In a run, give the sampling policy the trainer's weights before a rollout is requested.
@@ -232,60 +250,81 @@ class RolloutsAhead:
         """Begin batches up to `staleness` in advance, but none beyond the end of the run."""
         until = max(min(self._taken + self._staleness + 1, self._last), self._taken + 1)
         while self._begun < until:
-            self._begin(self._begun, next(self._upcoming))
+            rows = next(self._upcoming)
+            if self._begun >= self._taken:
+                self._shown[self._begun] = [row["prompt"] for row in rows]
+            for number in range(self._parts_of_batch):
+                place = self._begun, number
+                is_left = place in self._overtaken if self._begun < self._taken else place not in self._overtook
+                if is_left:
+                    self._begin(place, rows[number * self._rows_of_part :][: self._rows_of_part])
             self._begun += 1
-        if self._under_way[0].prompts != prompts:
+        if self._shown.pop(self._taken) != prompts:
             raise RuntimeError(
                 f"`async_staleness` is {self._staleness}, but batch {self._taken} of the dataloader is not what its "
                 "sampler announced: asynchronous rollouts need a dataloader that neither changes nor skips rows."
             )
 
-    def _begin(self, batch: int, rows: list[dict[str, Any]]) -> None:
-        """Begin a rollout, unless a checkpoint had its result."""
-        if batch in self._kept and (kept := _unpacked(self._kept.pop(batch), batch, rows)) is not None:
+    def _begin(self, place: tuple[int, int], rows: list[dict[str, Any]]) -> None:
+        """Begin a part, unless a checkpoint had its result."""
+        if place in self._kept and (kept := _unpacked(self._kept.pop(place), place, rows)) is not None:
             self._under_way.append(kept)
             return
         assert self._policy is not None
         engine = self._policy.engine(self._end(self._setup), self.rollout.engine)
         engine.seed = draw_seed()
-        begun = Pending(batch, self._taken, self._trainer.state.global_step, rows, engine)
-        collect = partial(_collect, begun, engine, self.rollout.fork(), self._setup, self._ended)
-        begun.thread = threading.Thread(target=collect, name=f"sorl-ahead-{batch}", daemon=True)
-        begun.thread.start()
-        self._under_way.append(begun)
+        part = Part(place, self._taken, self._trainer.state.global_step, rows, engine)
+        collect = partial(_collect, part, engine, self.rollout.fork(), self._setup, self._ended)
+        part.thread = threading.Thread(target=collect, name="sorl-ahead-{}.{}".format(*place), daemon=True)
+        part.thread.start()
+        self._under_way.append(part)
 
     def _end(self, setup: RolloutSetup) -> TurnEnd:
         return TurnEnd(setup.tokenizer, self.rollout.stop_strings, setup.eos_token_ids)
 
-    def _wait_for_next(self) -> float:
-        """Wait for the next rollout on all processes, and return the seconds. Raises the error of a failed rollout."""
+    def _wait_for_parts(self) -> tuple[list[Part], float]:
+        """The parts to train on next, on all processes, and the seconds waited. Raises the error of a failed part."""
         began = time.perf_counter()
-        running = {each.result for each in self._under_way}
-        while not self._under_way[0].result.done():
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            if any(each.exception() is not None for each in done):
+        due = [part for part in self._under_way if part.place[0] <= self._taken - self._grace]
+        missing = self._parts_of_batch - len(due)
+        while True:
+            done = [part for part in self._under_way if part.result.done()]
+            there = [part for part in done if part not in due][:missing]
+            failed = any(part.result.exception() is not None for part in done)
+            if failed or (len(there) == missing and all(part in done for part in due)):
                 break
+            wait([part.result for part in self._under_way if part not in done], return_when=FIRST_COMPLETED)
         waited = time.perf_counter() - began
         raise_on_all_ranks(self._trainer, self._raise_failures)
-        return waited
+        return [*due, *there], waited
 
     def _raise_failures(self) -> None:
         """Raise the error of a rollout in progress, if one has failed."""
-        for each in self._under_way:
-            if each.result.done():
-                each.result.result()
+        for part in self._under_way:
+            if part.result.done():
+                part.result.result()
 
-    def _log(self, taken: Pending, output: dict[str, Any], metrics: dict[str, float], waited: float) -> None:
+    def _take(self, parts: list[Part]) -> None:
+        for part in parts:
+            self._under_way.remove(part)
+        self._overtaken -= {part.place for part in parts}
+        self._overtaken |= {part.place for part in self._under_way if part.place[0] <= self._taken}
+        self._overtook |= {part.place for part in parts}
+        self._overtook = {place for place in self._overtook if place[0] > self._taken}
+
+    def _log(self, parts: list[Part], waited: float) -> None:
+        outputs, metrics = zip(*(part.result.result() for part in parts), strict=True)
         ages, changed = [], []
-        for turn in (turn for trajectory in output["trajectory"] for turn in trajectory.turns):
-            asked, answered = turn.versions or (taken.version, taken.version)
-            ages.append(self._taken - asked)
-            changed.append(asked != answered)
+        for part, output in zip(parts, outputs, strict=True):
+            for turn in (turn for trajectory in output["trajectory"] for turn in trajectory.turns):
+                asked, answered = turn.versions or (part.version, part.version)
+                ages.append(self._taken - asked)
+                changed.append(asked != answered)
         oldest = max(gather_object([max(ages, default=0)]))
         turns = max(len(ages), 1)
         own = {"async/age_mean": sum(ages) / turns, "async/turns_across_versions": sum(changed) / turns}
         own |= {"async/age_max": float(oldest), "async/seconds_waiting": waited}
-        for name, value in {**metrics, **own}.items():
+        for name, value in (item for each in (*metrics, own) for item in each.items()):
             self._trainer._log_metric(name, value)
 
 
@@ -309,10 +348,8 @@ def upcoming_batches(trainer: Any, first: int) -> Iterator[list[dict[str, Any]]]
         sampler.epoch += 1
 
 
-def _collect(
-    begun: Pending, engine: Engine, rollout: PolicyRollout, setup: RolloutSetup, ended: threading.Event
-) -> None:
-    """Sample a rollout, in its thread."""
+def _collect(part: Part, engine: Engine, rollout: PolicyRollout, setup: RolloutSetup, ended: threading.Event) -> None:
+    """Sample a part, in its thread."""
 
     def go_on(active: bool) -> bool:
         if ended.is_set():
@@ -321,22 +358,22 @@ def _collect(
 
     try:
         with torch.no_grad():  # each thread has its own switch
-            prompts = copy.deepcopy(begun.prompts)
-            begun.result.set_result(rollout.collect(setup, prompts, begun.rows, engine, go_on))
+            prompts = copy.deepcopy(part.prompts)
+            part.result.set_result(rollout.collect(setup, prompts, part.rows, engine, go_on))
     except BaseException as error:  # the training thread raises it
-        begun.result.set_exception(error)
+        part.result.set_exception(error)
 
 
-def _packed(begun: Pending) -> Tensor | None:
-    """A finished rollout, as bytes; None if it failed, is in progress, or holds what a checkpoint cannot.
+def _packed(part: Part) -> Tensor | None:
+    """A finished part, as bytes; None if it failed, is in progress, or holds what a checkpoint cannot.
 
     For example, a checkpoint cannot hold the environment objects of a `ToolBox`.
     """
-    if not begun.result.done() or begun.result.exception() is not None:
+    if not part.result.done() or part.result.exception() is not None:
         return None
     buffer = BytesIO()
     try:
-        torch.save((begun.version, begun.step, begun.prompts, *begun.result.result()), buffer)
+        torch.save((part.version, part.step, part.prompts, *part.result.result()), buffer)
         packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
         _read(packed)
     except Exception as error:  # pickle raises whatever an object does
@@ -350,12 +387,12 @@ def _warn_of_what_is_not_kept(reason: str) -> None:
     logger.warning("Checkpoints cannot hold these asynchronous rollouts: a resume samples them anew. %s", reason)
 
 
-def _unpacked(packed: Tensor, batch: int, rows: list[dict[str, Any]]) -> Pending | None:
-    """The rollout that was packed; None if its prompts are not those of `rows`."""
+def _unpacked(packed: Tensor, place: tuple[int, int], rows: list[dict[str, Any]]) -> Part | None:
+    """The part that was packed; None if its prompts are not those of `rows`."""
     version, step, prompts, output, metrics = _read(packed)
-    kept = Pending(batch, version, step, rows)
-    kept.result.set_result((output, metrics))
-    return kept if kept.prompts == prompts else None
+    part = Part(place, version, step, rows)
+    part.result.set_result((output, metrics))
+    return part if part.prompts == prompts else None
 
 
 def _read(packed: Tensor) -> Any:

@@ -82,7 +82,10 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
         trainer._ahead.renew(prompts)
     prompt_ids, completion_ids, env_mask, completions, logprobs, columns, shown, by_tools = trainer._generate(prompts)
     images = images if shown is None else shown
-    sampled_at = columns.pop("sampled_at_step", trainer.state.global_step)
+    sampled_at, rows = trainer.state.global_step, inputs
+    if trainer._ahead is not None and trainer.model.training:  # other rows may have been overtaken
+        sampled_at, rows = columns.pop("sampled_at_step"), columns.pop("rows")
+        prompts = [row["prompt"] for row in rows]
     context_ids = columns.pop("context_ids", None)
     window = None if context_ids is None else positions_of(trainer.accelerator.unwrap_model(trainer.model))
     turn_ids = columns.pop("turn_ids", None)
@@ -109,7 +112,7 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
         batch["importance_sampling_ratio"] = engine_weights(trainer, batch)
 
     # Rewards, which functions may give to turns
-    rows = [{**row, **_added(columns, i)} for i, row in enumerate(inputs)]
+    rows = [{**row, **_added(columns, i)} for i, row in enumerate(rows)]
     asked = [{**row, SAMPLED: own} for row, own in zip(rows, sampled, strict=True)]
     rewards = scorable(trainer, sampled, trainer._calculate_rewards(asked, prompts, completions, completion_ids))
     scored = scored_rollout(trainer, sampled, batch, rewards)

@@ -56,7 +56,6 @@ def test_what_is_asked_at_the_keyboard_is_answered_before_anything_heavy_is_impo
         (["fly"], "'fly'"),
         (["vew"], "did you mean view?"),
         (["train", "--config", "so_grpo", "--max_setps", "3"], "--max_setps: did you mean --max_steps?"),
-        (["train", "--config", "so_grpo", "--async_order", "dataset"], "--async_order: it was removed; "),
         (["train", "--config", "so_gpro"], "did you mean so_grpo?"),
         (["train", "--config", "wrong.yaml"], "--learning_rat: did you mean --learning_rate?"),
         (["index", "--corpus", "a", "--outptu", "b"], "--outptu: did you mean --output?"),

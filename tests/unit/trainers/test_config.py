@@ -60,7 +60,6 @@ def test_bad_values_are_named(tmp_path: Path, name: str, value: Any, allowed: st
         ("method", "pass it to the trainer"),
         ("tools", "pass it to the trainer"),
         ("learning_rat", "did you mean learning_rate?"),
-        ("async_order", "removed; batches are trained on in the dataset's order"),
         ("value_pool", "removed; the critic is read before the first token"),
         ("xyz", "`xyz` is not a field of SOPPOConfig"),
     ],

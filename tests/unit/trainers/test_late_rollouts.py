@@ -1,4 +1,4 @@
-"""Which rollouts begin when, whatever they take."""
+"""Which rollouts begin when, and in which order they are trained on, whatever they take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.trainers import late_rollouts, vllm_policy
-from sorl_trl.trainers.late_rollouts import Pending, RolloutsAhead, _packed
+from sorl_trl.trainers.late_rollouts import Part, RolloutsAhead, _packed
 
 GROUPS, ROWS, PROMPTS = 2, 2, 6
 """Of a batch, of a group, and in the data set: an epoch is three batches."""
@@ -35,6 +35,7 @@ class Run:
         self,
         batches: int,
         staleness: int,
+        by_completion: bool,
         latencies: list[float],
         first: int = 0,
         state: dict[str, Any] | None = None,
@@ -55,7 +56,7 @@ class Run:
         )
         self.logged: dict[str, list[float]] = {}
         rollout: Any = self
-        self.ahead = RolloutsAhead(trainer, rollout, staleness)
+        self.ahead = RolloutsAhead(trainer, rollout, staleness, by_completion)
         self.trainer, self.batches, self.state = trainer, batches, state
         self.left: dict[str, Any] = {}
         """The state at the end."""
@@ -98,7 +99,8 @@ class Run:
             for batch in range(self.now, self.batches if until is None else until):
                 self.now = batch
                 output = self.ahead(expected[batch], self.trainer)
-                taken.append(output["completion_ids"])
+                taken.append([row["prompt"] for row in output["rows"]])
+                assert output["completion_ids"] == taken[-1]
             self.left = self.ahead.state_dict()
         return taken
 
@@ -119,23 +121,41 @@ LATENCIES = st.lists(st.sampled_from([0.0, 0.0, 0.001, 0.003, 0.02]), min_size=1
 
 
 @settings(deadline=None, max_examples=25)
-@given(staleness=st.integers(0, 4), latencies=LATENCIES)
-def test_everything_is_trained_on_in_order_and_never_too_late(staleness: int, latencies: list[float]) -> None:
-    run = Run(7, staleness, latencies)
-    assert run.train() == run.expected()
-    assert max(run.logged["async/age_max"]) <= staleness
-    assert len(run.begun) == 7, "none began that the run does not come to"
+@given(staleness=st.integers(0, 4), by_completion=st.booleans(), latencies=LATENCIES)
+def test_everything_is_trained_on_once_and_never_too_late(
+    staleness: int, by_completion: bool, latencies: list[float]
+) -> None:
+    run = Run(7, staleness, by_completion, latencies)
+    taken, expected = run.train(), run.expected()
+    assert max(run.logged["async/age_max"]) <= staleness * (1 + 2 * by_completion)
+    assert sorted(prompt for batch in taken for prompt in batch) == sorted(p for batch in expected for p in batch)
+    assert by_completion or taken == expected
+    parts = GROUPS if by_completion else 1
+    assert len(run.begun) == 7 * parts, "none began that the run does not come to"
 
 
 @settings(deadline=None, max_examples=12)
 @given(staleness=st.integers(1, 3), latencies=LATENCIES, stopped=st.integers(1, 6))
-def test_a_resumed_run_goes_on_with_what_was_begun(staleness: int, latencies: list[float], stopped: int) -> None:
-    first = Run(7, staleness, latencies)
+def test_a_resumed_run_goes_on_with_what_was_passed_by(staleness: int, latencies: list[float], stopped: int) -> None:
+    first = Run(7, staleness, True, latencies)
     taken = first.train(until=stopped)
-    rest = Run(7, staleness, latencies[::-1], first=stopped, state=first.left)
+    rest = Run(7, staleness, True, latencies[::-1], first=stopped, state=first.left)
     taken += rest.train()
-    assert taken == rest.expected()
-    assert max(rest.logged["async/age_max"]) <= staleness
+    assert sorted(prompt for batch in taken for prompt in batch) == sorted(p for b in rest.expected() for p in b)
+    assert max(rest.logged["async/age_max"]) <= 3 * staleness
+
+
+def test_a_straggler_is_passed_by_for_as_many_batches_as_allowed() -> None:
+    class Straggling(Run):
+        def wait(self, prompts: list[int]) -> None:
+            until = time.monotonic() + 10
+            while prompts == straggler and self.now < 2 and time.monotonic() < until:
+                time.sleep(0.001)
+
+    run = Straggling(8, 1, True, [])
+    straggler = run.expected()[0][:ROWS]
+    taken = run.train()
+    assert [straggler[0] in batch for batch in taken[:3]] == [False, False, True]
 
 
 def test_the_end_of_a_run_ends_what_is_under_way() -> None:
@@ -146,7 +166,7 @@ def test_the_end_of_a_run_ends_what_is_under_way() -> None:
                 time.sleep(0.001)
             return super().collect(setup, prompts)
 
-    run = Endless(4, 1, [0.0])
+    run = Endless(4, 1, False, [0.0])
     with run.ahead.running():
         run.ahead.begin_at(0)
         run.ahead(run.expected()[0], run.trainer)
@@ -154,13 +174,29 @@ def test_the_end_of_a_run_ends_what_is_under_way() -> None:
 
 
 def test_what_a_checkpoint_cannot_hold_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    begun = Pending(0, 0, 0, [{"prompt": "a"}])
-    begun.result.set_result(({"environments": [threading.Lock()]}, {}))
-    assert _packed(begun) is None and "samples them anew" in caplog.text
+    part = Part((0, 0), 0, 0, [{"prompt": "a"}])
+    part.result.set_result(({"environments": [threading.Lock()]}, {}))
+    assert _packed(part) is None and "samples them anew" in caplog.text
+
+
+def test_groups_with_agents_and_without_are_one_batch() -> None:
+    class Team(Run):
+        def collect(self, setup: Any, prompts: list[int], *_: Any) -> tuple[dict[str, Any], dict[str, float]]:
+            output, metrics = super().collect(setup, prompts)
+            is_named = prompts[0] == self.expected()[0][0]
+            return {**output, **({"agents": [["a"]] * ROWS} if is_named else {})}, metrics
+
+    run = Team(2, 0, True, [0.0])
+    with run.ahead.running():
+        run.ahead.begin_at(0)
+        output = run.ahead(run.expected()[0], run.trainer)
+    assert output["agents"] == [
+        ["a"] if prompt == run.expected()[0][0] else None for prompt in output["completion_ids"]
+    ]
 
 
 def test_another_batch_than_the_sampler_has_shown_is_an_error() -> None:
-    run = Run(4, 1, [0.0])
+    run = Run(4, 1, False, [0.0])
     with run.ahead.running(), pytest.raises(RuntimeError, match="neither changes nor skips rows"):
         run.ahead.begin_at(0)
         run.ahead([99] * 4, run.trainer)
