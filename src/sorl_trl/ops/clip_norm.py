@@ -14,6 +14,7 @@ from .masking import TurnLayout, at_least_float32, keep, masked_mean, turn_layou
 __all__ = [
     "KL_ESTIMATORS",
     "clip_fraction",
+    "clip_penalty",
     "clipping_bias",
     "gated_kl",
     "kl_controlled_factor",
@@ -65,17 +66,29 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
     return masked_mean(_ESTIMATORS[estimator](bounded), loss_mask, dim=1)
 
 
-def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor) -> Tensor:
-    """Multiply each trajectory's KL ("unbiased") by a detached gate: gate_i · KL_i, (B,), without gradient at gate 0.
+def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str = "unbiased") -> Tensor:
+    """Multiply each trajectory's KL by a detached gate: gate_i · KL_i, (B,). Value and gradient are 0 at gate 0.
 
     Args:
         gate: (B,), at least 0. With `clip_fraction`, this is SORL's clipping-triggered penalty as specified
             (docs/internals/equations.md).
-        log_ratio, loss_mask: As in `kl_to_old`.
+        log_ratio, loss_mask, estimator: As in `kl_to_old`, with its errors.
     """
     # Leave out rows with a closed gate before any arithmetic, because 0 times NaN is NaN.
     triggered = keep(log_ratio, loss_mask.bool() & (gate > 0).unsqueeze(1))
-    return gate.detach() * kl_to_old(triggered, loss_mask, "unbiased")
+    return gate.detach() * kl_to_old(triggered, loss_mask, estimator)
+
+
+def clip_penalty(
+    log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor, estimator: str
+) -> Tensor:
+    """Compute SORL's clipping-triggered penalty as specified: f_i · KL_i, (B,), f_i detached.
+
+    docs/internals/equations.md explains it. Arguments and errors are those of `clip_fraction` and `kl_to_old`. Value
+    and gradient are exactly 0 for a trajectory in which nothing is clipped.
+    """
+    fraction = clip_fraction(log_ratio, loss_mask, epsilon_low, epsilon_high)
+    return gated_kl(fraction, log_ratio, loss_mask, estimator)
 
 
 def clipping_bias(ratio: Tensor, advantages: Tensor, stopped: Tensor, loss_mask: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from sorl_trl.checks import check_choice
 
 __all__ = [
     "TurnLayout",
+    "last_token_before_turn",
     "masked_mean",
     "turn_broadcast",
     "turn_ids_from_mask",
@@ -170,6 +171,20 @@ def turn_broadcast(x_turns: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
     if turns.num_turns > x_turns.size(1):
         raise ValueError(f"turn_ids has turns up to {turns.num_turns - 1}, but x_turns has {x_turns.size(1)} columns.")
     return pad(x_turns[:, : turns.num_turns], (0, 1)).gather(1, turns.slots)
+
+
+def last_token_before_turn(turn_ids: Tensor | TurnLayout) -> Tensor:
+    """Find the completion position just before each turn's first token: (B, T) turn ids to (B, K) int64.
+
+    Positions count from the start of the completion, so −1 is the last token of the prompt. Turns that a trajectory
+    does not have also get −1.
+    """
+    turns = turn_layout(turn_ids)
+    rows, length = turns.turn_ids.shape
+    positions = torch.arange(length, device=turns.turn_ids.device).expand(rows, length)
+    table = turns.turn_ids.new_full((rows, turns.num_turns + 1), length)
+    first = table.scatter_reduce(1, turns.slots, positions, "amin")[:, : turns.num_turns]
+    return torch.where(turns.turn_mask, first - 1, -1)
 
 
 def _highest_before(ids: Tensor) -> Tensor:

@@ -29,8 +29,7 @@ BOTH = [(kind, turn) for kind in ("token", "sequence", "turn") for turn in ("geo
 
 
 def penalty(x: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
-    """SORL's, as specified."""
-    return ops.gated_kl(ops.clip_fraction(x, mask, low, high), x, mask)
+    return ops.clip_penalty(x, mask, low, high, "unbiased")
 
 
 BLIND = {

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sorl_trl.ops import (
+    last_token_before_turn,
     masked_mean,
     turn_broadcast,
     turn_ids_from_mask,
@@ -80,6 +81,12 @@ class TestTurnReduceAndBroadcast:
         torch.testing.assert_close(total, torch.tensor([[4.0, 5.0], [2.0, 9.0], [0.0, 0.0]]))
         expected = [[2.0, 2.0, 0.0, 5.0, 0.0], [2.0, 3.0, 3.0, 3.0, 0.0], [0.0] * 5]
         torch.testing.assert_close(turn_broadcast(mean, TURN_IDS), torch.tensor(expected))
+
+
+class TestLastTokenBeforeTurn:
+    def test_by_hand(self):
+        turn_ids = torch.tensor([[0, 0, -1, 1, 2], [-1, 0, -1, -1, -1], [-1] * 5])
+        assert last_token_before_turn(turn_ids).tolist() == [[-1, 2, 3], [0, -1, -1], [-1, -1, -1]]
 
 
 class TestTurnLayout:
