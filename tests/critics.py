@@ -32,7 +32,6 @@ from tests.trajectories import FixedRollout, parity_reward, prompts
 CASES: dict[str, dict[str, Any]] = {
     "head": {"critic": "head"},
     "head_lora": {"critic": "head", "lora": True},
-    "trunk": {"critic": "head", "critic_trunk_gradient": True},
     "adapter": {"critic": "adapter", "lora": True},
     "model": {"critic": "model"},
     "model_lora": {"critic": "model", "lora": True},
@@ -91,7 +90,7 @@ def policy_with(kind: str, lora: bool = False, **adapter: Any) -> tuple[Any, Cri
     elif kind == "adapter":
         critic = AdapterCritic(random_head(), model, add_critic_adapter(model))
     else:
-        critic = HeadCritic(random_head(), trunk_gradient=kind == "trunk")
+        critic = HeadCritic(random_head())
     causal_lm_of(model).add_module(CRITIC_ATTRIBUTE, critic)
     return model, critic
 

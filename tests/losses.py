@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl import SOGRPOTrainer
-from sorl_trl.methods import ClipPenalty, DoubleSided, Method, MiniRL
+from sorl_trl.methods import ClipPenalty, Method, MiniRL
 from sorl_trl.trainers.batch import OLD_POLICY_STEP
 from tests.policies import build_policy
 from tests.training import settings
@@ -142,8 +142,6 @@ def token_objective(
     shrink = len(unit) ** 0.75 if is_scaled else 1.0
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     clipped = ratio.clamp(1 - args.epsilon / shrink, 1 + high / shrink)
-    if isinstance(kind, DoubleSided):
-        return clipped * advantage
     if isinstance(kind, MiniRL):
         low, high = args.epsilon / shrink, high / shrink
         stopped = (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - low)
@@ -167,7 +165,7 @@ def reference_loss(trainer: Any, batch: dict[str, Any], rows: list[int] | None =
         for t in chain(*turns):
             loss = -weights[i, t] * token_objective(trainer, logps[i], log_ratio[i], t, turn_ids, advantages[i])
             total = total + _share(args, turns, t, turn_ids) * loss
-            if args.beta and not getattr(args, "kl_in_reward", False):
+            if args.beta:
                 difference = batch["ref_per_token_logps"][i, t] - logps[i, t]
                 kl = difference.exp() - difference - 1
                 of_unit = log_ratio[i, unit_of(t, turn_ids, args.importance_sampling_level)].mean().exp()
@@ -187,18 +185,13 @@ def _share(args: Any, turns: list[list[int]], t: int, turn_ids: Tensor) -> float
 
 def reference_penalty(trainer: Any, batch: dict[str, Any], piece: ClipPenalty) -> Tensor:
     log_ratio = token_logps(trainer, batch) - batch["old_per_token_logps"]
-    low = trainer.args.epsilon if piece.epsilon is None else piece.epsilon
-    high = low if piece.epsilon_high is None else piece.epsilon_high
+    epsilon = trainer.args.epsilon if piece.epsilon is None else piece.epsilon
     total = torch.zeros((), dtype=torch.float64)
     for i, turn_ids in enumerate(batch["turn_ids"]):
         turns = positions(turn_ids)
         if not turns:
             continue
         logs = log_ratio[i, [*chain(*turns)]]
-        ratios = {"token": logs.exp(), "turn": torch.stack([log_ratio[i, turn].mean().exp() for turn in turns])}
-        gate = 1.0
-        if piece.gate != "none":
-            of_gate = ratios[piece.gate].detach()
-            gate = float(((of_gate < 1 - low) | (of_gate > 1 + high)).double().mean())
+        gate = float(((logs.detach().exp() - 1).abs() > epsilon).double().mean())
         total = total + gate * (logs.exp() * logs - logs.exp() + 1).mean()
     return piece.coef * total / len(log_ratio)

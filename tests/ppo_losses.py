@@ -25,9 +25,9 @@ def turn_reward(turn_ids: list[list[int]], completion_ids: list[list[int]], **_:
 
 
 def build(tmp_path: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:
-    """One micro-batch per rollout, and a critic whose loss reaches every weight."""
+    """One micro-batch per rollout, and a critic that reads the policy's hidden states."""
     one_batch = {"per_device_train_batch_size": BATCH_SIZE, "gradient_accumulation_steps": 1}
-    defaults = {"critic": "head", "critic_trunk_gradient": True, "steps_per_generation": 1, "epsilon": EPSILON}
+    defaults = {"critic": "head", "steps_per_generation": 1, "epsilon": EPSILON}
     trainer = build_ppo(
         tmp_path, tokenizer, **{**one_batch, **defaults, "reward_funcs": [turn_reward, parity_reward], **overrides}
     )
@@ -38,31 +38,20 @@ def build(tmp_path: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:
 LEVELS: dict[str, dict[str, Any]] = {
     "turn": {"advantage_level": "turn"},
     "token": {"advantage_level": "token"},
-    "macro": {"advantage_level": "macro", "macro_action_tokens": 2},
-    "macro-mean": {"advantage_level": "macro", "macro_action_tokens": 2, "value_pool": "mean"},
-    "macro-last": {"advantage_level": "macro", "macro_action_tokens": 3, "value_pool": "last"},
 }
 """Time steps of critic and GAE."""
 
 
 def units_of(span: list[int], args: Any) -> list[list[int]]:
     """The tokens of each time step of a turn."""
-    tokens = {"turn": len(span), "token": 1, "macro": args.macro_action_tokens}[args.advantage_level]
-    return [span[start : start + tokens] for start in range(0, len(span), tokens)]
-
-
-def valued(unit: list[int], args: Any) -> list[int]:
-    """The tokens of a time step before which its value is read."""
-    return {"first": unit[:1], "mean": unit, "last": unit[-1:]}[args.value_pool]
+    return [span] if args.advantage_level == "turn" else [[token] for token in span]
 
 
 def state_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
     """(B, T) V of the state before each token: the head on the policy's last hidden states in the token's context."""
     values = torch.zeros_like(batch["completion_ids"], dtype=torch.float64)
     for row, position, _, output in read_apart(trainer, batch):
-        states = output.hidden_states[-1][0, -len(position) - 1 : -1].double()
-        if not trainer.args.critic_trunk_gradient:
-            states = states.detach()
+        states = output.hidden_states[-1][0, -len(position) - 1 : -1].double().detach()
         scale = states.size(-1) ** 0.5 * states.norm(dim=-1)
         found = (states @ trainer.critic.head.weight.double().T).squeeze(-1) / scale
         values = values.index_put((torch.tensor(row), position), found + trainer.critic.head.bias.double())
@@ -88,9 +77,8 @@ def value_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
     for i, turn_ids in enumerate(batch["turn_ids"]):
         losses.append([])
         for span in positions(turn_ids):
-            read = [t for unit in units_of(span, args) for t in valued(unit, args)]
             loss = []
-            for t in read:
+            for t in (unit[0] for unit in units_of(span, args)):
                 v, old, target = values[i, t], batch["old_values"][i, t].double(), batch["returns"][i, t].double()
                 error = (v - target) ** 2
                 if args.value_clip_range is not None:

@@ -85,6 +85,16 @@ SECONDS = Number(least=0, finite=False)
 SWITCH = OneOf((True, False))
 
 
+GONE: Mapping[str, str] = {
+    "critic_trunk_gradient": "the value loss of `critic='head'` trains only the head",
+    "kl_in_reward": "`beta` adds the KL to the loss",
+    "log_agent_gradients": "docs/reference/metrics.md lists what is logged of each agent",
+    "macro_action_tokens": "macro actions showed no gain over turns (benchmarks/results/macro_actions.md)",
+    "value_pool": "the critic is read before the first token of a turn, or of each with `advantage_level='token'`",
+}
+"""Options that were removed since version 0.3, and what takes their place."""
+
+
 def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) -> None:
     """Raise ValueError for the first field of a dataclass with a value that its annotation does not allow.
 
@@ -127,7 +137,9 @@ def check_names(cls: type, given: Iterable[str], others: Mapping[str, Iterable[s
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question to append to a message about the unknown `name`; empty if no `known` one resembles it."""
+    """What to append to a message about the unknown `name`: what became of it, or a similar `known` one, if any."""
+    if name.lstrip("-") in GONE:
+        return f": it was removed; {GONE[name.lstrip('-')]}"
     close = get_close_matches(name, [*known], n=1, cutoff=0.75)
     return f": did you mean {close[0]}?" if close else ""
 

@@ -27,8 +27,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SO-PPO": {},
     "SO-PPO arithmetic": {"turn_ratio": "arithmetic"},
     "SO-PPO at token level": {"advantage_level": "token"},
-    "MA-RLHF": {**LEVELS["macro-mean"], "importance_sampling_level": "token", "method": Method(), "loss_type": "bnpo"},
-    "SO-PPO with macro actions": LEVELS["macro-last"],
     "SO-PPO with contexts": {"rollout_func": SeveralContexts()},
 }
 
@@ -63,7 +61,7 @@ def test_loss_and_gradient_are_those_of_the_formula(
     assert 0.1 < share < 0.9 if clip_range else share == 0.0
 
 
-@pytest.mark.parametrize("level", ["turn", "token", "macro"])
+@pytest.mark.parametrize("level", ["turn", "token"])
 @pytest.mark.parametrize("loss_type", ["turn", "grpo", "dapo", "cispo", "vespo", "dr_grpo"])
 def test_micro_batches_add_up(tmp_path: Path, tokenizer: Any, loss_type: str, level: str) -> None:
     """Micro-batches with different numbers of turns and tokens: a mean over each would weigh them alike."""
@@ -113,7 +111,7 @@ def test_values_of_observations_and_padding_never_matter(
 
 def test_bias_norm_leaves_the_critics_gradient_alone(tmp_path: Path, tokenizer: Any) -> None:
     """ST-PPO: ∇J is divided by the norm of the clipping bias; the value loss has no such bias."""
-    overrides = {**VARIANTS["Turn-PPO"], "bias_norm": True, "critic_trunk_gradient": False}
+    overrides = {**VARIANTS["Turn-PPO"], "bias_norm": True}
     trainer, batch = off_policy_batch(tmp_path, tokenizer, **overrides)
     batch["advantages"] = 60.0 * batch["advantages"]
     trainer.create_optimizer()

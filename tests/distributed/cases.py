@@ -20,7 +20,6 @@ from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.diagnostics.collapse import Rule, level
 from sorl_trl.methods import Method
 from sorl_trl.search import BM25Index, SearchArguments
-from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, teach
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
@@ -76,18 +75,7 @@ class Case:
 
 
 class UnevenRollout(FixedRollout):
-    """The first half of a batch takes one turn, the second half up to four: of two ranks, each has a half.
-
-    Of every fifth trajectory a turn is void.
-    """
-
-    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        output = super().__call__(prompts, trainer)
-        first = trainer.accelerator.process_index * len(prompts)
-        kinds = [ActionKind.SEARCH if (first + i) % 5 else ActionKind.INVALID for i in range(len(prompts))]
-        turns = [(Turn((5,), "w1", Action(kind)),) for kind in kinds]
-        output["trajectory"] = [Trajectory((4,), each, StopReason.MAX_TURNS) for each in turns]
-        return output
+    """The first half of a batch takes one turn, the second half up to four: of two ranks, each has a half."""
 
     def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
         self.max_turns = 1 if index % 10_000 < BATCH_SIZE["fixed"] // 2 else 4

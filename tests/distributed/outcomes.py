@@ -24,7 +24,6 @@ SAME_METRICS = (
     "clip_penalty",
     "turns/per_trajectory",
     "clipping_bias_norm",
-    "llds/loss",
     "lr_factor",
     *(f"agents/{name}/{metric}" for name in ("planner", "checker") for metric in ("turn_share", "reward")),
 )

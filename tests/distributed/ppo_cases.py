@@ -65,7 +65,6 @@ KINDS = [HEAD, MODEL, ADAPTER, HEAD_LORA, MODEL_LORA]
 # At the end of the clip range, bfloat16's rounding decides about the whole gradient of a turn.
 UNCLIPPED = {"epsilon": 10.0, "value_clip_range": None}
 TOKEN_LEVEL = {"advantage_level": "token", "loss_type": "grpo", "importance_sampling_level": "token"}
-RANDOM_MACRO_ACTIONS = {"advantage_level": "macro", "macro_action_tokens": 0, "value_pool": "mean"}
 ADAMW = {"optim": "adamw_torch", "learning_rate": 1e-3, "critic_learning_rate": None}
 
 
@@ -78,9 +77,7 @@ def cell(case: PPOCase, checkpointing: str, dtype: str) -> PPOCase:
 
 VARIANTS = [
     replace(ADAPTER, name="adapter-lora/token", micro_batches=1, options=TOKEN_LEVEL),
-    replace(HEAD, name="head-full/token", micro_batches=1, options={**TOKEN_LEVEL, "kl_in_reward": True}),
-    replace(HEAD, name="head-full/macro", options=RANDOM_MACRO_ACTIONS),
-    replace(HEAD, name="head-full/trunk", options={"critic_trunk_gradient": True}),
+    replace(HEAD, name="head-full/token", micro_batches=1, options=TOKEN_LEVEL),
     replace(ADAPTER, name="adapter-lora/warm-up", options={"critic_warmup_steps": 2}),
     replace(MODEL, name="model-full/sync", options={"sync_ref_model": True, "ref_model_sync_steps": 2}),
     replace(ADAPTER, name="adapter-lora/no-reference", options={"beta": 0.0}),

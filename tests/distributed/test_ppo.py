@@ -56,7 +56,7 @@ PARTITIONED = [
     *EVERY_WAY,
     *(cell(kind, how, SINGLE) for kind in (HEAD, MODEL) for how in (OFF, NON_REENTRANT, REENTRANT)),
     cell(HEAD_LORA, REENTRANT, SINGLE),
-    *(case for case in VARIANTS if not case.name.endswith(("/trunk", "/no-reference"))),
+    *(case for case in VARIANTS if not case.name.endswith("/no-reference")),
     *(case for case in STARTED if case.kind in ("model-full", "adapter-lora")),
 ]
 """What FSDP2 and ZeRO-3 train, which takes five times as long: but each kind, and each thing that moves weights."""
@@ -215,7 +215,7 @@ def assert_as_alone(launched: Launch, case: PPOCase, run: Run) -> None:
 
 def is_same_anywhere(name: str) -> bool:
     """Means over trajectories or whole rollouts; others depend on which trajectories share a micro-batch."""
-    names = ("loss", "grad_norm", "learning_rate", "reward", "reward_kl", "kl_to_old", "clip_penalty")
+    names = ("loss", "grad_norm", "learning_rate", "reward", "kl_to_old", "clip_penalty")
     return (
         name in names or name.startswith(("critic/", "advantages/", "completions/"))
     ) and name != "critic/value_clip_fraction"

@@ -170,31 +170,10 @@ def test_rewards_are_those_of_trajectories_in_which_an_agent_acts(tmp_path: Path
     assert trainer._metrics["train"]["agents/b/reward"] == [pytest.approx(sum(of_b) / len(of_b))]
 
 
-def test_the_gradient_of_an_agent_is_that_of_its_tokens(tmp_path: Path, tokenizer: Any) -> None:
-    """As if the others had no advantage; and nothing else of the step changes."""
-    options = {"method": "grpo", **SETTINGS["grpo"], "bf16": False, "log_agent_gradients": True}
-    trainer = build(tmp_path, tokenizer, Team(("a", "b")), **options)
-    trainer.model.double()
-    trainer.current_gradient_accumulation_steps = 2
-    batch = trainer._generate_and_score_completions(rows(trainer))
-    batch["advantages"] = batch["advantages"].unsqueeze(1).expand_as(batch["turn_ids"]).double()
-    for number, name in enumerate("ab"):
-        trainer.model.zero_grad()
-        alone = {**batch, "advantages": torch.where(batch["agent_ids"] == number, batch["advantages"], 0.0)}
-        trainer._compute_loss(trainer.model, alone).backward()
-        parts = [each.grad.norm() for each in trainer.model.parameters() if each.grad is not None]
-        expected = float(torch.stack(parts).norm()) * 2  # the loss is divided by the micro-batches of a step
-        trainer.accelerator.gradient_state._set_sync_gradients(True)
-        trainer._metrics["train"].clear()
-        trainer._compute_loss(trainer.model, batch)
-        assert trainer._metrics["train"][f"agents/{name}/grad_norm"] == [pytest.approx(expected, rel=1e-6)]
-
-
-@pytest.mark.parametrize("option", ["bias_norm", "log_agent_gradients"])
-def test_a_second_gradient_is_refused_where_there_is_none(tmp_path: Path, tokenizer: Any, option: str) -> None:
+def test_a_second_gradient_is_refused_where_there_is_none(tmp_path: Path, tokenizer: Any) -> None:
     how = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
-    with pytest.raises(ValueError, match=f"`{option}` is True, but .* reentrant gradient checkpointing"):
-        build(tmp_path, tokenizer, Team(("a", "b")), **how, **{option: True})
+    with pytest.raises(ValueError, match=r"`bias_norm` is True, but .* reentrant gradient checkpointing"):
+        build(tmp_path, tokenizer, Team(("a", "b")), **how, bias_norm=True)
 
 
 def test_who_spoke_is_shown(tmp_path: Path, tokenizer: Any) -> None:

@@ -23,16 +23,8 @@ CYCLES: dict[str, dict[str, Any]] = {
         **{"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1},
         "target_kl": 1e-4,
     },
-    # A cycle of 2 optimizer steps, an epoch of 4; LLDS counts tokens in the batch that is kept.
-    "accumulated": {
-        **{"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
-        "method": "llds",
-    },
-    # The lengths of macro actions are random.
-    "macro_actions": {
-        **{"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1},
-        **{"advantage_level": "macro", "macro_action_tokens": 0, "gae_lambda": 0.5},
-    },
+    # A cycle of 2 optimizer steps, an epoch of 4.
+    "accumulated": {"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
     # Every batch is used once, and nothing has to be kept, an epoch of 4.
     "on_policy": {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 1},
 }
@@ -54,7 +46,6 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
         pytest.param(SOGRPOTrainer, "reused", marks=pytest.mark.slow),
         (SOGRPOTrainer, "accumulated"),
         (SOPPOTrainer, "reused"),
-        (SOPPOTrainer, "macro_actions"),
         pytest.param(SOPPOTrainer, "on_policy", marks=pytest.mark.slow),
     ],
 )

@@ -191,7 +191,7 @@ def test_a_resumed_run_asks_the_same(tmp_path: Path, tokenizer: Any) -> None:
         ({"dataset": prompts(7)}, "`train_dataset` has 7"),
         ({"dataset": IterableDataset.from_generator(lambda: iter(prompts()))}, "`train_dataset`"),
         ({"dataset": Dataset.from_list([{"prompt": "w1", "image": "a.png"}] * 8)}, "`train_dataset`"),
-        ({"method": "ragen2"}, "ZeroVariance"),
+        ({"method": "grpo"}, "ZeroVariance"),
     ],
     ids=["few", "stream", "images", "method"],
 )

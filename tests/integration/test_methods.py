@@ -13,7 +13,6 @@ from examples.information_gain import InformationGain
 
 from sorl_trl import Method, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.methods import (
-    LLDS,
     METHODS,
     SETTINGS,
     ClipPenalty,
@@ -40,7 +39,7 @@ def turn_lengths(turn_ids: list[list[int]], **_: Any) -> list[list[float | None]
     return [[*row[:-1], None] for row in counts]
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "void"])
+@pytest.mark.parametrize("name", METHODS)
 def test_every_named_method_trains(tmp_path: Path, tokenizer: Any, name: str) -> None:
     rewards = [turn_lengths, parity_reward] if name == "igpo" else parity_reward
     arguments = {**settings(tmp_path, max_steps=2), **SETTINGS[name], "reward_funcs": rewards}
@@ -61,12 +60,11 @@ COMPOSED: dict[str, tuple[Method, dict[str, Any]]] = {
     "st_grpo": (METHODS["st_grpo"], SETTINGS["st_grpo"]),
     "gspo": (METHODS["gspo"], SETTINGS["gspo"]),
     "penalized_sequence": (METHODS["so_grpo"], {"importance_sampling_level": "sequence", "loss_type": "dapo"}),
-    "gigpo_llds": (Method(GiGPO(), terms=(LLDS(), ClipPenalty(gate="turn"))), {"gamma": 0.9}),
+    "gigpo_penalized": (Method(GiGPO(), terms=(ClipPenalty(epsilon=None),)), {"gamma": 0.9}),
     "filtered": (Method(keep=(ZeroVariance(),), terms=(ClipPenalty(),)), {"reward_funcs": first_groups_agree}),
     "filtered_dapo": (METHODS["dapo"], {**SETTINGS["dapo"], "reward_funcs": first_groups_agree}),
     "minirl": (METHODS["minirl"], SETTINGS["minirl"]),
-    "double_sided": (METHODS["double_sided"], {"loss_type": "turn"}),
-    "cispo_llds": (METHODS["llds"], {**SETTINGS["llds"], "loss_type": "cispo", "epsilon_high": 1.2}),
+    "cispo": (METHODS["grpo"], {**SETTINGS["grpo"], "loss_type": "cispo", "epsilon_high": 1.2}),
     "turn_rewards": (METHODS["so_grpo"], {"reward_funcs": [turn_lengths, parity_reward]}),
 }
 
@@ -132,7 +130,7 @@ def test_what_does_not_combine_is_refused(tmp_path: Path, tokenizer: Any) -> Non
     with pytest.raises(ValueError, match="`loss_type` is 'bnpo'"):
         build(tmp_path, tokenizer, METHODS["dapo"], loss_type="bnpo")
     with pytest.raises(ValueError, match="`loss_type` is 'cispo'"):
-        build(tmp_path, tokenizer, METHODS["double_sided"], loss_type="cispo", importance_sampling_level="token")
+        build(tmp_path, tokenizer, METHODS["minirl"], loss_type="cispo", importance_sampling_level="token")
     trainer = build(tmp_path, tokenizer, METHODS["igpo"], reward_funcs=[InformationGain(), parity_reward])
     with pytest.raises(ValueError, match="`column` is 'golden_answers'"):
         trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])

@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.methods import EngineTurnMask, EngineVeto, Method, TurnRatio
+from sorl_trl.methods import Method, TurnRatio
 from sorl_trl.rollout import RolloutLimits
 from tests.tools import lookup, qwen_tokenizer
 from tests.training import settings
@@ -59,12 +59,10 @@ def lora(**overrides: Any) -> LoraConfig:
 
 
 def test_the_engine_samples_from_the_trained_policy(tmp_path: Path, mode: dict[str, Any]) -> None:
-    """Pieces that drop turns of an engine that is out of step keep all."""
-    method = Method(keep=(EngineTurnMask(0.99, 1.01), EngineVeto()), weight=TurnRatio())
+    method = Method(weight=TurnRatio())
     trainer = vllm_agent(tmp_path, method=method, **mode)
     assert max(train(trainer)) < EXACT
     assert max(logged(trainer, "rollout/turns_per_trajectory")) > 1
-    assert logged(trainer, "keep/EngineTurnMask") == logged(trainer, "keep/EngineVeto") == [1.0] * 4
     assert logged(trainer, "sampling/importance_sampling_ratio/mean") == pytest.approx([1.0] * 4, abs=EXACT)
 
 

@@ -31,7 +31,6 @@ _ONLY: Mapping[str, tuple[Any, str]] = {
     "use_vllm": (False, "its engine has one set of weights"),
     "async_staleness": (0, "asynchronous rollouts have one set of weights"),
     "router_replay": ("none", "agents choose different experts for the same context"),
-    "log_agent_gradients": (False, "the norm of each agent's gradient is always logged"),
     "ddp_find_unused_parameters": (False, "an agent's pass does not use other agents' parameters"),
     "peft_config": (None, "each agent has its own"),
 }

@@ -232,9 +232,7 @@ def merged_rollout(first: ScoredRollout, second: ScoredRollout, takes: Tensor) -
     }
     for name in (each.name for each in fields(first) if each.name not in ("agents", "agent_names")):
         value, other = getattr(first, name), getattr(second, name)
-        if name in ("void", "mismatch") and (value is None or other is None):
-            merged[name] = None
-        elif name in _OF_TURNS:
+        if name in _OF_TURNS:
             merged[name] = _taken(value, other, takes)[:, : merged["turns"].num_turns]
         elif name != "reward_weights" and isinstance(value, Tensor):
             merged[name] = _taken(value, other, takes)

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from inspect import isclass
 from typing import Any
 
 from sorl_trl.checks import did_you_mean, import_named, is_dotted
+from sorl_trl.methods.dapo import *
 from sorl_trl.methods.data import ClipRange, MicroBatch, Objective, ScoredRollout
-from sorl_trl.methods.dppo import *
 from sorl_trl.methods.dr_mas import *
 from sorl_trl.methods.engine import *
 from sorl_trl.methods.gigpo import *
-from sorl_trl.methods.group_filters import *
 from sorl_trl.methods.gspo import *
 from sorl_trl.methods.igpo import *
-from sorl_trl.methods.llds import *
 from sorl_trl.methods.loop import *
-from sorl_trl.methods.ma_rlhf import *
 from sorl_trl.methods.method import *
 from sorl_trl.methods.method import PIECE_FIELDS, Method, recipe_name
 from sorl_trl.methods.minirl import *
-from sorl_trl.methods.sao import *
-from sorl_trl.methods.simpletir import *
 from sorl_trl.methods.sorl import *
 
 _FOUND = [value for value in list(globals().values()) if isinstance(value, Method)]
@@ -44,6 +39,17 @@ PIECES: dict[str, dict[str, type]] = {
     for field in PIECE_FIELDS
 }
 """The pieces that a recipe can name, by field of `Method`."""
+_NO_GAIN = "benchmarks/results/methods.md shows no gain"
+_GONE: Mapping[str, str] = {
+    "double_sided": "its runs collapsed (benchmarks/results/methods.md)",
+    "dppo": "'minirl' compares with the policy that sampled, too",
+    **dict.fromkeys(("engine_turn_mask", "engine_veto"), "`vllm_importance_sampling_mode` has masks"),
+    "ma_rlhf": "benchmarks/results/macro_actions.md shows no gain over turns",
+    **dict.fromkeys(("llds", "not_void", "void"), _NO_GAIN),
+    **dict.fromkeys(("ragen2", "starpo_s"), f"{_NO_GAIN}; 'dapo' drops groups with equal rewards"),
+    **dict.fromkeys(("top_k", "top_p"), f"{_NO_GAIN}; 'zero_variance' drops groups with equal rewards"),
+}
+"""Methods and pieces that were removed since version 0.3, and why or what takes their place."""
 
 
 def method_from(value: Any) -> Method:
@@ -68,12 +74,16 @@ def method_from(value: Any) -> Method:
         if value not in METHODS:
             raise ValueError(
                 f"`method` is {value!r}, but must be one of {', '.join(METHODS)}, a mapping of pieces, or the dotted "
-                f"path of a `Method`{did_you_mean(value, METHODS)}"
+                f"path of a `Method`{_advice(value, METHODS)}"
             )
         return METHODS[value]
     if not isinstance(value, Mapping):
         raise ValueError(f"`method` is {value!r}, but must be a name or a mapping of pieces ({', '.join(PIECES)}).")
     return Method(**{field: _pieces(field, given) for field, given in value.items()})
+
+
+def _advice(name: str, known: Iterable[str]) -> str:
+    return f": it was removed; {_GONE[name]}" if name in _GONE else did_you_mean(name, known)
 
 
 def _from_json(text: str) -> Any:
@@ -97,7 +107,7 @@ def _piece(field: str, given: Any) -> Any:
     if not is_dotted(name) and (not isinstance(name, str) or name not in known):
         raise ValueError(
             f"`method.{field}` is {given!r}, but must be one of {', '.join(known)}, with its arguments, or the dotted "
-            f"path of your own{did_you_mean(str(name), known)}"
+            f"path of your own{_advice(str(name), known)}"
         )
     if not isinstance(arguments, Mapping | None):
         raise ValueError(f"`method.{field}.{name}` is {arguments!r}, but must be a mapping of its arguments.")

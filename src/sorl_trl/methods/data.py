@@ -43,10 +43,6 @@ class ScoredRollout:
     """The discount per turn."""
     scale: str
     """TRL's `scale_rewards`: "group", "batch" or "none"."""
-    void: Tensor | None = None
-    """(N,) bool, whether some turn neither acts nor answers; None if the rollout does not record it."""
-    mismatch: Tensor | None = None
-    """(N, T) log π_old − log μ with μ the sampling engine, 0 outside model tokens; None without such an engine."""
     agents: Tensor | None = None
     """(N, K) int64, the number of each turn's agent in `agent_names`, -1 where there is none; None without names."""
     agent_names: tuple[str, ...] = ()
@@ -136,8 +132,6 @@ class MicroBatch:
     """The factor that removes dropped trajectories from a mean over trajectories."""
     share: float = 1.0
     """The micro-batch's share of the generation batch: one over the number of micro-batches on all processes."""
-    good_tokens: Tensor | None = None
-    """(), the model tokens of trajectories with an advantage of at least 0 in the whole generation batch."""
     is_training: bool = True
     """Whether the policy is trained on the micro-batch, rather than evaluated."""
     step: int = 1

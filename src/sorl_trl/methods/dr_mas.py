@@ -3,56 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from sorl_trl.checks import Checked, OneOf
 from sorl_trl.methods.data import ScoredRollout
 from sorl_trl.methods.method import GRPO, Method, over_batch
 from sorl_trl.ops import matched_advantages
 
 __all__ = ["DR_MAS", "AgentWise"]
 
-_COMPARED = OneOf(("agent", "group"))
-
 
 @dataclass(frozen=True)
-class AgentWise(Checked):
+class AgentWise:
     """Dr. MAS's credit (arXiv 2602.08847, from the paper and public code): (R − μ_a) / (σ_a + 1e-4).
 
     A turn is compared with the turns of the same agent in the group. An agent that acts mostly where the team fails
-    would otherwise get mostly negative advantages, and act less. `AgentWise("group", "group", "trajectory")` has the
-    statistics of GRPO. `gamma` must be 1, because turns at any place in a trajectory are compared.
+    would otherwise get mostly negative advantages, and act less. `gamma` must be 1, because turns at any place in a
+    trajectory are compared.
 
     The source differs: an agent's only turn in a group gets its reward instead of 0; each call is a row with a prompt
     of its own, where the agents of an environment read one growing context; and a turn gets the outcome less a penalty
     for that turn alone, where we take its return.
-
-    Args:
-        mean: μ is that of all turns of the "agent" in the group, or of the whole "group".
-        spread: The same for σ.
-        votes: What counts once in both: a "turn", or a "trajectory", regardless of its number of turns.
     """
-
-    mean: Annotated[str, _COMPARED] = "agent"
-    spread: Annotated[str, _COMPARED] = "agent"
-    votes: Annotated[str, OneOf(("turn", "trajectory"))] = "turn"
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages. Raises ValueError if no turn has an agent."""
-        mask = rollout.turn_mask
-        if rollout.agents is None and mask.any():
-            raise ValueError(
-                f"The rollout names no agents, but {self!r} compares them: let the environment set `agent`, or the "
-                "rollout return `agents`."
-            )
-        everybody = torch.zeros_like(mask, dtype=torch.long)
-        compared = {"agent": everybody if rollout.agents is None else rollout.agents, "group": everybody}
-        spread, group = compared[self.spread] if rollout.scale == "group" else None, rollout.num_generations
-        given = rollout.returns, compared[self.mean], spread, mask, group, self.votes
-        return over_batch(matched_advantages(*given), rollout)
+        mask, agents = rollout.turn_mask, rollout.agents
+        if agents is None:
+            if mask.any():
+                raise ValueError(
+                    f"The rollout names no agents, but {self!r} compares them: let the environment set `agent`, or "
+                    "the rollout return `agents`."
+                )
+            agents = torch.zeros_like(mask, dtype=torch.long)
+        scale, group = rollout.scale == "group", rollout.num_generations
+        return over_batch(matched_advantages(rollout.returns, agents, mask, group, scale), rollout)
 
 
 DR_MAS = Method(

@@ -28,9 +28,8 @@ class GiGPO(Checked):
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages."""
-        states, mask = rollout.states, rollout.turn_mask
-        spread = states if rollout.scale == "group" else None
-        state_credit = matched_advantages(rollout.returns, states, spread, mask, rollout.num_generations, "turn")
+        scale, group = rollout.scale == "group", rollout.num_generations
+        state_credit = matched_advantages(rollout.returns, rollout.states, rollout.turn_mask, group, scale)
         return group_mean_advantages(rollout) + self.coef * over_batch(state_credit, rollout)
 
 

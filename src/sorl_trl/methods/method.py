@@ -109,7 +109,7 @@ PIECE_FIELDS = tuple(each.name for each in fields(Method) if each.compare)
 
 
 def recipe_name(piece: type) -> str:
-    """What recipes call a piece: the words of its class in lower case, such as `top_k`, `ppo_min` and `minirl`.
+    """What recipes call a piece: the words of its class in lower case, such as `clip_penalty`, `ppo_min` and `minirl`.
 
     A word begins with a capital before a lower-case letter or at the end. Other capitals continue the word before.
     """

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from torch import Tensor
 
-from sorl_trl.checks import NOT_NEGATIVE, Checked, OneOf
+from sorl_trl.checks import NOT_NEGATIVE, Checked
 from sorl_trl.methods.data import Metrics, MicroBatch
 from sorl_trl.methods.method import Method
-from sorl_trl.ops import PENALTY_ESTIMATORS, PENALTY_GATES, clip_fraction, gated_kl, turn_clip_fraction
+from sorl_trl.ops import clip_fraction, gated_kl
 
 __all__ = ["SO_GRPO", "SO_GRPO_NOTE", "SO_PPO", "SO_PPO_NOTE", "ST_GRPO", "ST_PPO", "S_PPO", "TURN_PPO", "ClipPenalty"]
 
@@ -24,42 +24,20 @@ class ClipPenalty(Checked):
     tokens that have moved far, whether or not the surrogate clips them.
 
     Args:
-        coef: λ, at least 0.
-        gate: f_i, the factor of a trajectory's KL. "token": the share of its tokens whose ratio is outside the gate's
-            range; "turn": the share of its turns; "none": 1, which makes a plain KL penalty.
+        coef: λ, at least 0. f_i is the share of a trajectory's tokens whose ratio is outside the gate's range.
         epsilon: How far a ratio may fall below 1, and rise above it, before the gate counts it. None takes the clip
             range (`epsilon`, `epsilon_high` of the config), as specified.
-        epsilon_high: How far a ratio may rise above 1; None takes `epsilon`.
-        kl_estimator: "unbiased", "k2" or "k3" (`ops.kl_to_old`). Not "k1", whose gradient has the mean of that of
-            −KL(π_old ‖ π_θ) and drives the policies apart.
     """
 
     coef: Annotated[float, NOT_NEGATIVE] = 1.0
-    gate: Annotated[str, OneOf(PENALTY_GATES)] = "token"
     epsilon: Annotated[float | None, NOT_NEGATIVE] = 0.2
-    epsilon_high: Annotated[float | None, NOT_NEGATIVE] = None
-    kl_estimator: Annotated[str, OneOf(PENALTY_ESTIMATORS)] = "unbiased"
 
     def __call__(self, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """λ times the mean penalty, and the metrics `clip_penalty` and `clip_penalty_gate`."""
-        gate = self._gate(batch)
-        penalties = gated_kl(gate, batch.log_ratio, batch.loss_mask, self.kl_estimator)
-        mean = penalties.mean() * batch.row_scale
+        low, high = batch.token_range[:2] if self.epsilon is None else (self.epsilon, self.epsilon)
+        gate = clip_fraction(batch.log_ratio, batch.loss_mask, low, high)
+        mean = gated_kl(gate, batch.log_ratio, batch.loss_mask).mean() * batch.row_scale
         return self.coef * mean, {"clip_penalty": mean, "clip_penalty_gate": gate.mean()}
-
-    def _gate(self, batch: MicroBatch) -> Tensor:
-        """(B,) f_i, without gradient."""
-        if self.gate == "none":
-            return batch.log_ratio.new_ones(len(batch.log_ratio))
-        low, high, _ = batch.token_range
-        low = low if self.epsilon is None else self.epsilon
-        own_high = self.epsilon if self.epsilon_high is None else self.epsilon_high
-        high = high if own_high is None else own_high
-        if self.gate == "token":
-            return clip_fraction(batch.log_ratio, batch.loss_mask, low, high)
-        if self.epsilon is None and self.epsilon_high is None:
-            low, high, _ = batch.turn_range
-        return turn_clip_fraction(batch.log_ratio, batch.turns, low, high, batch.turn_ratio)
 
 
 SO_GRPO = Method(

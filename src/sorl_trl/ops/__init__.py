@@ -4,13 +4,12 @@ Each is differentiable where it should be, reduces in float32 or better, and ign
 even NaN and infinity.
 """
 
-from . import advantages, clip_norm, credit, importance, losses, macro_actions, masking
+from . import advantages, clip_norm, credit, importance, losses, masking
 from .advantages import *
 from .clip_norm import *
 from .credit import *
 from .importance import *
 from .losses import *
-from .macro_actions import *
 from .masking import *
 
 __all__ = [
@@ -19,6 +18,5 @@ __all__ = [
     *credit.__all__,
     *importance.__all__,
     *losses.__all__,
-    *macro_actions.__all__,
     *masking.__all__,
 ]

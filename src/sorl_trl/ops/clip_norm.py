@@ -8,13 +8,11 @@ from torch import Tensor
 
 from sorl_trl.checks import check_choice
 
-from .importance import bounded_log_ratio, importance_ratio, is_outside
-from .masking import TurnLayout, at_least_float32, keep, masked_mean, turn_layout, turn_reduce
+from .importance import bounded_log_ratio, is_outside
+from .masking import TurnLayout, at_least_float32, keep, masked_mean, turn_layout
 
 __all__ = [
     "KL_ESTIMATORS",
-    "PENALTY_ESTIMATORS",
-    "PENALTY_GATES",
     "clip_fraction",
     "clip_penalty",
     "clipping_bias",
@@ -22,7 +20,6 @@ __all__ = [
     "kl_controlled_factor",
     "kl_to_old",
     "length_adjusted_kl",
-    "turn_clip_fraction",
 ]
 
 # Each maps ℓ = log π_θ − log π_old of samples of π_old to an estimate of KL(π_θ ‖ π_old). The unbiased one is
@@ -34,10 +31,6 @@ _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "unbiased": lambda log_ratio: log_ratio + (log_ratio - 1) * log_ratio.expm1(),
 }
 KL_ESTIMATORS = tuple(_ESTIMATORS)
-PENALTY_ESTIMATORS = tuple(name for name in KL_ESTIMATORS if name != "k1")
-"""The estimators that lower the KL as penalties: under π_old, "k1" has the mean gradient of −KL(π_old ‖ π_θ)."""
-PENALTY_GATES = ("token", "turn", "none")
-"""The factor of each trajectory's KL: its share of tokens or turns outside the gate's range, or 1."""
 _LR_STEP, _LR_LEAST = 1.5, 0.01
 """By how much an update changes the factor of the learning rate, and the smallest factor."""
 
@@ -63,7 +56,7 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
         loss_mask: (B, T), 1 on model tokens.
         estimator: k(ℓ). "k1": ℓ; "k2": ½ℓ²; "k3": exp(−ℓ) − 1 + ℓ; "unbiased": w ln w − w + 1 with w = exp ℓ, which is
             never negative, has the mean KL(π_θ ‖ π_old) under π_old, and the gradient w ℓ ∇log π. "k1" is a measure,
-            not a penalty (`PENALTY_ESTIMATORS`).
+            not a penalty: under π_old, its mean gradient is that of −KL(π_old ‖ π_θ).
 
     Raises:
         ValueError: `estimator` is not one of the above.
@@ -73,29 +66,7 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
     return masked_mean(_ESTIMATORS[estimator](bounded), loss_mask, dim=1)
 
 
-def turn_clip_fraction(
-    log_ratio: Tensor,
-    turn_ids: Tensor | TurnLayout,
-    epsilon_low: float | Tensor,
-    epsilon_high: float | Tensor,
-    turn_ratio: str,
-) -> Tensor:
-    """Compute the share of turns whose turn ratio is outside [1 − ε_low, 1 + ε_high], per trajectory: (B,).
-
-    Args:
-        log_ratio, turn_ids: (B, T).
-        epsilon_low, epsilon_high: Floats, or (B, T), equal on all tokens of a turn (`scaled_clip_range`).
-        turn_ratio: As in `importance_ratio`.
-
-    The result has no gradient and is 0 for a trajectory without a turn.
-    """
-    turns = turn_layout(turn_ids)
-    ratio = importance_ratio(log_ratio.detach(), turns, "turn", turn_ratio)
-    outside = is_outside(ratio, epsilon_low, epsilon_high)
-    return masked_mean(turn_reduce(outside.to(ratio.dtype), turns), turns.turn_mask, dim=1)
-
-
-def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
+def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str = "unbiased") -> Tensor:
     """Multiply each trajectory's KL by a detached gate: gate_i · KL_i, (B,). Value and gradient are 0 at gate 0.
 
     Args:

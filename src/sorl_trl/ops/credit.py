@@ -10,27 +10,22 @@ ignored, even NaN, and results there are 0.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from sorl_trl.checks import check_choice
-
 from .advantages import STD_FLOOR, turn_returns
 from .masking import at_least_float32, check_groups, keep, widest
 
 __all__ = [
-    "GROUP_FILTERS",
+    "differing_groups",
     "group_spread",
     "information_gains",
-    "kept_groups",
     "matched_advantages",
     "separate_turn_advantages",
 ]
 
-GROUP_FILTERS = ("zero_variance", "top_k", "top_p")
 _NO_SPREAD = 1e-6
 """A standard deviation up to this is due to rounding: the rewards of the group are equal."""
 
@@ -103,7 +98,7 @@ def normalize_entries(x: Tensor, mask: Tensor, num_generations: int, scale: str)
 
 
 def matched_advantages(
-    returns: Tensor, mean_of: Tensor, spread_of: Tensor | None, turn_mask: Tensor, num_generations: int, votes: str
+    returns: Tensor, labels: Tensor, turn_mask: Tensor, num_generations: int, scale: bool
 ) -> Tensor:
     """Compare turns of a group that have the same label: Â_{i,k} = (R_{i,k} − μ) / (σ + 1e-4), (B, K).
 
@@ -113,28 +108,16 @@ def matched_advantages(
 
     Args:
         returns: (B, K), from `turn_returns`.
-        mean_of: (B, K) int64, any numbers: μ is the mean over all turns of the group with the same one.
-        spread_of: The same for σ; None does not divide.
+        labels: (B, K) int64, any numbers: μ and σ are those of all turns of the group with the same one.
         turn_mask: (B, K), 1 where a trajectory has a turn.
         num_generations: G, the trajectories of a group.
-        votes: What counts once: a "turn", or a "trajectory", with the mean of its turns of the same label.
+        scale: Whether to divide by σ + 1e-4.
     """
-    returns = at_least_float32(returns)
-
-    def voters(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Each turn's label index, the weight of its vote, and the index of the turns that share a vote."""
-        index = _label_index(labels, turn_mask, num_generations)
-        if votes == "turn":
-            return returns, turn_mask, index
-        voter = _label_index(labels, turn_mask, num_generations=1)
-        weights = turn_mask / _sums_within(turn_mask.to(returns.dtype), voter).clamp(min=1)
-        return returns - centred_within(returns, turn_mask, voter), weights, index
-
-    centred = centred_within(returns, *voters(mean_of)[1:])
-    if spread_of is None:
+    index = _label_index(labels, turn_mask, num_generations)
+    centred = centred_within(at_least_float32(returns), turn_mask, index)
+    if not scale:
         return centred
-    values, weights, index = voters(spread_of)
-    spread = spread_within(centred_within(values, weights, index), weights, index)
+    spread = spread_within(centred, turn_mask, index)
     return torch.where(spread > _NO_SPREAD, centred / (spread + STD_FLOOR), 0.0)
 
 
@@ -160,39 +143,12 @@ def group_spread(rewards: Tensor, num_generations: int) -> Tensor:
     return (deviations.square().sum(1) / (count.squeeze(1) - 1).clamp(min=1)).sqrt()
 
 
-def kept_groups(spread: Tensor, group_filter: str, share: float = 1.0) -> Tensor:
-    """Choose the groups to train on: (N,) standard deviations to (N,) bool.
+def differing_groups(spread: Tensor) -> Tensor:
+    """Find the groups with a standard deviation (`group_spread`) above 1e-6: (N,) to (N,) bool; False where it is NaN.
 
-    "zero_variance" keeps groups with a standard deviation above 1e-6 (DAPO, arXiv 2503.14476, second-hand). Of these,
-    "top_k" keeps the ⌈share · N⌉ with the largest (StarPO-S, arXiv 2504.20073, as read in a public implementation,
-    where ⌊share · N⌋ may be 0), and "top_p" the fewest that hold `share` of the sum of all variances, at least one
-    (RAGEN-2, arXiv 2604.06268, as read there). Ties keep their order. A group whose rewards are equal, or whose spread
-    is NaN, is never kept, which is our choice for "top_k" and "top_p".
-
-    Args:
-        spread: From `group_spread`.
-        group_filter: One of `GROUP_FILTERS`.
-        share: Share of the groups, or of the variance, in [0, 1].
-
-    Raises:
-        ValueError: `group_filter` is another name, or `share` is outside [0, 1].
+    Source: DAPO (arXiv 2503.14476, second-hand).
     """
-    check_choice("group_filter", group_filter, GROUP_FILTERS)
-    if not 0 <= share <= 1:
-        raise ValueError(f"`share` is {share!r}, but must be in [0, 1].")
-    differs = spread > _NO_SPREAD
-    if group_filter == "zero_variance" or not len(spread):
-        return differs
-    order = torch.where(differs, spread, 0.0).argsort(descending=True, stable=True)  # NaN would come first
-    if group_filter == "top_k":
-        # 0.07 · 100 is 7.000000000000001 in floating point, but must not keep 8 groups.
-        first = torch.arange(len(order), device=spread.device) < max(math.ceil(share * len(order) - 1e-9), 1)
-    else:
-        variances = torch.where(differs, spread.square(), 0.0)[order]
-        before = variances.cumsum(0) - variances
-        first = before < share * variances.sum() * (1 - 1e-9) if share < 1 else torch.ones_like(differs)
-        first[0] = True
-    return torch.zeros_like(differs).scatter(0, order, first) & differs
+    return spread > _NO_SPREAD
 
 
 def centred_within(x: Tensor, weights: Tensor, index: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ __all__ = [
     "engine_ratio",
     "importance_ratio",
     "is_outside",
-    "is_vetoed",
     "log_importance_ratio",
     "range_of_turns",
     "scaled_bound",
@@ -202,16 +201,6 @@ def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
         turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
     """
     return turn_reduce(log_ratio, turn_ids, "mean").exp()
-
-
-def is_vetoed(log_ratio: Tensor, turn_ids: Tensor | TurnLayout, least: float) -> Tensor:
-    """Find the trajectories with a token whose ratio exp(d_t) is below `least`: (B,) bool.
-
-    The old policy would hardly have sampled such a token, nor what follows it. Source:
-    public code, with 1e-4. `log_ratio` and `turn_ids` are those of `turn_mismatch`.
-    """
-    turns = turn_layout(turn_ids)
-    return ((keep(log_ratio, turns.loss_mask).exp() < least) & turns.loss_mask).any(dim=1)
 
 
 def within(ratio: Tensor, low: float | None, high: float | None) -> Tensor:

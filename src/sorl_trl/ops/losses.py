@@ -1,4 +1,4 @@
-"""The surrogates, the mean over turns and trajectories, the critic's loss, and LLDS's drops in likelihood."""
+"""The surrogates, the mean over turns and trajectories, and the critic's loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from .masking import (
     TurnLayout,
     at_least_float32,
     in_precision_of,
-    keep,
     masked_mean,
     turn_broadcast,
     turn_layout,
@@ -20,20 +19,14 @@ __all__ = [
     "aggregate_turns",
     "cispo_surrogate",
     "clipped_surrogate",
-    "double_sided_surrogate",
-    "good_trajectories",
     "is_clipped",
     "is_value_clipped",
-    "likelihood_falls",
     "minirl_surrogate",
     "sapo_surrogate",
     "turn_weights",
     "value_loss",
     "vespo_surrogate",
 ]
-
-_ROUNDING = 1e-3
-"""How far below 0 rounding may move the advantage of a trajectory that equals its group's mean."""
 
 
 def clipped_surrogate(
@@ -80,22 +73,6 @@ def is_clipped(
     unbounded = ratio > in_precision_of(ratio, delta)
     negative = too_low | (too_high & unbounded)
     return ((advantages < 0) & negative) | ((advantages > 0) & (too_high | unbounded))
-
-
-def double_sided_surrogate(
-    ratio: Tensor, advantages: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor
-) -> Tensor:
-    """Compute the surrogate of the double-sided clip, to be maximised: clip(w, 1 − ε_low, 1 + ε_high) Â.
-
-    The gradient is that of w Â where 1 − ε_low <= w <= 1 + ε_high and 0 elsewhere, whatever the sign of Â. PPO's min
-    keeps the gradients that pull w back into the range. Source of the gradient: SAO (arXiv 2607.07508), from its
-    abstract and second-hand. We chose the value outside the range, and to keep a token outside it in the mean, like a
-    clipped token in PPO.
-
-    Arguments are those of `clipped_surrogate` without `delta`; elementwise.
-    """
-    ratio, advantages = at_least_float32(ratio), at_least_float32(advantages)
-    return _into_range(ratio, epsilon_low, epsilon_high) * advantages
 
 
 def minirl_surrogate(log_ratio: Tensor, weights: Tensor, advantages: Tensor, stopped: Tensor, cap: float) -> Tensor:
@@ -201,40 +178,6 @@ def is_value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, clip_r
     """
     error, clipped_error = _value_errors(values, old_values, returns, clip_range)
     return clipped_error > error
-
-
-def good_trajectories(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Find the trajectories whose mean advantage over model tokens is at least −1e-3: (B,) bool.
-
-    LLDS has one advantage per trajectory, and 0 is good. We chose the mean, for advantages that differ between turns
-    or tokens, and the margin: if all rewards of a group are equal, every trajectory is good, but rounding in their
-    mean, divided by σ + 1e-4, can make an advantage of about −1e-4.
-
-    Args:
-        advantages: (B, T), or (B, 1) if all tokens of a trajectory share one.
-        mask: (B, T), 1 on model tokens. A trajectory without one is good and has nothing to guard.
-    """
-    return masked_mean(advantages, mask, dim=1) >= -_ROUNDING
-
-
-def likelihood_falls(log_ratio: Tensor, turn_ids: Tensor | TurnLayout, good: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute LLDS's sum of the drops in token likelihood, for good turns whose likelihood has dropped as a whole.
-
-    F_{i,k} = 1[Σ_{t∈k} Δ_t > 0] Σ_{t∈k} max(0, Δ_t), with Δ_t = log π_old − log π_θ = −ℓ_t. Returns F (B, K), in nats,
-    and its gate (B, K) bool. LLDS's loss is Σ_i Σ_k F_{i,k} / N, with N the tokens of all good trajectories.
-
-    Source: LLDS (arXiv 2512.04220), paper and public code. The code divides by the tokens of all responses instead of
-    N. In both, trajectories with an advantage of 0 are good.
-
-    Args:
-        log_ratio: (B, T), ℓ_t = log π_θ − log π_old of each token, with gradient; a value of exactly 0 gets none.
-        turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
-        good: (B,) bool; other trajectories get 0 and a closed gate.
-    """
-    turns = turn_layout(turn_ids)
-    fall = -keep(log_ratio, turns.loss_mask & good.unsqueeze(1))
-    has_fallen = turn_reduce(fall.detach(), turns, "sum") > 0
-    return torch.where(has_fallen, turn_reduce(fall.relu(), turns, "sum"), 0.0), has_fallen
 
 
 def _into_range(ratio: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor) -> Tensor:

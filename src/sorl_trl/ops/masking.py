@@ -121,8 +121,7 @@ def validate_turn_ids(turn_ids: Tensor, loss_mask: Tensor) -> None:
 def turn_starts(turn_ids: Tensor) -> Tensor:
     """Mark the first token of each turn: (B, T) turn ids to (B, T) bool.
 
-    V(s_k) is read there, because V at position t is the critic's value of the state before token t. The position is
-    `last_token_before_turn` + 1.
+    V(s_k) is read there, because V at position t is the critic's value of the state before token t.
     """
     return turn_ids > _highest_before(turn_ids)
 

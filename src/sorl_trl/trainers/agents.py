@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import Tensor
 
 from sorl_trl.methods import MicroBatch, ScoredRollout
 from sorl_trl.ops import is_outside, kl_to_old, turn_broadcast
@@ -54,22 +53,12 @@ def log_agents(trainer: Any, scored: ScoredRollout) -> None:
         logged[f"{name}/reward"].append(scored.totals()[own.any(1)].nanmean().item())
 
 
-def agent_metrics(model: nn.Module, loss: Tensor, batch: MicroBatch, with_gradient: bool) -> dict[str, Any]:
-    """By metric name, values for each agent's tokens or trajectories, and where to average them.
-
-    With gradients, also the norm of the part of the loss's gradient that flows through the agent's log-probabilities.
-    """
+def agent_metrics(batch: MicroBatch) -> dict[str, Any]:
+    """By metric name, values for each agent's tokens or trajectories, and where to average them."""
     metrics: dict[str, Any] = {}
-    if with_gradient := with_gradient and loss.requires_grad:
-        parameters = [each for each in model.parameters() if each.requires_grad]
-        (slopes,) = torch.autograd.grad(loss, batch.logps, retain_graph=True, materialize_grads=True)
     for name, agents in _each_of_several(batch.inputs.get(AGENT_IDS), names_of(batch.inputs)):
         own = agents & batch.loss_mask
         metrics[f"{name}/advantage_square"] = batch.advantages.square().expand_as(batch.ratio), own
         metrics[f"{name}/clip_fraction"] = is_outside(batch.ratio, *batch.clip_range[:2]).float(), own
         metrics[f"{name}/kl_to_old"] = kl_to_old(batch.log_ratio, own, "unbiased"), own.any(1)
-        if with_gradient:
-            given = batch.logps, parameters, torch.where(own, slopes, 0.0)
-            parts = torch.autograd.grad(*given, retain_graph=True, allow_unused=True)
-            metrics[f"{name}/grad_norm"] = torch.stack([part.norm() for part in parts if part is not None]).norm()
     return metrics

@@ -27,11 +27,11 @@ from sorl_trl.agents.native_tools import ToolSanitizer, tools_as_rollout
 from sorl_trl.agents.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
-from sorl_trl.ops import good_trajectories, masked_mean, turn_broadcast, turn_layout
+from sorl_trl.ops import masked_mean, turn_broadcast, turn_layout
 from sorl_trl.records.resume_point import resume_point
 from sorl_trl.rollout.protocol import MessageReader
 from sorl_trl.trainers.agents import agent_metrics
-from sorl_trl.trainers.batch import GOOD_TOKENS, advantages_of, micro_batches, turns_of
+from sorl_trl.trainers.batch import micro_batches, turns_of
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler, load_cycle, load_weights, save_cycle
 from sorl_trl.trainers.checks import (
     check_ahead,
@@ -50,7 +50,7 @@ from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums, TrajectoryDump
-from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers, check_second_gradients
+from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
 from sorl_trl.trainers.rewards import RewardWatch, rewarding_turns
 from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
 from sorl_trl.trainers.sampled import checked_rollout
@@ -107,7 +107,6 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.disable_dropout:
             disable_noise(self.model)
         check_optimizers(self)
-        check_second_gradients(self)
         if isinstance(rollout, PolicyRollout):
             rollout.check_tokenizer(self)
         if args.async_staleness:
@@ -196,9 +195,6 @@ class TurnLevelTrainer(GRPOTrainer):
             turns = turns_of(batch)
             weights = weight(mismatch_of(batch, turns.turn_ids), turns)
             batch["importance_sampling_ratio"] = weights.to(batch["old_per_token_logps"].dtype)
-        good = good_trajectories(advantages_of(batch), batch["turn_ids"] >= 0)
-        tokens = ((batch["turn_ids"] >= 0) & good.unsqueeze(1)).sum()
-        batch[GOOD_TOKENS] = self.accelerator.gather(tokens).sum()
         return advantages
 
     def _set_advantages(self, rollout: Rollout) -> Tensor:
@@ -233,7 +229,7 @@ class TurnLevelTrainer(GRPOTrainer):
         """One forward pass and one loss, then terms, metrics and observers."""
         asked = {"entropies": True, "router": self.aux_loss_enabled, "values": self._has_critic}
         scores = self._forward(model, inputs, **asked, replay=True)
-        settings = self._host.loss_settings(self.method.surrogate, self._reference_beta, corrects_sampling(self))
+        settings = self._host.loss_settings(self.method.surrogate, corrects_sampling(self))
         batch = micro_batch(settings, scores.logps, inputs)
         loss, objective, metrics = policy_loss(settings, batch, scores)
         metrics |= scores.routing.rerouted() if scores.routing else {}
@@ -241,7 +237,7 @@ class TurnLevelTrainer(GRPOTrainer):
         for value, term_metrics in terms:
             loss = loss + value / settings.micro_batches
             metrics |= term_metrics
-        metrics |= agent_metrics(model, loss * settings.micro_batches, batch, self.args.log_agent_gradients)
+        metrics |= agent_metrics(batch)
         kl = self._metric_log.observe(batch, objective, metrics)
         self._dump.observe(batch, objective)
         if self._bias_normalizer is not None:
@@ -252,11 +248,6 @@ class TurnLevelTrainer(GRPOTrainer):
     def _own_term(self, batch: MicroBatch, scores: Pass) -> tuple[Tensor | float, dict[str, Any]]:
         """The term that a subclass adds to the loss: a mean over the micro-batch's trajectories, and metrics."""
         return 0.0, {}
-
-    @property
-    def _reference_beta(self) -> float:
-        """The coefficient of the reference KL in the loss."""
-        return float(self.beta)
 
     def _log(self, name: str, values: Tensor, keep: Tensor) -> None:
         """Log the mean over all processes of `values` where `keep` is True, weighted by each process's count."""

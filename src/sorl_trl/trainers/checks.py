@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.agents.policy_rollout import ADDED_COLUMNS, PolicyRollout
-from sorl_trl.methods import EngineTurnMask, EngineVeto, LeaveOneOut, Method, TopK, TopP, TurnRatio, ZeroVariance
+from sorl_trl.methods import LeaveOneOut, Method, TurnRatio, ZeroVariance
 from sorl_trl.methods.dr_mas import AgentWise
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.rollout.slots import NotServed, check_served
@@ -57,7 +57,7 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
     """Raise ValueError for a method that does not fit the config; warn if the config lacks the method's settings."""
     if by_name:
         _check_settings(method, args)
-    filters = [piece for piece in method.keep if isinstance(piece, ZeroVariance | TopK | TopP)]
+    filters = [piece for piece in method.keep if isinstance(piece, ZeroVariance)]
     if filters and args.num_generations == 1:
         raise ValueError(
             f"`num_generations` is 1, but must be at least 2: {filters[0]!r} drops groups with equal rewards."
@@ -76,12 +76,10 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
         raise ValueError(
             f"`gamma` is {args.gamma!r}, but must be 1: {method.credit!r} compares turns at different positions."
         )
-    kinds = EngineVeto | EngineTurnMask | TurnRatio
-    comparing = [piece for piece in (*method.keep, method.weight) if isinstance(piece, kinds)]
     knows_another = args.async_staleness or (args.use_vllm and args.vllm_importance_sampling_correction)
-    if comparing and (args.compares_with_sampler or not knows_another):
+    if isinstance(method.weight, TurnRatio) and (args.compares_with_sampler or not knows_another):
         raise ValueError(
-            f"`method` has {comparing[0]!r}, which compares the old policy with the sampling policy. Here they are "
+            f"`method` has {method.weight!r}, which compares the old policy with the sampling policy. Here they are "
             "the same: use it with `use_vllm` and `vllm_importance_sampling_correction`, or with asynchronous "
             "rollouts and `async_old_policy='proximal'`."
         )

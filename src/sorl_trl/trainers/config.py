@@ -22,7 +22,7 @@ from sorl_trl.checks import (
     check_fields,
     check_names,
 )
-from sorl_trl.ops import IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS, VALUE_POOLS
+from sorl_trl.ops import IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS
 
 SOFT_LOSS_TYPES = ("cispo", "sapo", "vespo")
 """The loss types with a surrogate that never zeroes a gradient."""
@@ -136,11 +136,11 @@ class TurnLevelConfig(GRPOConfig):
             "weighted by its ratio to the policy that sampled, capped at 2 (AReaL's decoupled objective)."
         },
     )
-    router_replay: Annotated[str, OneOf(("none", "r2", "r3"))] = field(
+    router_replay: Annotated[str, OneOf(("none", "r3"))] = field(
         default="none",
         metadata={
-            "help": "Train a mixture of experts with the experts that the old-policy pass ('r2') or the sampling "
-            "engine ('r3') chose. 'none' (default): the routers choose anew in each pass."
+            "help": "'r3': train a mixture of experts with the experts that the sampling engine chose. 'none' "
+            "(default): the routers choose anew in each pass."
         },
     )
     save_trajectories_steps: Annotated[int, COUNT] = field(
@@ -154,12 +154,6 @@ class TurnLevelConfig(GRPOConfig):
     log_turn_details: Annotated[bool, SWITCH] = field(
         default=False,
         metadata={"help": "Log every metric of docs/reference/metrics.md instead of the dozen that matter most."},
-    )
-    log_agent_gradients: Annotated[bool, SWITCH] = field(
-        default=False,
-        metadata={
-            "help": "Log the norm of each agent's part of the gradient, at the cost of a backward pass per agent."
-        },
     )
     disable_dropout: Annotated[bool, SWITCH] = field(
         default=True,
@@ -189,11 +183,6 @@ class TurnLevelConfig(GRPOConfig):
         super().__post_init__()
         if self.use_vllm and self.compares_with_sampler:
             self._check_sampling()
-        if self.router_replay == "r2" and (self.is_on_policy or self.compares_with_sampler):
-            raise ValueError(
-                "`router_replay` is 'r2', but there is no old-policy pass: make several updates on a rollout "
-                "(`num_iterations`), set `async_old_policy='proximal'` with `async_staleness`, or use 'r3'."
-            )
 
     def _check_sampling(self) -> None:
         """Raise ValueError for options that change vLLM's log-probabilities but not the trainer's."""
@@ -252,26 +241,11 @@ class SOPPOConfig(TurnLevelConfig):
         default=1,
         metadata={"help": "Trajectories per prompt. One (default) is enough, because the critic is the baseline."},
     )
-    advantage_level: Annotated[str, OneOf(("turn", "token", "macro"))] = field(
+    advantage_level: Annotated[str, OneOf(("turn", "token"))] = field(
         default="turn",
         metadata={
-            "help": "The unit that is one time step for critic and GAE, and shares an advantage: 'turn' (default), "
-            "'token', or 'macro', a part of a turn (`macro_action_tokens`). Observations are skipped."
-        },
-    )
-    macro_action_tokens: Annotated[int | None, COUNT] = field(
-        default=None,
-        metadata={
-            "help": "With `advantage_level='macro'`: the number of tokens per macro action; a turn's last one may "
-            "have fewer. 0: lengths of 1, 2, 3, 5 and 10, in an order determined by each trajectory's tokens."
-        },
-    )
-    value_pool: Annotated[str, OneOf(VALUE_POOLS)] = field(
-        default="first",
-        metadata={
-            "help": "The tokens of a unit before which the critic is read and trained: the 'first' (default), the "
-            "'last', or all ('mean'). Past the first, it has seen part of the unit that it judges, which biases "
-            "advantages."
+            "help": "The unit that is one time step for critic and GAE, and shares an advantage: 'turn' (default) or "
+            "'token'. Observations are skipped. The critic is read before a unit's first token."
         },
     )
     gae_lambda: Annotated[float, SHARE] = field(
@@ -284,13 +258,6 @@ class SOPPOConfig(TurnLevelConfig):
     whiten_advantages: Annotated[bool, SWITCH] = field(
         default=True,
         metadata={"help": "Scale the advantages of each rollout to mean 0 and variance 1, over all processes."},
-    )
-    kl_in_reward: Annotated[bool, SWITCH] = field(
-        default=False,
-        metadata={
-            "help": "Subtract `beta` x (log-probability - reference log-probability) from each token's reward "
-            "instead of adding `beta` x KL to the loss."
-        },
     )
     critic: Annotated[str | None, OneOf(("adapter", "head", "model"))] = field(
         default=None,
@@ -306,10 +273,6 @@ class SOPPOConfig(TurnLevelConfig):
             "help": "What the critic starts from: a run's output folder, a checkpoint, or its `critic/` folder. With "
             "`critic='model'`, also the id or path of any model, for its backbone (default: the policy's)."
         },
-    )
-    critic_trunk_gradient: Annotated[bool, SWITCH] = field(
-        default=False,
-        metadata={"help": "Let the value loss of `critic='head'` train the policy's weights too."},
     )
     value_head_learning_rate: Annotated[float, NOT_NEGATIVE] = field(
         default=0.1,
@@ -373,18 +336,6 @@ class SOPPOConfig(TurnLevelConfig):
             raise ValueError(
                 f"`scale_rewards` is {self.scale_rewards!r}, but must be 'none': advantages come from the critic, and "
                 "`whiten_advantages` scales them."
-            )
-        if (self.advantage_level == "macro") != (self.macro_action_tokens is not None):
-            raise ValueError(
-                f"`macro_action_tokens` is {self.macro_action_tokens} and `advantage_level` {self.advantage_level!r}, "
-                "but it must be a number with 'macro', and None without."
-            )
-        if self.kl_in_reward and self.beta == 0.0:
-            raise ValueError("`kl_in_reward` is set, but `beta`, the coefficient of that KL, is 0.0: set `beta`.")
-        if self.critic_trunk_gradient and (self.critic in ("adapter", "model") or self.bias_norm):
-            raise ValueError(
-                "`critic_trunk_gradient` is set, but needs `critic='head'` without `bias_norm`: only then can the "
-                "value loss train the policy's weights."
             )
         if self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(

@@ -73,17 +73,12 @@ class Critic(nn.Module):
 
 
 class HeadCritic(Critic):
-    """A scalar head on the policy's hidden states. With `trunk_gradient`, its loss trains the policy's weights too."""
+    """A scalar head on the policy's hidden states, whose loss does not train the policy's weights."""
 
     kind = "head"
 
-    def __init__(self, head: ValueHead, trunk_gradient: bool = False) -> None:
-        super().__init__(head)
-        self.trunk_gradient = trunk_gradient
-
     def forward(self, call: BackboneCall) -> Tensor:
-        hidden_states = call.output.last_hidden_state
-        return self.head(hidden_states if self.trunk_gradient else hidden_states.detach())
+        return self.head(call.output.last_hidden_state.detach())
 
 
 class ModelCritic(Critic):

@@ -109,7 +109,7 @@ def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
         elif kind == "adapter":
             critic = AdapterCritic(head, model, add_critic_adapter(model))
         else:
-            critic = HeadCritic(head, config.critic_trunk_gradient)
+            critic = HeadCritic(head)
     policy.add_module(CRITIC_ATTRIBUTE, critic.to(model.device))
     if saved is not None:
         restore_critic(critic, model, saved)
@@ -129,8 +129,6 @@ def _kind_for(model: Any, config: SOPPOConfig) -> str:
         )
     if kind == "adapter" and not has_peft:
         raise ValueError("`critic='adapter'` needs a PEFT model: pass a `peft_config`, or use 'head' or 'model'.")
-    if config.critic_trunk_gradient and kind != "head":
-        raise ValueError(f"`critic_trunk_gradient` is True, but needs `critic='head'`: the critic is {kind!r}.")
     return kind
 
 

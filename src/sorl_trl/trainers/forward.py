@@ -131,8 +131,8 @@ class Forward:
             layouts, contexts = ("rows",), None
         policy = trainer.accelerator.unwrap_model(model) if model is trainer.ref_model else trainer.model
         asked = LaidOut(model, policy, layouts, loss_mask_of(batch), contexts, values)
-        if replay and self.routers is not None:
-            asked.routing = Routing(self.routers, batch.get(ROUTES))
+        if replay and self.routers is not None and ROUTES in batch:
+            asked.routing = Routing(self.routers, batch[ROUTES])
         options = {"batch_size": rows, "compute_entropy": entropies, "compute_aux_loss": router, **images}
         length = batch["completion_ids"].size(1)
         logps, entropy, aux_loss = trainer._get_per_token_logps_and_entropies(asked, ids, mask, length, **options)

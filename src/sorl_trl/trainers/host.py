@@ -74,7 +74,7 @@ class Host:
         logged: dict[str, list[float]] = self._trainer._metrics["train" if self.is_training else "eval"]
         return logged
 
-    def loss_settings(self, surrogate: Surrogate, reference_beta: float, weighs_engine: bool) -> LossSettings:
+    def loss_settings(self, surrogate: Surrogate, weighs_engine: bool) -> LossSettings:
         """The settings of the next micro-batch."""
         trainer, args, is_training = self._trainer, self._trainer.args, self.is_training
         quantile, threshold = trainer.top_entropy_quantile, trainer.off_policy_mask_threshold
@@ -98,7 +98,7 @@ class Host:
             ends_step=trainer.accelerator.sync_gradients or not is_training,
             micro_batches=float(trainer.current_gradient_accumulation_steps) if is_training else 1.0,
             share=1.0 / (trainer.accelerator.num_processes * micro_batches),
-            reference_beta=reference_beta,
+            reference_beta=float(trainer.beta),
             weighs_engine=weighs_engine,
             gamma_weights=trainer.get_gamma_weights,
             off_policy_mask=None if threshold is None else off_policy_mask,

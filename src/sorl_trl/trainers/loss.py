@@ -31,7 +31,6 @@ from sorl_trl.ops import (
 )
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
-    GOOD_TOKENS,
     OLD_POLICY_STEP,
     advantages_of,
     loss_mask_of,
@@ -214,7 +213,6 @@ def micro_batch(settings: LossSettings, logps: Tensor, inputs: Mapping[str, Any]
         turn_range=range_by_length(settings.token_range, turns) if args.scale_clip_range else settings.token_range,
         row_scale=row_scale(inputs),
         share=settings.share,
-        good_tokens=inputs.get(GOOD_TOKENS),
         is_training=is_training,
         step=step + 1,
         age=None if generated is None or not is_training else step - int(generated),

@@ -80,25 +80,20 @@ class ClippingBiasNormalizer:
         return norm
 
 
-def check_second_gradients(trainer: Any) -> None:
-    """Raise ValueError for an option that needs a second gradient where none can be computed."""
-    is_reentrant = (trainer.args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
-    for name in ("bias_norm", "log_agent_gradients"):
-        if getattr(trainer.args, name) and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or is_reentrant):
-            raise ValueError(
-                f"`{name}` is True, but DeepSpeed, FSDP and reentrant gradient checkpointing cannot compute a second "
-                "gradient: use DDP, with `gradient_checkpointing_kwargs={'use_reentrant': False}`."
-            )
-
-
 def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
     """The normalizer of a trainer with `bias_norm`, or None.
 
-    Raises ValueError if TRL's options mask tokens out of the loss.
+    Raises ValueError if no second gradient can be computed, or TRL's options mask tokens out of the loss.
     """
     args = trainer.args
     if not args.bias_norm:
         return None
+    is_reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or is_reentrant:
+        raise ValueError(
+            "`bias_norm` is True, but DeepSpeed, FSDP and reentrant gradient checkpointing cannot compute a second "
+            "gradient: use DDP, with `gradient_checkpointing_kwargs={'use_reentrant': False}`."
+        )
     if args.top_entropy_quantile != 1.0 or args.off_policy_mask_threshold is not None:
         raise ValueError(
             "`bias_norm` is True, but would also count tokens that `top_entropy_quantile` or "

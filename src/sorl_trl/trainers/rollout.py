@@ -34,7 +34,6 @@ from sorl_trl.trainers.prompts import image_inputs, prompts_of
 from sorl_trl.trainers.rewards import SAMPLED, scorable, split_rewards
 from sorl_trl.trainers.router_replay import ROUTES, engine_routes, log_gaps
 from sorl_trl.trainers.sampled import Sampled, name_agents, padded, sampled_rows, state_keys
-from sorl_trl.types import ActionKind, Trajectory
 
 
 @dataclass
@@ -102,7 +101,7 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     batch |= image_inputs(trainer, prompts, images, batch)
     batch[GENERATED_AT] = torch.tensor(sampled_at)
     given_routes = columns.pop("routes", None)
-    if trainer.args.router_replay == "r3" and trainer.model.training:
+    if trainer.args.router_replay != "none" and trainer.model.training:
         batch[ROUTES] = engine_routes(batch, sampled, given_routes, trainer._forward.routers.shape)
     compares_with_sampler = trainer.args.compares_with_sampler
     batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if compares_with_sampler else trainer.state.global_step)
@@ -116,7 +115,7 @@ def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
     rows = [{**row, **_added(columns, i)} for i, row in enumerate(rows)]
     asked = [{**row, SAMPLED: own} for row, own in zip(rows, sampled, strict=True)]
     rewards = scorable(trainer, sampled, trainer._calculate_rewards(asked, prompts, completions, completion_ids))
-    scored = scored_rollout(trainer, rows, sampled, batch, rewards)
+    scored = scored_rollout(trainer, sampled, batch, rewards)
     advantages = trls_advantages(trainer, scored)
     log_agents(trainer, scored)
     extra = dict(trainer._pending_extra_logs)
@@ -213,8 +212,6 @@ def _score_old_policy(trainer: Any, batch: dict[str, Any]) -> Tensor | None:
         logps = scores.logps
         if ROUTES in batch:
             log_gaps(trainer, batch, logps)
-        elif scores.routing is not None and trainer.model.training:
-            batch[ROUTES] = scores.routing.chosen
         if scores.values is not None:
             batch["old_values"] = scores.values
     if is_compared:
@@ -282,7 +279,6 @@ def engine_weights(trainer: Any, batch: Mapping[str, Any]) -> Tensor:
 
 def scored_rollout(
     trainer: Any,
-    rows: Sequence[Mapping[str, Any]],
     sampled: Sequence[Sampled],
     batch: Mapping[str, Any],
     rewards_per_func: Tensor,
@@ -294,7 +290,6 @@ def scored_rollout(
     own_rewards = own_rows(rewards_per_func, len(sampled), accelerator)
     split = split_rewards(sampled, own_rewards, weights, turns.num_turns)
     states = state_keys(sampled, turns.num_turns).to(accelerator.device)
-    mismatch = mismatch_of(batch, turns.turn_ids) if corrects_sampling(trainer) else None
     return ScoredRollout(
         turns=turn_layout(gather_rows(accelerator, turns.turn_ids, padding=-1)),
         rewards_per_func=rewards_per_func,
@@ -308,8 +303,6 @@ def scored_rollout(
         num_generations=group_size(trainer),
         gamma=trainer.args.gamma,
         scale=str(trainer.scale_rewards),
-        void=_void(rows, accelerator),
-        mismatch=None if mismatch is None else gather_rows(accelerator, mismatch),
         **agents_of_all(accelerator, sampled, names_of(batch)),
     )
 
@@ -317,18 +310,6 @@ def scored_rollout(
 def group_size(trainer: Any) -> int:
     """G, the number of trajectories per prompt."""
     return int(trainer.num_generations if trainer.model.training else trainer.num_generations_eval)
-
-
-def _void(rows: Sequence[Mapping[str, Any]], accelerator: Accelerator) -> Tensor | None:
-    """(N,) bool: whether a turn was invalid. None unless every process knows the actions of its turns."""
-    trajectories = [row.get("trajectory") for row in rows]
-    known = all(isinstance(each, Trajectory) for each in trajectories)
-    void = [
-        isinstance(each, Trajectory) and any(turn.action.kind is ActionKind.INVALID for turn in each.turns)
-        for each in trajectories
-    ]
-    gathered = accelerator.gather(torch.tensor([[known, each] for each in void], device=accelerator.device))
-    return gathered[:, 1] if bool(gathered[:, 0].all()) else None
 
 
 def trls_advantages(trainer: Any, scored: ScoredRollout) -> Tensor:

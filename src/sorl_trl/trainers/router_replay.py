@@ -1,11 +1,7 @@
-"""Routing replay: a mixture of experts is trained with experts that were chosen earlier.
+"""Routing replay: a mixture of experts is trained with the experts that the sampling engine chose.
 
-Sources: MiniRL (arXiv 2512.01374) for R2 and R3, and R3's own paper (arXiv 2510.11370).
-
-    R2   gradient passes reuse the experts of the old-policy pass
-    R3   the old-policy pass and gradient passes reuse the experts of the sampling engine
-
-The choice of experts is a constant; their weights are the router's own, and have its gradient. With R3, the policy in
+Source: R3 (arXiv 2510.11370), also in MiniRL (arXiv 2512.01374). The old-policy pass and gradient passes reuse the
+engine's experts. Their choice is a constant; their weights are the router's own, and have its gradient. The policy in
 training differs from the one that chooses for itself from the first update on. A router loss reads the live logits.
 
 The reference model, the critic's own model and evaluation choose for themselves. Prompts and observations are replayed
@@ -36,10 +32,10 @@ ROUTES = "routes"
 
 @dataclass(frozen=True)
 class Routing:
-    """A pass over a batch: a mixture's routers follow the batch's `routes`, if any, and record their own choices."""
+    """A pass over a batch: a mixture's routers follow the batch's `routes`, and record their own choices."""
 
     routers: Routers
-    routes: Sequence[Tensor] | None
+    routes: Sequence[Tensor]
     chosen: list[Tensor] = field(default_factory=list)
     """The experts that the routers would have chosen, in the form of `ROUTES`."""
 
@@ -49,10 +45,8 @@ class Routing:
         assert plan.sources is not None, "texts that share a beginning may differ in its routes"
         read = (plan.sources >= 0).nonzero().squeeze(1)
         order = (mask.flatten().cumsum(0) - 1)[plan.sources[read]]  # of what is read, among the tokens of the rows
-        routes = None
-        if self.routes is not None:
-            own = torch.cat([*self.routes[rows]]).to(mask.device)
-            routes = own.new_full((plan.sources.numel(), *self.routers.shape), LIVE).index_copy(0, read, own[order])
+        own = torch.cat([*self.routes[rows]]).to(mask.device)
+        routes = own.new_full((plan.sources.numel(), *self.routers.shape), LIVE).index_copy(0, read, own[order])
         again = within_and_recomputed(model.modules(), lambda: self.routers.replayed(routes))
         with self.routers.replayed(routes) as chosen, again:
             yield
@@ -60,8 +54,6 @@ class Routing:
 
     def rerouted(self) -> dict[str, tuple[Tensor, Tensor]]:
         """For the log: the replayed tokens at which some router would have chosen other experts."""
-        if self.routes is None:
-            return {}
         chosen = torch.cat(self.chosen)
         routes = torch.cat([*self.routes]).to(chosen.device)
         others = (routes.sort(2).values != chosen.sort(2).values).flatten(1).any(1)  # in whatever order
@@ -89,7 +81,7 @@ def engine_routes(
     if given is None:
         raise ValueError(
             "`router_replay` is 'r3', but the rollout did not return `routes`, the experts that its engine chose: use "
-            "`SearchRollout`, `AgentRollout` or `EndpointRollout`, or set it to 'r2'."
+            "`SearchRollout`, `AgentRollout` or `EndpointRollout`."
         )
     lengths = (batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)).tolist()
     for number, own in enumerate(given):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any, ClassVar
 
 import torch
@@ -21,15 +20,14 @@ from sorl_trl.ops import (
     aggregate_turns,
     explained_variance,
     is_value_clipped,
-    macro_action_ids,
     masked_mean,
     token_gae,
     turn_broadcast,
     turn_layout,
     turn_reduce,
     turn_rewards_to_tokens,
+    turn_starts,
     value_loss,
-    valued_tokens,
     whiten,
 )
 from sorl_trl.trainers.base import TurnLevelTrainer
@@ -109,13 +107,10 @@ class SOPPOTrainer(TurnLevelTrainer):
         batch, scored, old_values = rollout.batch, rollout.scored, rollout.batch["old_values"]
         self.critic.unfreeze()  # the reference pass of a PEFT model has frozen it
         rollout.drop(rollout.own(scored.scored))
-        token_rewards = rollout.gather(self._token_rewards(rollout))
-        batch["unit_ids"] = self._unit_ids(rollout)
-        turn_ids, unit_ids = (rollout.gather(batch[name], padding=-1) for name in ("turn_ids", "unit_ids"))
-        units = turn_layout(unit_ids, None if self.args.advantage_level == "turn" else unit_ids.size(1))
-        rewards = turn_rewards_to_tokens(scored.rewards, turn_ids), token_rewards
-        values, pool = rollout.gather(old_values), self.args.value_pool
-        experience = unit_experience(rewards, values, units, pool, self.args.gamma, self.args.gae_lambda)
+        turn_ids = rollout.gather(batch["turn_ids"], padding=-1)
+        units, rewards = self._units(turn_ids), turn_rewards_to_tokens(scored.rewards, turn_ids)
+        values = rollout.gather(old_values)
+        experience = unit_experience(rewards, values, units, self.args.gamma, self.args.gae_lambda)
         for name, value in critic_metrics(experience).items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
         advantages, kept = experience.advantages, experience.mask
@@ -126,36 +121,16 @@ class SOPPOTrainer(TurnLevelTrainer):
             batch[name] = own[:, : old_values.size(1)]  # other processes may have longer trajectories
         return masked_mean(advantages, kept, dim=1)
 
-    def _unit_ids(self, rollout: Rollout) -> Tensor:
-        """(B, T) the unit of each model token, -1 elsewhere: its turn, or the position of its macro action."""
-        turn_ids: Tensor = rollout.batch["turn_ids"]
+    def _units(self, turn_ids: Tensor) -> TurnLayout:
+        """The time steps of critic and GAE: turns, or the policy's tokens."""
         if self.args.advantage_level == "turn":
-            return turn_ids
-        if self.args.macro_action_tokens == 0:  # token ids decide, which are the same in every process
-            texts = (str([*row.prompt_ids, *row.completion_ids]) for row in rollout.sampled)
-            lengths = [Random(text).sample((1, 2, 3, 5, 10), 5) for text in texts]
-        else:
-            lengths = [[self.args.macro_action_tokens or 1]]  # a token is a macro action of one
-        return macro_action_ids(turn_ids, torch.tensor(lengths, device=turn_ids.device))
-
-    def _token_rewards(self, rollout: Rollout) -> Tensor:
-        """(B, T) token rewards: -beta times the reference KL with `kl_in_reward`, else 0."""
-        batch, old_logps = rollout.batch, rollout.old_logps
-        assert old_logps is not None  # the critic's values come from the same pass
-        if not self.args.kl_in_reward:
-            return torch.zeros_like(old_logps)
-        kept = batch["turn_ids"] >= 0
-        kl = torch.where(kept, old_logps - batch["ref_per_token_logps"], 0.0)
-        self._log("reward_kl", kl, kept)
-        return -self.beta * kl
+            return turn_layout(turn_ids)
+        positions = torch.arange(turn_ids.size(1), device=turn_ids.device)
+        return turn_layout(torch.where(turn_ids >= 0, positions, -1), turn_ids.size(1))
 
     # ---------------------------------------------------------------------------------------------------------------
     # The value loss
     # ---------------------------------------------------------------------------------------------------------------
-
-    @property
-    def _reference_beta(self) -> float:
-        return 0.0 if self.args.kl_in_reward else super()._reference_beta
 
     def _own_term(self, batch: MicroBatch, scores: Pass) -> tuple[Tensor, dict[str, Any]]:
         """The clipped value loss of the micro-batch."""
@@ -172,7 +147,8 @@ class SOPPOTrainer(TurnLevelTrainer):
 
     def _valued(self, batch: Mapping[str, Any]) -> Tensor:
         """(B, T) bool: the tokens before which the critic's value is trained."""
-        return valued_tokens(torch.where(batch["turn_ids"] >= 0, batch["unit_ids"], -1), self.args.value_pool)
+        turn_ids: Tensor = batch["turn_ids"]
+        return turn_starts(turn_ids) if self.args.advantage_level == "turn" else turn_ids >= 0
 
     def _mean_over_units(self, losses: Tensor, kept: Tensor, batch: MicroBatch) -> Tensor:
         """The mean over units, aggregated in the way that the policy's loss aggregates tokens.
@@ -300,26 +276,20 @@ class Experience:
     """bool, True where there is a unit."""
 
 
-def unit_experience(
-    rewards: tuple[Tensor, Tensor], values: Tensor, units: TurnLayout, pool: str, gamma: float, gae_lambda: float
-) -> Experience:
-    """GAE with a unit as the time step: a turn (docs/internals/equations.md), a macro action, or a token.
-
-    The value of a unit is the mean of V before its `valued_tokens`. The value loss trains each of these V towards the
-    unit's return, as MA-RLHF's code does: ½ mean (V − R)² is ½ (mean V − R)² plus half the variance of V.
+def unit_experience(rewards: Tensor, values: Tensor, units: TurnLayout, gamma: float, gae_lambda: float) -> Experience:
+    """GAE with a unit as the time step: a turn (docs/internals/equations.md), or a token.
 
     Args:
-        rewards: (B, T) each: turn rewards, on the turn's last token, and token rewards. They are summed within a unit.
-        values: (B, T), V of the state before each token.
+        rewards: (B, T), each turn's reward on its last token. They are summed within a unit.
+        values: (B, T), V of the state before each token. A unit's is that before its first token.
         units: U units, which do not cross turns.
-        pool: One of `VALUE_POOLS`.
         gamma, gae_lambda: The discount per unit, and λ.
     """
-    of_turns, of_tokens = (turn_reduce(each, units, "sum") for each in rewards)
-    valued = torch.where(valued_tokens(units.turn_ids, pool), units.turn_ids, -1)
-    values, mask = turn_reduce(values, turn_layout(valued, units.num_turns)), units.lengths > 0
-    advantages, returns = token_gae(of_turns + of_tokens, values, mask, gamma, gae_lambda)
-    _, rewards_to_go = token_gae(of_turns + of_tokens, torch.zeros_like(values), mask, gamma, 1.0)
+    of_units, mask = turn_reduce(rewards, units, "sum"), units.lengths > 0
+    first = torch.where(turn_starts(units.turn_ids), units.turn_ids, -1)
+    values = turn_reduce(values, turn_layout(first, units.num_turns))
+    advantages, returns = token_gae(of_units, values, mask, gamma, gae_lambda)
+    _, rewards_to_go = token_gae(of_units, torch.zeros_like(values), mask, gamma, 1.0)
     return Experience(values, advantages, returns, rewards_to_go, mask)
 
 

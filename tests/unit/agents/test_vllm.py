@@ -314,7 +314,7 @@ class TestWeights:
 
     def test_rollouts_ahead_report_routes_where_replay_asks_for_them(self, served: ScriptedServer) -> None:
         wrapper = scripted_wrapper("server", server_base_url=served.url, model=MIXTURES["mixtral"]())
-        for replay, routes in (("r3", (2, 2)), ("r2", None)):
+        for replay, routes in (("r3", (2, 2)), ("none", None)):
             trainer = SimpleNamespace(vllm_generation=wrapper, args=SimpleNamespace(router_replay=replay))
             assert ServerPolicy(trainer).engine(END, EngineOptions()).routes == routes
 

@@ -338,7 +338,6 @@ class TestCheckpoints:
         ({"use_vllm": True}, "`use_vllm` is True"),
         ({"async_staleness": 1}, "`async_staleness` is 1"),
         ({"ddp_find_unused_parameters": True}, "`ddp_find_unused_parameters` is True"),
-        ({"log_agent_gradients": True}, "`log_agent_gradients` is True"),
         (
             {"learning_rates": {"writer": 1e-3}},
             "`learning_rates` is 'writer', but must be one of",

@@ -78,10 +78,10 @@ def kl(log_ratio: float, estimator: str) -> float:
     ]
 
 
-def clip_penalty(row: Row, mask_row: Row, epsilon_low: float, epsilon_high: float, estimator: str) -> float:
+def clip_penalty(row: Row, mask_row: Row, epsilon_low: float, epsilon_high: float) -> float:
     logs = kept(row, mask_row)
     outside = [float(math.exp(log) < 1 - epsilon_low or math.exp(log) > 1 + epsilon_high) for log in logs]
-    return mean(outside) * mean([kl(log, estimator) for log in logs])
+    return mean(outside) * mean([kl(log, "unbiased") for log in logs])
 
 
 def gae(rewards: Row, values: Row, mask_row: Row, gamma: float, lam: float) -> tuple[Row, Row]:
@@ -130,23 +130,14 @@ def normalize_entries(rows: list[Row], masks: list[Row], scale: str, everywhere:
     ]
 
 
-def matched_advantages(
-    returns: list[Row], labels: list[list[list[int]]], masks: list[Row], scale: bool, once: bool
-) -> list[Row]:
-    """Of one group; `labels` for mean and spread. `once`: each trajectory votes once, with its mean."""
+def matched_advantages(returns: list[Row], labels: list[list[int]], masks: list[Row], scale: bool) -> list[Row]:
+    """Of one group."""
     turns = [(i, k) for i, mask in enumerate(masks) for k, keep in enumerate(mask) if keep]
-
-    def votes(compared: list[list[int]], label: int) -> list[float]:
-        of_row = [
-            [returns[i][k] for i, k in turns if i == row and compared[i][k] == label] for row in range(len(masks))
-        ]
-        return [mean(own) for own in of_row if own] if once else [value for own in of_row for value in own]
-
     found = [[0.0] * len(mask) for mask in masks]
     for i, k in turns:
-        means, spreads = (votes(compared, compared[i][k]) for compared in labels)
-        if std(spreads) > 1e-6 or not scale:
-            found[i][k] = (returns[i][k] - mean(means)) / (std(spreads) + 1e-4 if scale else 1.0)
+        own = [returns[row][turn] for row, turn in turns if labels[row][turn] == labels[i][k]]
+        if std(own) > 1e-6 or not scale:
+            found[i][k] = (returns[i][k] - mean(own)) / (std(own) + 1e-4 if scale else 1.0)
     return found
 
 
@@ -173,27 +164,6 @@ def leave_one_out(returns: list[Row], num_generations: int) -> list[Row]:
     return found
 
 
-def top_k(spreads: Row, count: int) -> list[bool]:
-    ranked = sorted(range(len(spreads)), key=lambda i: (-spreads[i], i))[:count]
-    return [i in ranked and spreads[i] > 1e-6 for i in range(len(spreads))]
-
-
-def top_p(spreads: Row, share: float) -> list[bool]:
-    variances = [s**2 if s > 1e-6 else 0.0 for s in spreads]
-    kept: set[int] = set()
-    for i in sorted(range(len(spreads)), key=lambda i: (-spreads[i], i)):
-        if kept and math.fsum(variances[j] for j in kept) >= share * math.fsum(variances) * (1 - 1e-9):
-            break
-        kept.add(i)
-    return [i in kept and variances[i] > 0 for i in range(len(spreads))]
-
-
-def good_trajectories(advantages: Tensor, turn_ids: Tensor) -> list[bool]:
-    turns_of = enumerate(positions_of_turns(turn_ids))
-    rows = [[float(advantages[i, t]) for turn in turns for t in turn] for i, turns in turns_of]
-    return [mean(row) >= -1e-3 for row in rows]
-
-
 def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor) -> dict[tuple[int, int], float]:
     """Trajectory and turn -> its g."""
     return {
@@ -201,10 +171,3 @@ def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor) -> dict[tuple[int, int], 
         for i, turns in enumerate(positions_of_turns(turn_ids))
         for k, turn in enumerate(turns)
     }
-
-
-def is_vetoed(log_ratio: Tensor, turn_ids: Tensor, least: float) -> list[bool]:
-    return [
-        any(math.exp(float(log_ratio[i, t])) < least for turn in turns for t in turn)
-        for i, turns in enumerate(positions_of_turns(turn_ids))
-    ]

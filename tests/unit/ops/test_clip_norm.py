@@ -16,7 +16,6 @@ from sorl_trl.ops import (
     is_clipped,
     kl_to_old,
     masked_mean,
-    turn_clip_fraction,
 )
 
 from .batches import TURN_IDS, normal, quick, turn_id_batches
@@ -53,21 +52,10 @@ class TestKlToOld:
         assert log_ratio.grad[0, 1] != 0
 
 
-class TestTurnClipFraction:
-    TURNS = torch.tensor([[0, 0, -1, 1, 1, 2], [0, -1, -1, -1, -1, -1], [-1] * 6])
-
-    @pytest.mark.parametrize(("turn_ratio", "expected"), [("geometric", 1 / 3), ("arithmetic", 2 / 3)])
-    def test_by_hand(self, turn_ratio, expected):
-        # Turn 0: geometric mean 1.1, arithmetic 1.25; turn 1: both 0.5; turn 2: both 1.
-        ratios = torch.tensor([[1.8440, 0.6562, 9.0, 0.5, 0.5, 1.0], [1.1] * 6, [9.0] * 6])
-        fraction = turn_clip_fraction(ratios.log(), self.TURNS, 0.2, 0.2, turn_ratio)
-        torch.testing.assert_close(fraction, torch.tensor([expected, 0.0, 0.0]))
-
-
 class TestGatedKl:
     def test_a_closed_gate_stops_value_and_gradient_even_of_nan(self):
         log_ratio = torch.tensor([[500.0, math.nan], [0.5, 0.5]], requires_grad=True)
-        gated = gated_kl(torch.tensor([0.0, 1.0]), log_ratio, torch.ones(2, 2), "unbiased")
+        gated = gated_kl(torch.tensor([0.0, 1.0]), log_ratio, torch.ones(2, 2))
         gated.sum().backward()
         assert gated[0] == 0
         assert log_ratio.grad[0].tolist() == [0.0, 0.0]

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sorl_trl.ops import (
+    differing_groups,
     group_spread,
     information_gains,
-    kept_groups,
     matched_advantages,
     separate_turn_advantages,
 )
@@ -69,10 +69,10 @@ class TestMatchedAdvantages:
 
     def test_by_hand(self):
         expected = torch.tensor([[-1.0, -1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
-        found = matched_advantages(self.RETURNS, self.STATES, None, self.MASK, 3, "turn")
+        found = matched_advantages(self.RETURNS, self.STATES, self.MASK, 3, scale=False)
         torch.testing.assert_close(found, expected)
         sigmas = torch.tensor([[1.0, math.sqrt(2), 1.0]]) + 1e-4
-        found = matched_advantages(self.RETURNS, self.STATES, self.STATES, self.MASK, 3, "turn")
+        found = matched_advantages(self.RETURNS, self.STATES, self.MASK, 3, scale=True)
         torch.testing.assert_close(found, expected / sigmas)
 
 
@@ -107,47 +107,15 @@ class TestSpread:
 
 class TestFilter:
     def test_by_hand(self):
-        spread = torch.tensor([0.1, 0.0, 0.5, 0.2])
-        assert kept_groups(spread, "zero_variance").tolist() == [True, False, True, True]
-        assert kept_groups(spread, "top_k", 0.5).tolist() == [False, False, True, True]
-        # Variances .01, 0, .25, .04: of .30 in all, .25 is less than 90 %, .29 is not.
-        assert kept_groups(spread, "top_p", 0.9).tolist() == [False, False, True, True]
-        assert kept_groups(spread, "top_p", 0.8).tolist() == [False, False, True, False]
+        assert differing_groups(torch.tensor([0.1, 0.0, 0.5, 2e-6])).tolist() == [True, False, True, True]
+        assert differing_groups(torch.zeros(0)).shape == (0,)
 
     def test_rounding_is_no_spread(self):
         """A standard deviation is never compared with 0: equal rewards of 0.1 may have one of 1e-9."""
         spread = group_spread(torch.tensor([0.1, 0.1 + 1e-8, 0.1, 1.0, 0.0, 1.0]), 3)
-        for name in ("zero_variance", "top_k", "top_p"):
-            assert kept_groups(spread, name).tolist() == [False, True], name
+        assert differing_groups(spread).tolist() == [False, True]
 
-    def test_a_small_share_keeps_one_group(self):
-        """⌊share · N⌋ would be 0."""
-        for name in ("top_k", "top_p"):
-            assert kept_groups(torch.tensor([0.1, 0.2, 0.3]), name, 0.01).tolist() == [False, False, True], name
-            assert kept_groups(torch.tensor([0.1, 0.2, 0.3]), name, 0.0).tolist() == [False, False, True], name
-
-    def test_a_share_of_1_keeps_all_that_differ(self):
-        spread = torch.tensor([1e-3, 0.0, 30.0, 2e-6])
-        for name in ("top_k", "top_p"):
-            assert kept_groups(spread, name, 1.0).tolist() == [True, False, True, True], name
-
-    def test_a_share_is_not_rounded_up_by_rounding(self):
-        """0.07 · 100 is 7.000000000000001."""
-        assert kept_groups(torch.linspace(1, 2, 100), "top_k", 0.07).sum() == 7
-
-    @pytest.mark.parametrize("name", ["zero_variance", "top_k", "top_p"])
-    def test_nothing_differs(self, name):
-        assert not kept_groups(torch.zeros(3), name, 0.5).any()
-        assert kept_groups(torch.zeros(0), name, 0.5).shape == (0,)
-
-    @pytest.mark.parametrize("name", ["zero_variance", "top_k", "top_p"])
-    def test_a_group_with_an_infinite_reward_takes_no_place(self, name):
+    def test_a_group_with_an_infinite_reward_does_not_differ(self):
         spread = group_spread(torch.tensor([0.0, math.inf, 0.0, 1.0]), 2)
         assert spread.isnan().tolist() == [True, False]
-        assert kept_groups(spread, name, 0.5).tolist() == [False, True]
-
-    def test_what_is_refused(self):
-        with pytest.raises(ValueError, match="`group_filter` is 'best'"):
-            kept_groups(torch.ones(2), "best")
-        with pytest.raises(ValueError, match=r"`share` is 1\.5"):
-            kept_groups(torch.ones(2), "top_k", 1.5)
+        assert differing_groups(spread).tolist() == [False, True]

@@ -21,14 +21,16 @@ from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, float64, normal,
 
 MASK = TURN_IDS >= 0
 TURNS = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]])
-GOOD = torch.tensor([True, False, True])
-VOTES = ("turn", "trajectory")
 STATES = torch.tensor([[7, 5, 0], [7, 8, 5], [7, 5, 7], [5, 5, 5]])
-ALL = GOOD | True
 STOPPED = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 0], [1] * 5]).bool()
 A, B = normal(MASK, 1), normal(MASK, 2)
 RATIO = A.exp()
 BOTH = [(kind, turn) for kind in ("token", "sequence", "turn") for turn in ("geometric", "arithmetic")][:5]
+
+
+def penalty(x: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
+    return ops.clip_penalty(x, mask, low, high, "unbiased")
+
 
 BLIND = {
     "turn_returns": (lambda x: ops.turn_returns(x, TURNS, 0.9), TURNS),
@@ -40,21 +42,15 @@ BLIND = {
     "explained_variance values": (lambda x: ops.explained_variance(x, B, MASK), MASK),
     "explained_variance returns": (lambda x: ops.explained_variance(A, x, MASK), MASK),
     **{f"kl_to_old {k}": (lambda x, k=k: ops.kl_to_old(x, MASK, k), MASK) for k in ops.KL_ESTIMATORS},
-    "gated_kl": (lambda x: ops.clip_penalty(x, MASK, 0.2, 0.2, "unbiased"), MASK),
+    "gated_kl": (lambda x: penalty(x, MASK, 0.2, 0.2), MASK),
     "clipping_bias": (lambda x: ops.clipping_bias(RATIO, x, STOPPED, MASK), MASK & STOPPED),
     "clipping_bias of ratios": (lambda x: ops.clipping_bias(x, A, STOPPED, MASK), MASK & STOPPED),
     **{f"entries {s}": (lambda x, s=s: normalize_entries(x, TURNS, 4, s), TURNS) for s in ("group", "batch", "none")},
     "separate": (lambda x: ops.separate_turn_advantages([(x, TURNS)], TURNS, 2, 0.9, "group"), TURNS),
-    "matched without spread": (lambda x: ops.matched_advantages(x, STATES, None, TURNS, 4, "turn"), TURNS),
-    **{
-        f"matched {v}": (lambda x, v=v: ops.matched_advantages(x, STATES * 0, STATES, TURNS, 4, v), TURNS)
-        for v in VOTES
-    },
+    **{f"matched {s}": (lambda x, s=s: ops.matched_advantages(x, STATES, TURNS, 4, s), TURNS) for s in (True, False)},
     "information_gains": (lambda x: ops.information_gains(x, TURNS)[0], TURNS),
     "leave_one_out": (lambda x: ops.leave_one_out_advantages(x, TURNS, 4), TURNS),
     **{str(k): (lambda x, k=k: ops.importance_ratio(x, TURN_IDS, *k), MASK) for k in BOTH},
-    "likelihood_falls": (lambda x: ops.likelihood_falls(x, TURN_IDS, ALL)[0], MASK),
-    "likelihood_falls of good": (lambda x: ops.likelihood_falls(x, TURN_IDS, GOOD)[0], MASK & GOOD[:, None]),
     "aggregate_turns": (lambda x: ops.aggregate_turns(x, TURN_IDS), MASK),
     **{f"masked_mean {d}": (lambda x, d=d: ops.masked_mean(x, MASK, d), MASK) for d in (None, 0, 1)},
     **{f"turn_reduce {r}": (lambda x, r=r: ops.turn_reduce(x, TURN_IDS, r), MASK) for r in ("mean", "sum")},
@@ -64,9 +60,6 @@ BLIND = {
 # Of no gradient.
 COUNTS = {
     "clip_fraction": lambda x: ops.clip_fraction(x, MASK, 0.2, 0.2),
-    **{r: lambda x, r=r: ops.turn_clip_fraction(x, TURN_IDS, 0.2, 0.2, r) for r in ops.TURN_RATIOS},
-    "is_vetoed": lambda x: ops.is_vetoed(x, TURN_IDS, 0.5),
-    "good_trajectories": lambda x: ops.good_trajectories(x, MASK),
 }
 
 
@@ -96,10 +89,9 @@ NONE = {
     "group_turn_advantages": (lambda x, ids: ops.group_turn_advantages(x, ids >= 0, 2), 0.0),
     "turn_std": (lambda x, ids: ops.turn_std(x, ids >= 0, 2), 0.0),
     "normalize_entries": (lambda x, ids: normalize_entries(x, ids >= 0, 2, "group"), 0.0),
-    "matched_advantages": (lambda x, ids: ops.matched_advantages(x, ids, ids, ids >= 0, 2, "trajectory"), 0.0),
+    "matched_advantages": (lambda x, ids: ops.matched_advantages(x, ids, ids >= 0, 2, True), 0.0),
     "information_gains": (lambda x, ids: ops.information_gains(x, ids >= 0)[0], 0.0),
-    "likelihood_falls": (lambda x, ids: ops.likelihood_falls(x, ids, torch.ones(len(x)).bool())[0], 0.0),
-    "gated_kl": (lambda x, ids: ops.clip_penalty(x, ids >= 0, 0.2, 0.2, "k1"), 0.0),
+    "gated_kl": (lambda x, ids: penalty(x, ids >= 0, 0.2, 0.2), 0.0),
     "clipping_bias": (lambda x, ids: ops.clipping_bias(x, x, x > 0, ids >= 0), 0.0),
     "aggregate_turns": (ops.aggregate_turns, 0.0),
     "turn_weights": (lambda x, ids: ops.turn_weights(ids), 0.0),
@@ -108,7 +100,6 @@ NONE = {
     "turn_broadcast": (lambda x, ids: ops.turn_broadcast(ops.turn_reduce(x, ids), ids), 0.0),
     "masked_mean": (lambda x, ids: ops.masked_mean(x, ids >= 0), 0.0),
     "turn_mismatch": (ops.turn_mismatch, 0.0),
-    "is_vetoed": (lambda x, ids: ops.is_vetoed(x, ids, 1.5), 0.0),
     "scaled_clip_range": (lambda x, ids: ops.scaled_clip_range(0.2, ids), 0.2),
     "length_adjusted_kl": (lambda x, ids: ops.length_adjusted_kl(x.sum(1), ids), 0.0),
     **{str(k): (lambda x, ids, k=k: ops.importance_ratio(x, ids, *k), 1.0) for k in BOTH},
@@ -178,9 +169,8 @@ def kl_to_old(x: Tensor, ids: Tensor, seed: int) -> Any:
 
 def gated_kl(x: Tensor, ids: Tensor, seed: int) -> Any:
     """With the gate that is SORL's as specified."""
-    estimator, x, mask = ops.KL_ESTIMATORS[seed % 4], 0.3 * x, ids >= 0
-    expected = [reference.clip_penalty(*pair, 0.2, 0.28, estimator) for pair in _rows(x, mask)]
-    return ops.clip_penalty(x, mask, 0.2, 0.28, estimator), expected
+    x, mask = 0.3 * x, ids >= 0
+    return penalty(x, mask, 0.2, 0.28), [reference.clip_penalty(*pair, 0.2, 0.28) for pair in _rows(x, mask)]
 
 
 def gae(x: Tensor, ids: Tensor, seed: int) -> Any:
@@ -238,14 +228,12 @@ def separate_turn_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
 
 def matched_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
     (returns, numbers), _, turns = _groups(seed)
-    labels, scale, once = (numbers * 1.5).round().long() * (2**61), seed % 5 > 0, seed % 3 == 0
-    compared = [torch.zeros_like(labels) if seed >> bit & 1 else labels for bit in (0, 1)]
+    labels, scale = (numbers * 1.5).round().long() * (2**61), seed % 5 > 0
     expected = []
     for i in (0, 3):
-        values, mean_of, spread_of, mask = (each[i : i + 3].tolist() for each in (returns, *compared, turns))
-        expected += reference.matched_advantages(values, [mean_of, spread_of], mask, scale, once)
-    given = compared[0], compared[1] if scale else None, turns, 3, "trajectory" if once else "turn"
-    return ops.matched_advantages(returns, *given), expected
+        values, of_group, mask = (each[i : i + 3].tolist() for each in (returns, labels, turns))
+        expected += reference.matched_advantages(values, of_group, mask, scale)
+    return ops.matched_advantages(returns, labels, turns, 3, scale), expected
 
 
 def information_gains(x: Tensor, ids: Tensor, seed: int) -> Any:
@@ -262,18 +250,9 @@ def group_spread(x: Tensor, ids: Tensor, seed: int) -> Any:
     return ops.group_spread(rewards, 3), [reference.std([r for r in each if not math.isnan(r)]) for each in groups]
 
 
-def good_trajectories(x: Tensor, ids: Tensor, seed: int) -> Any:
-    return ops.good_trajectories(x, ids >= 0).double(), reference.good_trajectories(x, ids)
-
-
 def turn_mismatch(x: Tensor, ids: Tensor, seed: int) -> Any:
     found, expected = ops.turn_mismatch(x, ids), reference.turn_mismatch(x, ids)
     return torch.stack([found[place] for place in expected] or [float64(0.0)]), list(expected.values()) or [0.0]
-
-
-def is_vetoed(x: Tensor, ids: Tensor, seed: int) -> Any:
-    least = (seed + 5) / 110
-    return ops.is_vetoed(x, ids, least).double(), reference.is_vetoed(x, ids, least)
 
 
 EQUAL = {
@@ -295,9 +274,7 @@ EQUAL = {
             matched_advantages,
             information_gains,
             group_spread,
-            good_trajectories,
             turn_mismatch,
-            is_vetoed,
         ),
     )
 }

@@ -11,7 +11,6 @@ from sorl_trl.ops import (
     engine_ratio,
     importance_ratio,
     is_outside,
-    is_vetoed,
     log_importance_ratio,
     range_of_turns,
     scaled_bound,
@@ -132,13 +131,6 @@ class TestTurnMismatch:
         ratios = torch.tensor([[1.0, 4.0, 9.0, 2.0, 9.0], [8.0, 1.0, 1.0, 1.0, 9.0], [9.0] * 5])
         expected = torch.tensor([[2.0, 2.0], [8.0, 1.0], [1.0, 1.0]])
         torch.testing.assert_close(turn_mismatch(ratios.log(), TURN_IDS), expected)
-
-
-class TestIsVetoed:
-    def test_by_hand(self):
-        ratios = torch.tensor([[1.0, 0.5, 0.0, 2.0, 0.0], [0.09, 9.0, 9.0, 9.0, 0.0], [0.0] * 5])
-        assert is_vetoed(ratios.log(), TURN_IDS, 0.1).tolist() == [False, True, False]
-        assert is_vetoed(ratios.log(), TURN_IDS, 0.6).tolist() == [True, True, False]
 
 
 def test_within_by_hand():

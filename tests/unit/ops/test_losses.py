@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -8,11 +7,8 @@ from hypothesis import strategies as st
 from sorl_trl.ops import (
     aggregate_turns,
     clipped_surrogate,
-    double_sided_surrogate,
-    good_trajectories,
     is_clipped,
     is_value_clipped,
-    likelihood_falls,
     minirl_surrogate,
     turn_weights,
     value_loss,
@@ -48,23 +44,6 @@ class TestIsClipped:
         w = float64(ratio).requires_grad_()
         clipped_surrogate(w, float64(advantage), 0.2, 0.3, delta).backward()
         assert bool(is_clipped(w.detach(), float64(advantage), 0.2, 0.3, delta)) == (w.grad.item() == 0)
-
-
-class TestDoubleSidedSurrogate:
-    def test_by_hand(self):
-        ratio = torch.tensor([0.5, 1.0, 1.5, 0.5, 1.0, 1.5], requires_grad=True)
-        surrogate = double_sided_surrogate(ratio, torch.tensor([2.0, 2.0, 2.0, -2.0, -2.0, -2.0]), 0.2, 0.3)
-        torch.testing.assert_close(surrogate, torch.tensor([1.6, 2.0, 2.6, -1.6, -2.0, -2.6]))
-        surrogate.sum().backward()
-        assert ratio.grad.tolist() == [0.0, 2.0, 0.0, 0.0, -2.0, 0.0]
-
-    @pytest.mark.parametrize("as_tensor", [False, True])
-    def test_the_bounds_themselves_are_inside(self, as_tensor):
-        """Of a range of floats, and of one per token; 0.5 and 1.5 are exact in every precision."""
-        low, high = (torch.full((2,), 0.5, dtype=torch.float64) if as_tensor else 0.5 for _ in range(2))
-        ratio = torch.tensor([0.5, 1.5], requires_grad=True)
-        double_sided_surrogate(ratio, torch.tensor([1.0, -1.0]), low, high).sum().backward()
-        assert ratio.grad.tolist() == [1.0, -1.0]
 
 
 def minirl(log_ratio, advantages, mismatch=1.0, cap=5.0):
@@ -120,39 +99,3 @@ class TestIsValueClipped:
         clipped = is_value_clipped(values, torch.zeros(5), returns, 0.2)
         assert clipped.tolist() == [True, False, False, True, False]
         assert not is_value_clipped(values, torch.zeros(5), returns, None).any()
-
-
-ALL = torch.tensor([True, True, True])
-
-
-class TestLikelihoodFalls:
-    def test_by_hand(self):
-        log_ratio = torch.tensor([[-0.5, 0.2, 9.0, 0.4, 9.0], [-0.1, 0.3, -0.1, -0.1, 9.0], [9.0] * 5])
-        falls, has_fallen = likelihood_falls(log_ratio, TURN_IDS, ALL)
-        # Turn 0 of trajectory 0 has lost 0.3, and its first token 0.5; of the other turns one token has lost 0.1, but
-        # its turn has lost that too, and two have, but their turn has gained 0.1.
-        torch.testing.assert_close(falls, torch.tensor([[0.5, 0.0], [0.1, 0.0], [0.0, 0.0]]))
-        assert has_fallen.tolist() == [[True, False], [True, False], [False, False]]
-
-    def test_an_unchanged_policy_has_no_gradient(self):
-        """Not the one-sided derivative of max(0, x) at 0, of tokens beside others that have fallen either."""
-        log_ratio = torch.zeros(TURN_IDS.shape, requires_grad=True)
-        likelihood_falls(log_ratio, TURN_IDS, ALL)[0].sum().backward()
-        assert log_ratio.grad.abs().max() == 0
-        moved = torch.tensor([[-1.0, 0.0, 0.0, 0.0, 0.0]] * 3, requires_grad=True)
-        likelihood_falls(moved, TURN_IDS, ALL)[0].sum().backward()
-        assert moved.grad[0].tolist() == [-1.0, 0.0, 0.0, 0.0, 0.0]
-
-
-class TestGoodTrajectories:
-    def test_by_hand(self):
-        advantages = torch.tensor([[1.0, -3.0, 9.0, 2.5, 9.0], [-0.1] * 5, [-5.0] * 5])
-        assert good_trajectories(advantages, TURN_IDS >= 0).tolist() == [True, False, True]
-        assert good_trajectories(torch.tensor([[-1.0], [0.0], [2.0]]), TURN_IDS >= 0).tolist() == [False, True, True]
-
-    def test_the_rounding_of_equal_rewards_is_not_bad(self):
-        """Eight float32 rewards of 0.1 have a mean that is not 0.1, and 1 / (σ + 1e-4) blows up what is left."""
-        rewards = torch.full((8, 1), 0.1)
-        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-        off_by_rounding = torch.cat([advantages, torch.tensor([[-9e-4], [-1.1e-3]])])
-        assert good_trajectories(off_by_rounding, torch.ones(10, 3)).tolist() == [True] * 9 + [False]

@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.experimental import GroupRefillConfig
-from sorl_trl.methods import METHODS, SETTINGS, AgentWise, EngineVeto, LeaveOneOut, Method, TurnRatio, ZeroVariance
+from sorl_trl.methods import METHODS, SETTINGS, AgentWise, LeaveOneOut, Method, TurnRatio, ZeroVariance
 from sorl_trl.trainers.checks import check_method, check_reward_names, disable_noise
 from tests.model_families import GQA
 
@@ -60,6 +60,7 @@ def test_bad_values_are_named(tmp_path: Path, name: str, value: Any, allowed: st
         ("method", "pass it to the trainer"),
         ("tools", "pass it to the trainer"),
         ("learning_rat", "did you mean learning_rate?"),
+        ("value_pool", "removed; the critic is read before the first token"),
         ("xyz", "`xyz` is not a field of SOPPOConfig"),
     ],
 )
@@ -81,11 +82,6 @@ def test_a_config_of_the_users_own_may_take_more(tmp_path: Path) -> None:
     ("config_class", "given", "named", "instead"),
     [
         (SOGRPOConfig, {**SAPO, "bias_norm": True}, "bias_norm", {"bias_norm": False}),
-        (SOPPOConfig, {"kl_in_reward": True}, "beta", {"beta": 0.1}),
-        (SOPPOConfig, {"critic_trunk_gradient": True, "critic": "model"}, "critic_trunk_gradient", {"critic": "head"}),
-        (SOPPOConfig, {"critic_trunk_gradient": True, "bias_norm": True}, "bias_norm", {"bias_norm": False}),
-        (SOPPOConfig, {"macro_action_tokens": 5}, "macro_action_tokens", {"advantage_level": "macro"}),
-        (SOPPOConfig, {"advantage_level": "macro"}, "macro_action_tokens", {"macro_action_tokens": 0}),
         (SOPPOConfig, EACH, "multi_objective_aggregation", SUMS),
         (SOPPOConfig, {"per_device_train_batch_size": 1}, "per_device_train_batch_size", {"steps_per_generation": 2}),
         (GroupRefillConfig, {"scale_rewards": "batch"}, "scale_rewards", {"scale_rewards": "none"}),
@@ -141,7 +137,6 @@ def test_a_name_without_its_settings_is_warned_of(tmp_path: Path, caplog: pytest
     [
         (METHODS["ppo"], "`advantage_level`", {}),
         (Method(credit=LeaveOneOut()), "`scale_rewards`", {}),
-        (Method(keep=(EngineVeto(),)), "EngineVeto", {}),
         (Method(weight=TurnRatio(high=2.0)), "TurnRatio", {}),
         (METHODS["dapo"], "`num_generations`", {"config_class": SOPPOConfig}),
         (Method(credit=AgentWise()), "`gamma`", {"gamma": 0.9}),

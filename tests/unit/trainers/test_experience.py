@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.ops import TurnLayout, macro_action_ids, turn_layout, turn_rewards_to_tokens
-from sorl_trl.trainers.so_ppo_trainer import Experience, SOPPOTrainer, critic_metrics, unit_experience
+from sorl_trl.ops import TurnLayout, turn_layout, turn_rewards_to_tokens
+from sorl_trl.trainers.so_ppo_trainer import Experience, critic_metrics, unit_experience
 from tests.unit.ops.batches import GARBAGE
 
 NAN = float("nan")
@@ -24,9 +22,9 @@ class TestHandWorked:
     values = torch.tensor([[1.0, 2.0, 9.0, 3.0], [9.0, 0.5, 0.25, 9.0]])
     turn_rewards = torch.tensor([[0.5, 4.0], [1.0, 0.0]])
 
-    def experience(self, units: TurnLayout, pool: str = "first") -> Experience:
-        rewards = turn_rewards_to_tokens(self.turn_rewards, self.turn_ids), torch.zeros(2, 4)
-        return unit_experience(rewards, self.values, units, pool, gamma=0.5, gae_lambda=0.5)
+    def experience(self, units: TurnLayout) -> Experience:
+        rewards = turn_rewards_to_tokens(self.turn_rewards, self.turn_ids)
+        return unit_experience(rewards, self.values, units, gamma=0.5, gae_lambda=0.5)
 
     def test_turns(self) -> None:
         """δ_0 = 0.5 + 0.5 · 3 − 1 = 1 and δ_1 = 4 − 3 = 1; Â_0 = 1 + 0.5 · 0.5 · 1; the second: 1 − 0.5."""
@@ -39,21 +37,12 @@ class TestHandWorked:
 
     def test_tokens(self) -> None:
         """Rewards 0, 0.5, 4 and values 1, 2, 3 in the first trajectory; 0, 1 and 0.5, 0.25 in the second."""
-        ids = macro_action_ids(self.turn_ids, torch.tensor([[1]]))
-        experience = self.experience(turn_layout(ids, 4))
+        experience = self.experience(turn_layout(torch.tensor([[0, 1, -1, 3], [-1, 1, 2, -1]]), 4))
         # δ = 0 + 1 − 1, 0.5 + 1.5 − 2, 4 − 3 and 0 + 0.125 − 0.5, 1 − 0.25; discount · λ = 0.25.
         assert experience.advantages.tolist() == [[0.0625, 0.25, 0.0, 1.0], [0.0, -0.1875, 0.75, 0.0]]
         assert experience.returns.tolist() == [[1.0625, 2.25, 0.0, 4.0], [0.0, 0.3125, 1.0, 0.0]]
         assert experience.rewards_to_go.tolist() == [[1.25, 2.5, 0.0, 4.0], [0.0, 0.5, 1.0, 0.0]]
         assert torch.equal(experience.mask, self.turn_ids >= 0)
-
-    @pytest.mark.parametrize(("pool", "values"), [("mean", [1.5, 3.0, 0.375]), ("last", [2.0, 3.0, 0.25])])
-    def test_values_of_other_states(self, pool: str, values: list[float]) -> None:
-        """Of turn 0 in both trajectories: 1 and 2, and .5 and .25. Advantages compare with what was pooled."""
-        experience = self.experience(turn_layout(self.turn_ids), pool)
-        assert experience.values[experience.mask].tolist() == values
-        # δ_0 = 0.5 + 0.5 · 3 − V and Â_0 = δ_0 + 0.25 · 1; the second: 1 − V.
-        assert experience.advantages[:, 0].tolist() == [2.25 - values[0], 1 - values[2]]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -99,17 +88,3 @@ class TestCriticMetrics:
             arrays = [torch.nn.functional.pad(x[[2, 1, 0]], (0, 3), value=garbage) for x in arrays]
             metrics = describe(*arrays, torch.nn.functional.pad(MASK[[2, 1, 0]], (0, 3), value=False))
             assert metrics == pytest.approx(describe(), rel=1e-6, nan_ok=True)
-
-
-def test_random_lengths_of_macro_actions_are_a_matter_of_the_trajectory() -> None:
-    """Of 21 tokens, each length is that of one macro action, in an order that every process finds."""
-    trainer: Any = SimpleNamespace(args=SimpleNamespace(advantage_level="macro", macro_action_tokens=0))
-    sampled = [SimpleNamespace(prompt_ids=[3], completion_ids=[row] * 21) for row in range(50)]
-    rollout: Any = SimpleNamespace(batch={"turn_ids": torch.zeros(50, 21, dtype=torch.long)}, sampled=sampled)
-    found = SOPPOTrainer._unit_ids(trainer, rollout)
-    orders = [torch.unique_consecutive(row, return_counts=True)[1].tolist() for row in found]
-    assert all(sorted(order) == [1, 2, 3, 5, 10] for order in orders)
-    assert len({*map(tuple, orders)}) > 25
-    state = torch.random.get_rng_state()
-    assert torch.equal(SOPPOTrainer._unit_ids(trainer, rollout), found)
-    assert torch.equal(torch.random.get_rng_state(), state)

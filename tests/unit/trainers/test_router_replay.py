@@ -186,7 +186,6 @@ def test_a_token_is_rerouted_if_some_layer_chose_another_expert() -> None:
     routers: Any = None
     others, replayed = Routing(routers, [routes[:1], routes[1:]], [chosen]).rerouted()["router_replay/rerouted"]
     assert others[replayed].tolist() == [0.0, 1.0] and replayed.tolist() == [True, True, False]
-    assert Routing(routers, None, [chosen]).rerouted() == {}
 
 
 def test_a_token_that_the_engine_could_not_score_is_no_gap() -> None:
@@ -219,13 +218,11 @@ def choosing_otherwise(model: Any) -> Iterator[None]:
         gate.weight.neg_()
 
 
-def test_r2_replays_the_old_policy_in_updates_and_nowhere_else(tmp_path: Path, tokenizer: Any) -> None:
-    trainer = trainer_of(tmp_path, tokenizer, router_replay="r2", rollout_func=SeveralContexts())
+def test_r3_replays_the_engine_in_updates_and_nowhere_else(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = trainer_of(tmp_path, tokenizer, router_replay="r3")
     batch = rollout_of(trainer)
-    assert gap_to_old(trainer, batch, True) < 1e-9
     lengths = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)
     assert [len(row) for row in batch[ROUTES]] == lengths.tolist()
-    assert all((row >= 0).all() for row in batch[ROUTES])
     with choosing_otherwise(trainer.model):
         seen: dict[str, Tensor] = {}
         gate = trainer.model.model.layers[0].mlp.experts
@@ -237,11 +234,6 @@ def test_r2_replays_the_old_policy_in_updates_and_nowhere_else(tmp_path: Path, t
         trainer.model.eval()
         assert ROUTES not in rollout_of(trainer), "an evaluation is not replayed"
         handle.remove()
-
-
-def gap_to_old(trainer: Any, batch: dict[str, Any], replay: bool) -> float:
-    logps = trainer._score(trainer.model, batch, replay=replay).logps
-    return float((logps - batch["old_per_token_logps"]).abs().max())
 
 
 def test_the_reference_model_is_never_replayed(tmp_path: Path, tokenizer: Any) -> None:
@@ -280,13 +272,8 @@ def test_what_backward_recomputes_is_replayed(tmp_path: Path, tokenizer: Any, re
 @pytest.mark.parametrize(
     ("kind", "fields", "problem"),
     [
-        (
-            (SOGRPOTrainer, SOGRPOConfig),
-            {"router_replay": "r2", "num_iterations": 1, "steps_per_generation": 2},
-            "several updates",
-        ),
-        ((SOGRPOTrainer, SOGRPOConfig), {"router_replay": "r4"}, "r4"),
-        ((SOPPOTrainer, SOPPOConfig), {"router_replay": "r2", "critic": "adapter"}, "adapter"),
+        ((SOGRPOTrainer, SOGRPOConfig), {"router_replay": "r2"}, "must be one of 'none', 'r3'"),
+        ((SOPPOTrainer, SOPPOConfig), {"router_replay": "r3", "critic": "adapter"}, "adapter"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused(
@@ -314,10 +301,8 @@ def test_a_completion_that_is_masked_because_it_was_cut_is_no_mistake(tmp_path: 
     assert gap(trainer, batch, True) < 1e-6
 
 
-def test_so_ppo_trains_with_r2(tmp_path: Path, tokenizer: Any) -> None:
-    fields = {"router_replay": "r2", "max_steps": 2, "num_generations": 4, "rollout_func": SeveralContexts()}
-    trainer = trainer_of(tmp_path, tokenizer, SO_PPO, **fields)
+def test_so_ppo_trains_with_r3(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = trainer_of(tmp_path, tokenizer, SO_PPO, router_replay="r3", max_steps=2, num_generations=4)
     trainer.train()
     shares = [row["router_replay/rerouted"] for row in trainer.state.log_history if "router_replay/rerouted" in row]
-    assert shares[0] == 0
-    assert len(shares) == 2
+    assert len(shares) == 2 and min(shares) > 0

@@ -82,8 +82,7 @@ def test_of_each_agent_by_hand() -> None:
     advantages = torch.tensor([[2.0], [1.0]])
     sums = MetricSums()
     batch = replace(micro_batch(level="token"), advantages=advantages, inputs=fields)
-    without_gradient = torch.nn.Linear(1, 1), torch.zeros(())
-    for name, each in agent_metrics(*without_gradient, batch, True).items():
+    for name, each in agent_metrics(batch).items():
         sums.add(name, *each)
     kl = [math.exp(l) * l - math.exp(l) + 1 for l in (0.5, -0.1, -0.4)]  # noqa: E741
     assert sums.reduce(ONE) == pytest.approx(
@@ -96,9 +95,9 @@ def test_of_each_agent_by_hand() -> None:
             "agents/searcher/kl_to_old": (kl[0] + kl[1]) / 2 / 2,
         }
     )
-    assert agent_metrics(*without_gradient, micro_batch(), False) == {}
+    assert agent_metrics(micro_batch()) == {}
     alone = replace(micro_batch(), inputs={**fields, "agent_names": [("searcher",)] * 2})
-    assert agent_metrics(*without_gradient, alone, False) == {}
+    assert agent_metrics(alone) == {}
 
 
 def test_the_kl_of_an_update_is_the_mean_over_its_trajectories() -> None:
