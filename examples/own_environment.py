@@ -10,7 +10,7 @@ from trl import TrlParser
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.qa import environment_reward
-from sorl_trl.rollout import EnvironmentResponder, Reply, RolloutLimits, TagProtocol
+from sorl_trl.rollout import Reply, RolloutLimits, TagProtocol
 from sorl_trl.types import StopReason
 
 PROMPT = "Guess a number from 1 to 9. A guess looks like this: <guess> 5 </guess>"
@@ -54,7 +54,7 @@ if __name__ == "__main__":
         reward_funcs=environment_reward,  # the rewards that `step` returned
         args=config,
         train_dataset=Dataset.from_list(rows(arguments.rows)),
-        rollout_func=AgentRollout(EnvironmentResponder(HighLow), limits=RolloutLimits(max_turns=4)),
+        rollout_func=AgentRollout(HighLow, limits=RolloutLimits(max_turns=4)),
     )
     trainer.train()
     trainer.save_model()

@@ -14,7 +14,7 @@ from trl import TrlParser
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.methods import SETTINGS
 from sorl_trl.qa import build_prompt_rows, exact_match, load_questions, solved_reward
-from sorl_trl.rollout import ChatProtocol, EnvironmentResponder, Reply, RolloutLimits
+from sorl_trl.rollout import ChatProtocol, Reply, RolloutLimits
 from sorl_trl.search import BM25Index
 from sorl_trl.types import StopReason
 
@@ -67,7 +67,7 @@ if __name__ == "__main__":
     parser.set_defaults(output_dir="out", max_completion_length=2500, steps_per_generation=8, **SETTINGS["dr_mas"])
     arguments, config = parser.parse_args_and_config()
     rows = Dataset.from_list(build_prompt_rows(load_questions(arguments.questions), PROMPT, conversational=True))
-    team = EnvironmentResponder(partial(SearchTeam, BM25Index.open(arguments.corpus, arguments.index)))
+    team = partial(SearchTeam, BM25Index.open(arguments.corpus, arguments.index))
     rollout = AgentRollout(team, ChatProtocol(), RolloutLimits(max_turns=TURNS))
     trainer = SOGRPOTrainer(arguments.model, solved_reward, config, rows, method="dr_mas", rollout_func=rollout)
     trainer.train()

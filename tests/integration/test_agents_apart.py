@@ -12,7 +12,7 @@ from datasets import Dataset
 from sorl_trl import AgentRollout, SOGRPOConfig
 from sorl_trl.agents.policy_rollout import policy_engine
 from sorl_trl.experimental import MultiAgentTrainer
-from sorl_trl.rollout import EngineOptions, EnvironmentResponder, Reply, RolloutLimits, TagProtocol
+from sorl_trl.rollout import EngineOptions, Reply, RolloutLimits, TagProtocol
 from sorl_trl.types import Turn
 from tests.agents import steps_after
 from tests.api_agents import build as build_api
@@ -80,7 +80,7 @@ def build(folder: Path, engine: str = "slots", trainer_class: Any = Recording, t
         SOGRPOConfig(**settings(folder, **{"max_completion_length": 48, "max_steps": 3, **more})),
         Dataset.from_list([{"prompt": "<guess> 1 </guess>"}] * 8),
         processing_class=TOKENIZER,
-        rollout_func=AgentRollout(EnvironmentResponder(team), limits=limits, engine=options),
+        rollout_func=AgentRollout(team, limits=limits, engine=options),
         agents={"planner": LARGE, "searcher": LARGE},
     )
 

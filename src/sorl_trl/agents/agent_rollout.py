@@ -17,6 +17,7 @@ from sorl_trl.rollout import (
     Collector,
     Engine,
     EngineOptions,
+    EnvironmentResponder,
     Responder,
     RetryPolicy,
     RolloutLimits,
@@ -26,6 +27,7 @@ from sorl_trl.rollout import (
     rollout_statistics,
 )
 from sorl_trl.rollout.observation import MessageSanitizer
+from sorl_trl.rollout.responder import Factory
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import Trajectory
 
@@ -39,8 +41,8 @@ class AgentRollout(PolicyRollout):
     returns `trajectory_messages`, the completions as messages in the form of TRL's own tools. Statistics of every
     rollout are logged as `rollout/…`.
 
-    The responder gets one example per trajectory, its row of the training set. `trl.GRPOTrainer` does not pass the row
-    on, so the example is then only the `prompt`.
+    The environment gets one example per trajectory, its row of the training set. `trl.GRPOTrainer` does not pass the
+    row on, so the example is then only the `prompt`.
 
     A complete trajectory ends in an end-of-sequence token. If the policy did not write it, it is appended as an
     environment token, so that TRL's truncation metrics and `mask_truncated_completions` reflect only length limits. If
@@ -48,8 +50,9 @@ class AgentRollout(PolicyRollout):
     gets the prompt cut to the length of the longest prompt that was read.
 
     Args:
-        responder: Answers the policy's turns.
-        protocol: How text becomes an action and a reply becomes text; defaults to the responder's own, if any.
+        environment: Answers the policy's turns: a class with a method `step`, a function that makes such an object, or
+            several of them by name, which `EnvironmentResponder` describes; or any `Responder`.
+        protocol: How text becomes an action and a reply becomes text; defaults to the environment's own, if any.
             For conversational prompts, the chat template's frame replaces its default `message_frame`.
         limits: The limits of one trajectory. `max_trajectory_tokens` defaults to the trainer's `max_completion_length`
             and must not exceed it. If the chat template shows tools, the defaults are those of TRL's own tools:
@@ -66,16 +69,17 @@ class AgentRollout(PolicyRollout):
 
     def __init__(
         self,
-        responder: Responder,
+        environment: Responder | Factory | Mapping[str, Factory],
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
-        if not isinstance(responder, Responder):
+        if not isinstance(environment, Responder | Mapping) and not callable(environment):
             raise TypeError(
-                f"responder is {responder!r}, but must be a `Responder`: `EnvironmentResponder(…)` makes one from an "
-                "environment class, and `SearchRollout` takes a search engine"
+                f"environment is {environment!r}, but must be an environment class, or a `Responder`; `SearchRollout` "
+                "takes a search engine"
             )
+        responder = environment if isinstance(environment, Responder) else EnvironmentResponder(environment)
         if responder.shown and protocol is not None:
             raise ValueError("protocol is given, but the chat template's tools define their own format: leave it out")
         super().__init__(engine)

@@ -130,8 +130,7 @@ def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote
         raise ValueError(
             "The chat template does not support tool calls, which tools and environments need: for a ChatML model, "
             "`processing_class=chatml_tools(tokenizer)` sets one that does, and the model must learn the calls; an "
-            "environment with a method `step`, as in `rollout_func=AgentRollout(EnvironmentResponder(…))`, does not "
-            "need one."
+            "environment with a method `step`, as in `rollout_func=AgentRollout(MyEnvironment)`, does not need one."
         )
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not reads_calls(tokenizer):

@@ -277,3 +277,5 @@ def test_tools_have_docstrings_and_bring_their_protocol() -> None:
         ToolBox([lambda number: number])
     with pytest.raises(ValueError, match="protocol"):
         AgentRollout(ToolBox([halve]), ChatProtocol())
+    with pytest.raises(TypeError, match="environment is 3, but must be an environment class"):
+        AgentRollout(3)  # type: ignore[arg-type]
