@@ -41,7 +41,6 @@ OVERRIDDEN = {
     "trl:GRPOTrainer._save": {"c4a3f0b0ebafc493"},
     "trl:GRPOTrainer._save_checkpoint": {"22af0c7c579b77fb"},
     "trl:GRPOTrainer._tool_call_loop": {"86818a39fd3b4ba7"},
-    "trl:GRPOTrainer.create_model_card": {"2aebe4e18ec78cbe"},
     "trl:GRPOTrainer.create_optimizer": {"60fe92fa5a7a1f16"},
     "trl:GRPOTrainer.create_scheduler": {"1fdb89c1792ed94a"},
     "trl:GRPOTrainer.log": {"9afed6e81fcaa128"},

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from huggingface_hub import ModelCard
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.methods import SETTINGS
 from tests.agents import DownAfter, agent_policy, build_agent, questions, search_index
 from tests.policies import build_policy
 from tests.training import settings
@@ -136,13 +134,3 @@ def test_a_frozen_policy_is_asked_but_not_trained(tmp_path: Path, tokenizer: Any
     assert "eval_reward" in trainer.evaluate()
     with pytest.raises(ValueError, match="`is_trainable=True`"):
         trainer.train()
-
-
-def test_the_model_card_names_the_method_and_its_source(tmp_path: Path, tokenizer: Any) -> None:
-    args, rollout = SOGRPOConfig(**settings(tmp_path, **SETTINGS["loop"])), FixedRollout()
-    given = {"processing_class": tokenizer, "rollout_func": rollout, "method": "loop"}
-    SOGRPOTrainer(build_policy(), parity_reward, args, prompts(), **given).create_model_card()
-    card = ModelCard.load(tmp_path / "README.md")
-    assert "2502.01600" in card.text and "2402.03300" not in card.text, "which is TRL's GRPO"
-    assert f"## Method\n\n`{args.method_name}`" in card.text
-    assert {"trl", SOGRPOTrainer._tag_names[-1]} <= {*card.data.tags}

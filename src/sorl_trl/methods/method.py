@@ -78,7 +78,7 @@ class Method:
     settings: dict[str, Any] = field(default_factory=dict, compare=False)
     """The config fields that the source sets. A trainer does not apply them: put them into its config."""
     source: str = field(default="", compare=False)
-    """The paper, and how we know it, for the model card."""
+    """The paper, and how we know it."""
 
     def __post_init__(self) -> None:
         for name in ("keep", "terms"):

@@ -67,7 +67,7 @@ class TurnLevelTrainer(GRPOTrainer):
     reward_funcs: list[Any]
     rollout_func: Any
     _paper: dict[str, str] = {}  # noqa: RUF012 - TRL's is not a ClassVar
-    """TRL's model card names no paper: `create_model_card` names the `method`."""
+    """TRL's model card names no paper."""
     rollout_examples: list[dict[str, Any]] | None = None
     """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
     _ahead: RolloutsAhead | None = None
@@ -318,13 +318,6 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _load_best_model(self) -> None:
         load_weights(self, str(self.state.best_model_checkpoint), super()._load_best_model)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        super().create_model_card(*args, **kwargs)
-        if self.is_world_process_zero():
-            source = f": {self.method.source}" if self.method.source else ""
-            with Path(self.args.output_dir, "README.md").open("a") as card:
-                card.write(f"\n## Method\n\n`{self.args.method_name}`{source}\n")
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
