@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from sorl_trl.trainers.forward import Forward
+from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.layouts import attend_in_segments
 from tests import model_families as families
 
@@ -109,11 +110,10 @@ def forward_of(model: Any, **args: Any) -> Forward:
         "process_index": 0,
         "router_replay": "none",
     } | args
-    trainer = SimpleNamespace(
-        model=model, ref_model=None, accelerator=Accelerator(cpu=True), args=SimpleNamespace(**given)
-    )
+    parts = {"model": model, "ref_model": None, "accelerator": Accelerator(cpu=True), "is_fsdp_enabled": False}
+    trainer = SimpleNamespace(args=SimpleNamespace(**given), **parts)
     trainer._get_per_token_logps_and_entropies = partial(GRPOTrainer._get_per_token_logps_and_entropies, trainer)
-    return Forward(trainer)
+    return Forward(Host(trainer))
 
 
 def asked(forward: Forward, model: Any, batch: dict[str, Tensor] = BATCH, **options: Any) -> dict[str, Tensor]:

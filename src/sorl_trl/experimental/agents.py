@@ -105,7 +105,7 @@ class MultiAgentTrainer(TurnLevelTrainer):
         self._rates = dict.fromkeys(agents, self.args.learning_rate) | (learning_rates or {})
         self._replace_adapter(agents)
         self.acting = partial(adapter_alone, [*self.model.modules()])
-        self._forward = AgentForward(self)
+        self._forward = AgentForward(self._host)
 
     def _replace_adapter(self, agents: Mapping[str, LoraConfig]) -> None:
         parts = {part for name, _ in self.model.named_parameters() for part in name.split(".")}
@@ -172,7 +172,8 @@ class AgentForward(Forward):
 
     def __call__(self, model: Any, batch: Mapping[str, Any], **options: Any) -> Pass:
         """See `Forward`. Raises ValueError if the agent of a turn has no adapter."""
-        trainer, agents, names = self._trainer, self._trainer.agents, names_of(batch)
+        trainer, names = self._host.trainer, names_of(batch)
+        agents = trainer.agents
         is_reference = any(getattr(each, "_disable_adapters", False) for each in trainer.model.modules())
         if is_reference or "layouts" in options:  # or to try out a layout
             return super().__call__(model, batch, **options)

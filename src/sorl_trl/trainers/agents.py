@@ -45,9 +45,8 @@ def _each_of_several(numbers: Any, names: tuple[str, ...]) -> list[tuple[str, Te
     return [(f"agents/{name}", numbers == number) for number, name in enumerate(names)] if len(names) > 1 else []
 
 
-def log_agents(trainer: Any, scored: ScoredRollout) -> None:
+def log_agents(logged: dict[str, list[float]], scored: ScoredRollout) -> None:
     """Log each agent's share of the turns, and the mean reward of the trajectories in which it acts."""
-    logged = trainer._metrics["train" if trainer.model.training else "eval"]
     for name, own in _each_of_several(scored.agents, scored.agent_names):
         logged[f"{name}/turn_share"].append((own.sum() / scored.turns.counts.sum()).item())
         logged[f"{name}/reward"].append(scored.totals()[own.any(1)].nanmean().item())

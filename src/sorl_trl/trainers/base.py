@@ -52,7 +52,7 @@ from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums, TrajectoryDump
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
 from sorl_trl.trainers.rewards import RewardWatch, rewarding_turns
-from sorl_trl.trainers.rollout import Rollout, collect, corrects_sampling, kept_masks, log_table, mismatch_of
+from sorl_trl.trainers.rollout import Rollout, collect, kept_masks, log_table, mismatch_of
 from sorl_trl.trainers.sampled import checked_rollout
 from sorl_trl.trainers.vllm_policy import used_by_trl
 
@@ -122,10 +122,10 @@ class TurnLevelTrainer(GRPOTrainer):
             self.vllm_importance_sampling_correction = False  # ratios already contain what it would correct
         check_reward_names(self.method, self.reward_func_names)
         self._host = Host(self)
-        self._forward = Forward(self)
+        self._forward = Forward(self._host)
         self._set_up_rewards()
         self._bias_normalizer = bias_normalizer(self)
-        self._metric_log = MetricLog(self)
+        self._metric_log = MetricLog(self._host)
         self._reward_watch = RewardWatch(warn=partial(warn_on_main_process, args), by_group=not self._has_critic)
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
@@ -150,7 +150,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if self.model.training:
             self._reward_watch.observe(rollout.scored)
         advantages = self._apply_method(rollout)
-        log_table(self, rollout, advantages)
+        log_table(self._host, rollout, advantages)
         self._dump.prepare(rollout)
         rollout.batch["turn_counts"] = turn_layout(rollout.batch["turn_ids"]).counts.cpu()
         return rollout.batch
@@ -171,7 +171,7 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _collect(self, inputs: list[dict[str, Any]]) -> Rollout:
         """Generate, score and reward a trajectory for each of this process's rows of the dataset."""
-        return collect(self, inputs)
+        return collect(self._host, inputs)
 
     @torch.no_grad()
     def _score(self, model: Any, batch: Mapping[str, Any], values: bool = False, replay: bool = False) -> Pass:
@@ -184,14 +184,14 @@ class TurnLevelTrainer(GRPOTrainer):
     def _apply_method(self, rollout: Rollout) -> Tensor:
         """Drop what is not kept, and put advantages and weights into the batch; return (N,) advantages to display."""
         batch = rollout.batch
-        kept = kept_masks(self, rollout) if self.model.training else []
+        kept = kept_masks(self._host, rollout) if self.model.training else []
         for mask in (each for each in kept if each.dim() == 1):
             rollout.drop(mask)
         advantages = self._set_advantages(rollout)
         for mask in (each for each in kept if each.dim() == 2):
             rollout.drop(mask)
         weight = self.method.weight or (TurnRatio(high=2.0) if self.args.async_staleness else None)
-        if weight is not None and corrects_sampling(self):
+        if weight is not None and self._host.weighs_engine:
             turns = turns_of(batch)
             weights = weight(mismatch_of(batch, turns.turn_ids), turns)
             batch["importance_sampling_ratio"] = weights.to(batch["old_per_token_logps"].dtype)
@@ -229,7 +229,7 @@ class TurnLevelTrainer(GRPOTrainer):
         """One forward pass and one loss, then terms, metrics and observers."""
         asked = {"entropies": True, "router": self.aux_loss_enabled, "values": self._has_critic}
         scores = self._forward(model, inputs, **asked, replay=True)
-        settings = self._host.loss_settings(self.method.surrogate, corrects_sampling(self))
+        settings = self._host.loss_settings()
         batch = micro_batch(settings, scores.logps, inputs)
         loss, objective, metrics = policy_loss(settings, batch, scores)
         metrics |= scores.routing.rerouted() if scores.routing else {}
@@ -253,12 +253,12 @@ class TurnLevelTrainer(GRPOTrainer):
         """Log the mean over all processes of `values` where `keep` is True, weighted by each process's count."""
         sums = MetricSums()
         sums.add(name, values, keep)
-        logged = self._metrics["train" if self.model.training else "eval"]
+        logged = self._host.metrics
         for key, value in sums.reduce(self.accelerator).items():
             logged[key].append(value)
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        self._metric_log.shorten("train" if self.model.training else "eval")
+        self._metric_log.shorten()
         if not self.model.training:
             self._metric_log.name_dataset(logs)
         super().log(logs, *args, **kwargs)
@@ -277,7 +277,7 @@ class TurnLevelTrainer(GRPOTrainer):
         check_trained(self.model)
         checkpoint = resume_point(self.args, resume_from_checkpoint)
         # Replace both, because a run that was interrupted within a step leaves values in them.
-        self._metric_log, self._bias_normalizer = MetricLog(self), bias_normalizer(self)
+        self._metric_log, self._bias_normalizer = MetricLog(self._host), bias_normalizer(self)
         if self.args.is_on_policy:
             warn_on_main_process(
                 self.args,

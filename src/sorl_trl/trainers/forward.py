@@ -23,6 +23,7 @@ from sorl_trl.rollout.slots.support import is_bidirectional, rope_of_batch
 from sorl_trl.trainers.batch import loss_mask_of
 from sorl_trl.trainers.checks import warn_on_main_process
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of
+from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.layouts import LAYOUTS, Plan, attend_in_segments, is_flash, plan_of, why_not_packed
 from sorl_trl.trainers.prompts import IMAGE_INPUTS
 from sorl_trl.trainers.router_replay import ROUTES, Routing, replayed_routers
@@ -61,15 +62,15 @@ class Forward:
         ValueError: One process has several GPUs, or a model is bidirectional.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        if trainer.args.n_gpu > 1:
+    def __init__(self, host: Host) -> None:
+        if host.args.n_gpu > 1:
             raise ValueError(
-                f"One process has {trainer.args.n_gpu} GPUs, but trains on one: start one process per GPU with "
+                f"One process has {host.args.n_gpu} GPUs, but trains on one: start one process per GPU with "
                 "`accelerate launch`, or set CUDA_VISIBLE_DEVICES to one of them."
             )
-        self._trainer = trainer
-        policy = causal_lm_of(trainer.model)
-        reference = trainer.accelerator.unwrap_model(trainer.ref_model) if trainer.ref_model is not None else None
+        self._host = host
+        policy = causal_lm_of(host.model)
+        reference = None if host.reference_model is None else host.accelerator.unwrap_model(host.reference_model)
         backbone = getattr(getattr(policy, CRITIC_ATTRIBUTE, None), "backbone", None)
         models = [each for each in (policy, reference, backbone) if each is not None]
         if (found := next(filter(is_bidirectional, models), None)) is not None:
@@ -77,9 +78,9 @@ class Forward:
                 f"{type(found).__name__} is bidirectional: its tokens attend to those that they predict. Set "
                 "`is_decoder` or `is_causal` of its config to True."
             )
-        self.routers = replayed_routers(trainer, policy)
+        self.routers = replayed_routers(host, policy)
         """The routers that are replayed."""
-        self.reason = _why_unfolded(trainer, models)
+        self.reason = _why_unfolded(host.model, models)
         self.layouts: Sequence[str] = LAYOUTS[:1]
         self._is_tried = False
         if self.reason is None:
@@ -119,7 +120,7 @@ class Forward:
             self._is_tried = True
             self._try_out()
         layouts = self.layouts if layouts is None else layouts
-        trainer = self._trainer
+        host = self._host
         ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
         images = {name: batch[name] for name in IMAGE_INPUTS if name in batch}
         contexts = batch.get("context_ids")
@@ -129,22 +130,22 @@ class Forward:
                     "`context_ids` has several contexts, but only the first would have the prompt's images."
                 )
             layouts, contexts = ("rows",), None
-        policy = trainer.accelerator.unwrap_model(model) if model is trainer.ref_model else trainer.model
+        policy = host.accelerator.unwrap_model(model) if model is host.reference_model else host.model
         asked = LaidOut(model, policy, layouts, loss_mask_of(batch), contexts, values)
         if replay and self.routers is not None and ROUTES in batch:
             asked.routing = Routing(self.routers, batch[ROUTES])
         options = {"batch_size": rows, "compute_entropy": entropies, "compute_aux_loss": router, **images}
         length = batch["completion_ids"].size(1)
-        logps, entropy, aux_loss = trainer._get_per_token_logps_and_entropies(asked, ids, mask, length, **options)
+        logps, entropy, aux_loss = host.logps_and_entropies(asked, ids, mask, length, **options)
         critic_values = torch.cat(asked.values)[:, -length:] if values else None
         return Pass(logps, entropy, critic_values, aux_loss, asked.routing)
 
     def _try_out(self) -> None:
         """Compare the layouts on short texts, and keep those that agree. All processes decide alike."""
-        trainer = self._trainer
+        host = self._host
         if self.reason is None:
-            off = torch.tensor(self._difference(), device=trainer.accelerator.device)
-            most = float(trainer.accelerator.gather(off).max())
+            off = torch.tensor(self._difference(), device=host.accelerator.device)
+            most = float(host.accelerator.gather(off).max())
             if not most <= _LARGEST_DIFFERENCE:  # true for NaN, too
                 self.layouts = LAYOUTS[:1]
                 off_by = f"results without padding are off by {most:.2g} times what rounding explains"
@@ -153,8 +154,8 @@ class Forward:
             logger.info("Trajectories are processed without padding.")
             return
         warn_on_main_process(
-            trainer.args,
-            f"{type(causal_lm_of(trainer.model)).__name__} is trained on padded trajectories, because {self.reason}. "
+            host.args,
+            f"{type(causal_lm_of(host.model)).__name__} is trained on padded trajectories, because {self.reason}. "
             "Results are correct, but steps take longer.",
         )
 
@@ -165,11 +166,11 @@ class Forward:
         sliding window. Rows that are padded further, in another kernel, show what rounding explains: without the
         kernel, they may not differ at all.
         """
-        model, causal_lm = self._trainer.model, causal_lm_of(self._trainer.model)
+        model, causal_lm = self._host.model, causal_lm_of(self._host.model)
         config = causal_lm.config.get_text_config()
         window = getattr(config, "sliding_window", None) or 0
         window = window if window <= _LARGEST_WINDOW else 0
-        batch = _texts(window + 17, config.vocab_size, self._trainer.accelerator.device)
+        batch = _texts(window + 17, config.vocab_size, self._host.accelerator.device)
         is_training, values = model.training, hasattr(causal_lm, CRITIC_ATTRIBUTE)
         model.eval()  # without dropout
         try:
@@ -197,8 +198,8 @@ def _off(ours: Pass, theirs: Pass) -> list[Tensor]:
     return [(one - other).abs() for one, other in pairs if one is not None and other is not None]
 
 
-def _why_unfolded(trainer: Any, models: Sequence[PreTrainedModel]) -> str | None:
-    config = getattr(trainer.model, "active_peft_config", None)
+def _why_unfolded(model: Any, models: Sequence[PreTrainedModel]) -> str | None:
+    config = getattr(model, "active_peft_config", None)
     if config is not None and config.is_prompt_learning:
         return f"its adapter ({type(config).__name__}) puts virtual tokens in front of each row"
     return next(filter(None, map(why_not_packed, models)), None)

@@ -1,25 +1,32 @@
-"""What the loss reads of TRL's trainer, in one place: another version of TRL changes this file.
+"""What the loss and a rollout read of TRL's trainer, in one place: another version of TRL changes this file.
 
-args, epsilon_low, epsilon_high, max_completion_length               the loss of TRL's options,
-top_entropy_quantile, get_high_entropy_mask, get_gamma_weights,      its masks and weights
+epsilon_low, epsilon_high, max_completion_length, beta               TRL's options, as it holds them
+top_entropy_quantile, get_high_entropy_mask, get_gamma_weights,      its masks and weights of the loss
 off_policy_mask_threshold, get_off_policy_mask
 aux_loss_enabled, router_aux_loss_coef                               the router loss of a mixture
 _entropy_bonus_enabled, entropy_coef, use_adaptive_entropy,          the entropy bonus, whose coefficient
 _last_world_entropy, _entropy_window_stats                           may follow a target
-current_gradient_accumulation_steps, state.global_step, accelerator  how an update is split
-_metrics                                                             what is logged
+current_gradient_accumulation_steps, state, accelerator              how an update is split
+model, ref_model, _get_per_token_logps_and_entropies                 the models, and TRL's pass
+_generate, _calculate_rewards                                        sampling, and calling reward functions
+num_generations, num_generations_eval, scale_rewards,                groups, and TRL's advantages
+multi_objective_aggregation, reward_weights, reward_func_names
+use_vllm, vllm_importance_sampling_…                                 TRL's correction of the engine
+mask_truncated_completions, eos_token_ids, pad_to_multiple_of        the tensors of a batch
+_metrics, _logs, _pending_metrics, _pending_extra_logs               what is logged
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
-from sorl_trl.methods import ClipRange
+from sorl_trl.methods import ClipRange, Method
 from sorl_trl.methods.method import Surrogate
 from sorl_trl.trainers.config import TurnLevelConfig
 
@@ -59,24 +66,183 @@ class LossSettings:
 
 
 class Host:
-    """A trainer of TRL, as the loss sees it."""
+    """A trainer of TRL, as the loss and a rollout see it."""
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+        self.trainer = trainer
+        """For what reads prompts, images and the dataset's columns as TRL does, and for users' `rollout_func`."""
+
+    @property
+    def args(self) -> TurnLevelConfig:
+        return cast(TurnLevelConfig, self.trainer.args)
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return cast(Accelerator, self.trainer.accelerator)
+
+    @property
+    def method(self) -> Method:
+        return cast(Method, self.trainer.method)
+
+    @property
+    def model(self) -> Any:
+        """The policy, wrapped or not."""
+        return self.trainer.model
+
+    @property
+    def reference_model(self) -> Any:
+        """None if the reference is the policy without its adapter, or if there is none."""
+        return self.trainer.ref_model
+
+    @property
+    def has_critic(self) -> bool:
+        return bool(self.trainer._has_critic)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.trainer._tokenizer
 
     @property
     def is_training(self) -> bool:
-        return bool(self._trainer.model.training)
+        return bool(self.trainer.model.training)
+
+    @property
+    def step(self) -> int:
+        """The number of optimizer steps made."""
+        return int(self.trainer.state.global_step)
+
+    @property
+    def forward(self) -> Any:
+        """The `Forward` of the trainer's models."""
+        return self.trainer._forward
+
+    def score(self, model: Any, batch: Mapping[str, Any], **options: Any) -> Any:
+        """The `Pass` of a model over a batch, without gradients. All processes call it together."""
+        return self.trainer._score(model, batch, **options)
+
+    def logps_and_entropies(self, model: Any, ids: Tensor, mask: Tensor, length: int, **options: Any) -> Any:
+        """TRL's pass: log-probabilities, entropies and router loss of the last `length` tokens of (B, L) `ids`."""
+        return self.trainer._get_per_token_logps_and_entropies(model, ids, mask, length, **options)
+
+    @property
+    def checkpoints_activations(self) -> bool:
+        """Whether FSDP recomputes activations."""
+        trainer = self.trainer
+        return bool(trainer.is_fsdp_enabled and trainer.accelerator.state.fsdp_plugin.activation_checkpointing)
+
+    @property
+    def ahead(self) -> Any:
+        """The `RolloutsAhead` that sample during training, or None: rollouts are then made when they are needed."""
+        return self.trainer._ahead if self.is_training else None
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # A rollout
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def generate(self, prompts: list[Any]) -> Any:
+        """What TRL returns of its `rollout_func`, tool loop or engine."""
+        return self.trainer._generate(prompts)
+
+    def rewards_of(self, rows: list[Any], prompts: list[Any], completions: list[Any], ids: list[Any]) -> Tensor:
+        """All processes' (N, F) rewards, from this process's rows, prompts, completions and completion ids."""
+        return cast(Tensor, self.trainer._calculate_rewards(rows, prompts, completions, ids))
+
+    @property
+    def group_size(self) -> int:
+        """G, the number of trajectories per prompt."""
+        return int(self.trainer.num_generations if self.is_training else self.trainer.num_generations_eval)
+
+    @property
+    def reward_names(self) -> list[str]:
+        return list(self.trainer.reward_func_names)
+
+    @property
+    def reward_weights(self) -> Tensor:
+        """(F,)"""
+        return cast(Tensor, self.trainer.reward_weights)
+
+    @property
+    def reward_scale(self) -> str:
+        """TRL's `scale_rewards`."""
+        return str(self.trainer.scale_rewards)
+
+    @property
+    def normalizes_each_reward(self) -> bool:
+        return bool(self.trainer.multi_objective_aggregation == "normalize_then_sum")
+
+    @property
+    def reference_beta(self) -> float:
+        """The coefficient of the reference KL in the loss."""
+        return float(self.trainer.beta)
+
+    @property
+    def corrects_engine(self) -> bool:
+        """Whether TRL weights the loss by the ratio of old policy to engine, and so scores every rollout."""
+        return bool(self.trainer.use_vllm and self.trainer.vllm_importance_sampling_correction)
+
+    @property
+    def weighs_engine(self) -> bool:
+        """Whether the loss is weighted by the ratio of the old policy to the sampler: vLLM, or an earlier policy."""
+        args = self.args
+        is_proximal = args.async_staleness > 0 and args.async_old_policy == "proximal" and self.is_training
+        return is_proximal or self.corrects_engine
+
+    @property
+    def engine_ratio_mode(self) -> tuple[str, float | None, float | None]:
+        """TRL's mode of that correction, and the bounds of the ratio."""
+        trainer = self.trainer
+        bounds = trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max
+        return (trainer.vllm_importance_sampling_mode, *bounds)
+
+    @property
+    def ends(self) -> set[int] | None:
+        """The ids that end a whole completion, if truncated ones are masked."""
+        trainer = self.trainer
+        return {*trainer.eos_token_ids, self.tokenizer.pad_token_id} if trainer.mask_truncated_completions else None
+
+    @property
+    def pad_to_multiple_of(self) -> int | None:
+        return cast("int | None", self.trainer.pad_to_multiple_of)
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # What is logged
+    # ---------------------------------------------------------------------------------------------------------------
 
     @property
     def metrics(self) -> dict[str, list[float]]:
         """TRL's lists of values to log, by name."""
-        logged: dict[str, list[float]] = self._trainer._metrics["train" if self.is_training else "eval"]
-        return logged
+        return cast("dict[str, list[float]]", self.trainer._metrics["train" if self.is_training else "eval"])
 
-    def loss_settings(self, surrogate: Surrogate, weighs_engine: bool) -> LossSettings:
+    @property
+    def table(self) -> dict[str, Any]:
+        """TRL's table of completions."""
+        return cast("dict[str, Any]", self.trainer._logs)
+
+    @property
+    def logs_images(self) -> bool:
+        return bool(self.trainer.log_multimodal)
+
+    def taken_metrics(self) -> dict[str, list[float]]:
+        """The values that `log_metric` has recorded, by name, and none from then on."""
+        return self._taken(self.trainer._pending_metrics)
+
+    def taken_columns(self) -> dict[str, list[Any]]:
+        """The columns that `log_extra` has recorded, by name, and none from then on."""
+        return self._taken(self.trainer._pending_extra_logs)
+
+    @staticmethod
+    def _taken(pending: Any) -> dict[str, list[Any]]:
+        found = dict(pending)
+        pending.clear()
+        return found
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # The loss
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def loss_settings(self) -> LossSettings:
         """The settings of the next micro-batch."""
-        trainer, args, is_training = self._trainer, self._trainer.args, self.is_training
+        trainer, args, is_training = self.trainer, self.trainer.args, self.is_training
         quantile, threshold = trainer.top_entropy_quantile, trainer.off_policy_mask_threshold
 
         def off_policy_mask(**given: Any) -> Tensor:
@@ -90,16 +256,16 @@ class Host:
         micro_batches = int(args.steps_per_generation or 1) if is_training else 1
         return LossSettings(
             args=args,
-            surrogate=surrogate,
+            surrogate=self.method.surrogate,
             token_range=ClipRange(trainer.epsilon_low, trainer.epsilon_high, args.delta),
             max_completion_length=trainer.max_completion_length,
             is_training=is_training,
-            step=trainer.state.global_step,
+            step=self.step,
             ends_step=trainer.accelerator.sync_gradients or not is_training,
             micro_batches=float(trainer.current_gradient_accumulation_steps) if is_training else 1.0,
             share=1.0 / (trainer.accelerator.num_processes * micro_batches),
-            reference_beta=float(trainer.beta),
-            weighs_engine=weighs_engine,
+            reference_beta=self.reference_beta,
+            weighs_engine=self.weighs_engine,
             gamma_weights=trainer.get_gamma_weights,
             off_policy_mask=None if threshold is None else off_policy_mask,
             entropy_mask=entropy_mask if quantile < 1.0 else None,
@@ -112,7 +278,7 @@ class Host:
 
         As in TRL, the coefficient is fixed or follows a target, based on values from the end of the previous step.
         """
-        trainer = self._trainer
+        trainer = self.trainer
         sums = torch.stack([(entropies * mask).sum(), mask.sum()])
         coef = trainer.entropy_coef
         if trainer.use_adaptive_entropy and trainer._last_world_entropy > trainer.args.entropy_target:
@@ -126,7 +292,7 @@ class Host:
 
     def _follow_entropy(self, sums: Tensor) -> None:
         """Add a micro-batch's entropy and tokens, and adjust the coefficient when the optimizer steps."""
-        trainer, args = self._trainer, self._trainer.args
+        trainer, args = self.trainer, self.trainer.args
         before = trainer._entropy_window_stats
         trainer._entropy_window_stats = sums if before is None else before + sums
         if not trainer.accelerator.sync_gradients:

@@ -28,6 +28,7 @@ from sorl_trl.records import trained
 from sorl_trl.rollout.trajectories import decode, token_texts
 from sorl_trl.trainers.batch import GENERATED_AT
 from sorl_trl.trainers.config import TurnLevelConfig
+from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.loss import SURROGATES, unit_values
 from sorl_trl.trainers.rollout import Rollout
 from sorl_trl.trainers.sampled import Sampled
@@ -138,14 +139,14 @@ class MetricLog:
     synchronization each, however many micro-batches there were.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, host: Host) -> None:
+        self._host = host
         self._waiting: list[MetricSums] = []
         """The metrics of each micro-batch since the last step."""
 
-    def shorten(self, mode: str) -> None:
+    def shorten(self) -> None:
         """Remove the metrics that are not to be logged."""
-        args, metrics = self._trainer.args, self._trainer._metrics[mode]
+        args, metrics = self._host.args, self._host.metrics
         left_out = () if args.log_turn_details else DETAILS + ON_POLICY_CONSTANTS * args.is_on_policy
         families = tuple(name for name in left_out if name.endswith(("/", "_")))
         for name in [name for name in metrics if name in left_out or name.startswith(families)]:
@@ -154,7 +155,7 @@ class MetricLog:
     def name_dataset(self, logs: Mapping[str, Any]) -> None:
         """Give metrics the name of one of several evaluation sets, as `logs` have: TRL adds "eval_" alone."""
         prefix = next((key.removesuffix("runtime") for key in logs if key.endswith("_runtime")), "eval_")
-        name, metrics = prefix.removeprefix("eval_"), self._trainer._metrics["eval"]
+        name, metrics = prefix.removeprefix("eval_"), self._host.metrics
         if prefix.startswith("eval_"):
             renamed = {name + key: values for key, values in metrics.items()}
             metrics.clear()
@@ -167,17 +168,17 @@ class MetricLog:
         the KL to the old policy of a completed update, over all its micro-batches and processes, else NaN.
         """
         sums = batch_metrics(batch)
-        if self._trainer.args.loss_type not in SURROGATES:  # which stop no gradient
+        if self._host.args.loss_type not in SURROGATES:  # which stop no gradient
             add_clip_ratios(sums, batch, objective.stopped)
         for name, value in others.items():
             sums.add(name, *(value if isinstance(value, tuple) else (value,)))
         self._waiting.append(sums)
-        logged = self._trainer._metrics["train" if batch.is_training else "eval"]
+        logged = self._host.metrics
         if batch.age is not None:
             logged["off_policy_age"].append(batch.age)
         if not batch.ends_step:
             return UpdateKL()
-        reduced = reduce_all(self._waiting, self._trainer.accelerator)
+        reduced = reduce_all(self._waiting, self._host.accelerator)
         self._waiting.clear()
         kl = UpdateKL(*(reduced[-1].pop(name) for name in _KLS))
         for name, value in (item for metrics in reduced for item in metrics.items()):

@@ -15,6 +15,7 @@ from trl.trainer.utils import is_async_callable
 
 from sorl_trl.agents.policy_rollout import ADDED_COLUMNS
 from sorl_trl.methods import ScoredRollout
+from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.sampled import Sampled
 
 SAMPLED = "_sampled"
@@ -167,18 +168,18 @@ def _record(reward: Any, trajectory: Sampled, row: int, index: int, name: str) -
     return math.fsum(given)
 
 
-def scorable(trainer: Any, sampled: Sequence[Sampled], rewards_per_func: Tensor) -> Tensor:
+def scorable(host: Host, sampled: Sequence[Sampled], rewards_per_func: Tensor) -> Tensor:
     """All processes' (N, F) rewards, with NaN for trajectories that cannot be scored. Their shares are logged.
 
     A trajectory without policy tokens, for example because search was down, carries no information about the policy.
     An infinite reward would make the advantages of its whole group NaN.
     """
-    own = torch.tensor([not row.turns for row in sampled], device=trainer.accelerator.device)
-    without_turn = trainer.accelerator.gather(own)
+    own = torch.tensor([not row.turns for row in sampled], device=host.accelerator.device)
+    without_turn = host.accelerator.gather(own)
     left_out = without_turn | rewards_per_func.isinf().any(1)
     rewards_per_func = torch.where(left_out.unsqueeze(1), torch.nan, rewards_per_func)
     unscored = rewards_per_func.isnan().all(1) & ~without_turn
-    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+    logged = host.metrics
     logged["trajectories_without_turn"].append(without_turn.float().mean().item())
     logged["trajectories_unscored"].append(unscored.float().mean().item())
     return rewards_per_func

@@ -30,6 +30,7 @@ from sorl_trl.trainers.batch import (
     token_count,
 )
 from sorl_trl.trainers.checks import check_names
+from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.prompts import image_inputs, prompts_of
 from sorl_trl.trainers.rewards import SAMPLED, scorable, split_rewards
 from sorl_trl.trainers.router_replay import ROUTES, engine_routes, log_gaps
@@ -71,61 +72,58 @@ class Rollout:
         drop(self.batch, keep, self.accelerator)
 
 
-def collect(trainer: Any, inputs: list[dict[str, Any]]) -> Rollout:
+def collect(host: Host, inputs: list[dict[str, Any]]) -> Rollout:
     """Generate, score and reward a trajectory for each of this process's rows of the dataset."""
-    check_names(trainer, "The dataset", inputs[0])  # those of a stream are known only now
+    check_names(host.trainer, "The dataset", inputs[0])  # those of a stream are known only now
 
     # Generate. TRL calls `rollout_func`, its tool loop or its engine, and logs lengths.
-    prompts, images = prompts_of(trainer, inputs)
-    trainer.rollout_examples = [dict(row) for row in inputs]
-    if trainer._ahead is not None and trainer.model.training:
-        trainer._ahead.renew(prompts)
-    prompt_ids, completion_ids, env_mask, completions, logprobs, columns, shown, by_tools = trainer._generate(prompts)
+    prompts, images = prompts_of(host.trainer, inputs)
+    host.trainer.rollout_examples = [dict(row) for row in inputs]
+    if host.ahead is not None:
+        host.ahead.renew(prompts)
+    prompt_ids, completion_ids, env_mask, completions, logprobs, columns, shown, by_tools = host.generate(prompts)
     images = images if shown is None else shown
-    sampled_at, rows = trainer.state.global_step, inputs
-    if trainer._ahead is not None and trainer.model.training:  # other rows may have been overtaken
+    sampled_at, rows = host.step, inputs
+    if host.ahead is not None:  # other rows may have been overtaken
         sampled_at, rows = columns.pop("sampled_at_step"), columns.pop("rows")
         prompts = [row["prompt"] for row in rows]
     context_ids = columns.pop("context_ids", None)
-    window = None if context_ids is None else positions_of(trainer.accelerator.unwrap_model(trainer.model))
+    window = None if context_ids is None else positions_of(host.accelerator.unwrap_model(host.model))
     turn_ids = columns.pop("turn_ids", None)
     sampled = sampled_rows(prompt_ids, completion_ids, env_mask, turn_ids, context_ids, window)
     name_agents(sampled, columns.get("agents"))
-    completions = columns.pop(MESSAGES, None) or _shown(trainer, completions, sampled)
+    completions = columns.pop(MESSAGES, None) or _shown(host, completions, sampled)
 
     # Old policy and reference policy
-    batch = tensors(trainer, sampled, env_mask, logprobs, context_ids is not None)
+    batch = tensors(host, sampled, env_mask, logprobs, context_ids is not None)
     batch |= agent_fields(sampled, batch["turn_ids"])
     if ranks_where(any(by_tools)):
         raise ValueError("A tool returned an image, but only images in prompts are supported: return text.")
-    batch |= image_inputs(trainer, prompts, images, batch)
+    batch |= image_inputs(host.trainer, prompts, images, batch)
     batch[GENERATED_AT] = torch.tensor(sampled_at)
     given_routes = columns.pop("routes", None)
-    if trainer.args.router_replay != "none" and trainer.model.training:
-        batch[ROUTES] = engine_routes(batch, sampled, given_routes, trainer._forward.routers.shape)
-    compares_with_sampler = trainer.args.compares_with_sampler
-    batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if compares_with_sampler else trainer.state.global_step)
-    old_logps = _score_old_policy(trainer, batch)
-    if trainer.beta != 0.0:
-        batch["ref_per_token_logps"] = _score_reference(trainer, batch)
-    if trl_corrects_sampling(trainer):
-        batch["importance_sampling_ratio"] = engine_weights(trainer, batch)
+    if host.args.router_replay != "none" and host.is_training:
+        batch[ROUTES] = engine_routes(batch, sampled, given_routes, host.forward.routers.shape)
+    compares_with_sampler = host.args.compares_with_sampler
+    batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if compares_with_sampler else host.step)
+    old_logps = _score_old_policy(host, batch)
+    if host.reference_beta != 0.0:
+        batch["ref_per_token_logps"] = _score_reference(host, batch)
+    if host.corrects_engine:
+        batch["importance_sampling_ratio"] = engine_weights(host, batch)
 
     # Rewards, which functions may give to turns
     rows = [{**row, **_added(columns, i)} for i, row in enumerate(rows)]
     asked = [{**row, SAMPLED: own} for row, own in zip(rows, sampled, strict=True)]
-    rewards = scorable(trainer, sampled, trainer._calculate_rewards(asked, prompts, completions, completion_ids))
-    scored = scored_rollout(trainer, sampled, batch, rewards)
-    advantages = trls_advantages(trainer, scored)
-    log_agents(trainer, scored)
-    extra = dict(trainer._pending_extra_logs)
-    trainer._pending_extra_logs.clear()
-    log_pending_metrics(trainer)
-    if images is not None and trainer.log_multimodal:
-        trainer._logs["images"].extend(gather_object(images))
-    return Rollout(
-        trainer.accelerator, rows, sampled, batch, scored, advantages, prompts, completions, extra, old_logps
-    )
+    rewards = scorable(host, sampled, host.rewards_of(asked, prompts, completions, completion_ids))
+    scored = scored_rollout(host, sampled, batch, rewards)
+    advantages = trls_advantages(host, scored)
+    log_agents(host.metrics, scored)
+    extra = host.taken_columns()
+    log_pending_metrics(host)
+    if images is not None and host.logs_images:
+        host.table["images"].extend(gather_object(images))
+    return Rollout(host.accelerator, rows, sampled, batch, scored, advantages, prompts, completions, extra, old_logps)
 
 
 def _added(columns: Mapping[str, Any], i: int) -> dict[str, Any]:
@@ -133,11 +131,11 @@ def _added(columns: Mapping[str, Any], i: int) -> dict[str, Any]:
     return {name: values[i] if isinstance(values, list) else values for name, values in columns.items()}
 
 
-def _shown(trainer: Any, completions: list[Any], sampled: Sequence[Sampled]) -> list[Any]:
+def _shown(host: Host, completions: list[Any], sampled: Sequence[Sampled]) -> list[Any]:
     """The completions for reward functions; those with several contexts contain no token twice."""
     for i, row in enumerate(sampled):
         if any(context < 0 for context in row.context_ids):
-            text = trainer._tokenizer.decode(row.shown(0, len(row.completion_ids)), skip_special_tokens=True)
+            text = host.tokenizer.decode(row.shown(0, len(row.completion_ids)), skip_special_tokens=True)
             is_text = isinstance(completions[i], str)
             completions[i] = text if is_text else [{"role": "assistant", "content": text}]
     return completions
@@ -149,18 +147,18 @@ def _shown(trainer: Any, completions: list[Any], sampled: Sequence[Sampled]) -> 
 
 
 def tensors(
-    trainer: Any,
+    host: Host,
     sampled: Sequence[Sampled],
     env_mask: Sequence[Sequence[int]] | None,
     logprobs: Sequence[Sequence[float | None]] | None,
     has_contexts: bool,
 ) -> dict[str, Any]:
     """The part of TRL's batch that sampling alone determines, for the trajectories of this process."""
-    pad_id, accelerator = trainer._tokenizer.pad_token_id, trainer.accelerator
+    pad_id, accelerator, ends = host.tokenizer.pad_token_id, host.accelerator, host.ends
 
     def padded_tensor(rows: Sequence[Sequence[Any]], value: int, side: str = "right") -> Tensor:
         each = [torch.tensor(row) for row in rows]
-        width = trainer.pad_to_multiple_of
+        width = host.pad_to_multiple_of
         made: Tensor = pad(each, padding_value=value, padding_side=side, pad_to_multiple_of=width)
         return made.to(accelerator.device)
 
@@ -178,8 +176,7 @@ def tensors(
         batch["sampling_per_token_logps"] = padded_tensor(known, 0)
     if has_contexts:
         batch["context_ids"] = padded_tensor([row.context_ids for row in sampled], 0)
-    if trainer.mask_truncated_completions:
-        ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+    if ends is not None:
         is_whole = torch.tensor([[row[-1] in ends] for row in completions], device=accelerator.device).int()
         for name in {"completion_mask", "tool_mask"} & batch.keys():
             batch[name] = batch[name] * is_whole
@@ -194,24 +191,24 @@ def tensors(
 # -------------------------------------------------------------------------------------------------------------------
 
 
-def _score_old_policy(trainer: Any, batch: dict[str, Any]) -> Tensor | None:
+def _score_old_policy(host: Host, batch: dict[str, Any]) -> Tensor | None:
     """Put the log-probabilities that ratios compare with into a batch; return the policy's, if a pass was made.
 
     Without them, ratios compare the policy with itself, as in TRL. No pass is made if ratios compare with the
     asynchronous sampling policy and all of its log-probabilities are known.
     """
-    is_ahead = trainer.args.async_staleness > 0 and trainer.model.training
-    is_sampler = is_ahead and trainer.args.compares_with_sampler
-    is_reused = trainer.args.gradient_accumulation_steps % trainer.args.cycle_steps != 0
-    is_compared = is_ahead or is_reused or trl_corrects_sampling(trainer)
+    is_ahead = host.args.async_staleness > 0 and host.is_training
+    is_sampler = is_ahead and host.args.compares_with_sampler
+    is_reused = host.args.gradient_accumulation_steps % host.args.cycle_steps != 0
+    is_compared = is_ahead or is_reused or host.corrects_engine
     sampling: Any = batch.get("sampling_per_token_logps")
     is_known = is_sampler and not ranks_where(bool(sampling.isnan().any()))
     logps = None
-    if trainer._has_critic or (is_compared and not is_known):
-        scores = trainer._score(trainer.model, batch, values=trainer._has_critic, replay=True)
+    if host.has_critic or (is_compared and not is_known):
+        scores = host.score(host.model, batch, values=host.has_critic, replay=True)
         logps = scores.logps
         if ROUTES in batch:
-            log_gaps(trainer, batch, logps)
+            log_gaps(host, batch, logps)
         if scores.values is not None:
             batch["old_values"] = scores.values
     if is_compared:
@@ -220,25 +217,13 @@ def _score_old_policy(trainer: Any, batch: dict[str, Any]) -> Tensor | None:
     return logps
 
 
-def _score_reference(trainer: Any, batch: dict[str, Any]) -> Tensor:
+def _score_reference(host: Host, batch: dict[str, Any]) -> Tensor:
     """(B, T) log-probabilities of the reference: a separate model, or the policy without its adapter."""
-    if trainer.ref_model is not None:
-        return trainer._score(trainer.ref_model, batch).logps
-    policy = trainer.accelerator.unwrap_model(trainer.model)
+    if host.reference_model is not None:
+        return host.score(host.reference_model, batch).logps
+    policy = host.accelerator.unwrap_model(host.model)
     with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
-        return trainer._score(trainer.model, batch).logps
-
-
-def corrects_sampling(trainer: Any) -> bool:
-    """Whether the loss is weighted by the ratio of the old policy to the sampler: vLLM, or an earlier policy."""
-    args = trainer.args
-    is_proximal = args.async_staleness > 0 and args.async_old_policy == "proximal" and trainer.model.training
-    return is_proximal or trl_corrects_sampling(trainer)
-
-
-def trl_corrects_sampling(trainer: Any) -> bool:
-    """Whether TRL weights the loss and so scores every rollout."""
-    return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+        return host.score(host.model, batch).logps
 
 
 def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
@@ -252,14 +237,13 @@ def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
     return bounded_log_ratio(torch.where(known, difference, 0.0))
 
 
-def engine_weights(trainer: Any, batch: Mapping[str, Any]) -> Tensor:
+def engine_weights(host: Host, batch: Mapping[str, Any]) -> Tensor:
     """TRL's weights π_old/μ of tokens (B, T) or sequences (B, 1), and their metrics."""
-    mode, mask = trainer.vllm_importance_sampling_mode, loss_mask_of(batch).bool()
+    (mode, *bounds), mask = host.engine_ratio_mode, loss_mask_of(batch).bool()
     difference = batch["old_per_token_logps"] - batch["sampling_per_token_logps"]
-    bounds = trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max
     ratio = engine_ratio(difference, mask, mode, *bounds)
-    gather, zero = trainer.accelerator.gather, difference.new_zeros(())
-    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+    gather, zero = host.accelerator.gather, difference.new_zeros(())
+    logged = host.metrics
     known = difference[mask & ~difference.isnan()].abs()
     mean, largest = (known.mean(), known.max()) if known.numel() else (zero, zero)
     logged["sampling/sampling_logp_difference/mean"].append(gather(mean).mean().item())
@@ -278,14 +262,14 @@ def engine_weights(trainer: Any, batch: Mapping[str, Any]) -> Tensor:
 
 
 def scored_rollout(
-    trainer: Any,
+    host: Host,
     sampled: Sequence[Sampled],
     batch: Mapping[str, Any],
     rewards_per_func: Tensor,
 ) -> ScoredRollout:
     """What all processes know about the N trajectories, from this process's B and the (N, F) rewards of all."""
-    accelerator = trainer.accelerator
-    weights = trainer.reward_weights.to(rewards_per_func.device)
+    accelerator = host.accelerator
+    weights = host.reward_weights.to(rewards_per_func.device)
     turns = turn_layout(padded([row.turn_ids for row in sampled], -1).to(accelerator.device))
     own_rewards = own_rows(rewards_per_func, len(sampled), accelerator)
     split = split_rewards(sampled, own_rewards, weights, turns.num_turns)
@@ -293,33 +277,28 @@ def scored_rollout(
     return ScoredRollout(
         turns=turn_layout(gather_rows(accelerator, turns.turn_ids, padding=-1)),
         rewards_per_func=rewards_per_func,
-        reward_names=trainer.reward_func_names,
+        reward_names=host.reward_names,
         reward_weights=weights,
         turn_rewards=gather_rows(accelerator, split.turn_rewards),
         has_turn_reward=gather_rows(accelerator, split.has_turn_reward),
         outcomes=accelerator.gather(split.outcomes),
         has_outcome=accelerator.gather(split.has_outcome),
         states=gather_rows(accelerator, states),
-        num_generations=group_size(trainer),
-        gamma=trainer.args.gamma,
-        scale=str(trainer.scale_rewards),
+        num_generations=host.group_size,
+        gamma=host.args.gamma,
+        scale=host.reward_scale,
         **agents_of_all(accelerator, sampled, names_of(batch)),
     )
 
 
-def group_size(trainer: Any) -> int:
-    """G, the number of trajectories per prompt."""
-    return int(trainer.num_generations if trainer.model.training else trainer.num_generations_eval)
-
-
-def trls_advantages(trainer: Any, scored: ScoredRollout) -> Tensor:
+def trls_advantages(host: Host, scored: ScoredRollout) -> Tensor:
     """(N,) TRL's advantages, by `scale_rewards` and `multi_objective_aggregation`, and the metrics of rewards."""
     per_func, totals = scored.rewards_per_func, scored.totals()
-    if trainer.multi_objective_aggregation == "normalize_then_sum":
+    if host.normalizes_each_reward:
         advantages, std = summed_advantages(per_func, scored.reward_weights, scored.num_generations)
     else:
         advantages, std = outcome_advantages(totals, scored.num_generations, scored.scale)
-    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+    logged = host.metrics
     for i, name in enumerate(scored.reward_names):
         logged[f"rewards/{name}/mean"].append(per_func[:, i].nanmean().item())
         logged[f"rewards/{name}/std"].append(nanstd(per_func[:, i]).item())
@@ -334,18 +313,18 @@ def trls_advantages(trainer: Any, scored: ScoredRollout) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------------
 
 
-def kept_masks(trainer: Any, rollout: Rollout) -> list[Tensor]:
+def kept_masks(host: Host, rollout: Rollout) -> list[Tensor]:
     """What each piece of `keep` keeps of this process's rows, (B,) or (B, T) bool. The shares are logged.
 
     T is the padded width of the batch.
     """
     masks = []
     width = rollout.batch["completion_ids"].size(1)
-    for piece in trainer.method.keep:
+    for piece in host.method.keep:
         keep = piece(rollout.scored).bool()
         name = getattr(piece, "__name__", type(piece).__name__)
         share = keep if keep.dim() == 1 else keep[rollout.scored.turns.loss_mask]
-        trainer._metrics["train"][f"keep/{name}"].append(share.float().mean().item())
+        host.metrics[f"keep/{name}"].append(share.float().mean().item())
         own = rollout.own(keep)
         if own.dim() == 2:
             own = pad_width(own[:, :width], (0, max(width - own.size(1), 0)), value=True)
@@ -358,20 +337,19 @@ def kept_masks(trainer: Any, rollout: Rollout) -> list[Tensor]:
 # -------------------------------------------------------------------------------------------------------------------
 
 
-def log_pending_metrics(trainer: Any) -> None:
+def log_pending_metrics(host: Host) -> None:
     """Log the means over all processes of what `_log_metric` recorded, in an order that all share."""
-    logged, accelerator = trainer._metrics["train" if trainer.model.training else "eval"], trainer.accelerator
-    for name in sorted({*gather_object(list(trainer._pending_metrics))}):
-        values = trainer._pending_metrics.get(name, [])
+    logged, accelerator, pending = host.metrics, host.accelerator, host.taken_metrics()
+    for name in sorted({*gather_object(list(pending))}):
+        values = pending.get(name, [])
         sums = torch.tensor([sum(values), len(values)], dtype=torch.float32, device=accelerator.device)
         total, count = accelerator.gather(sums).view(-1, 2).sum(0).tolist()
         logged[name].append(total / count)
-    trainer._pending_metrics.clear()
 
 
-def log_table(trainer: Any, rollout: Rollout, advantages: Tensor) -> None:
+def log_table(host: Host, rollout: Rollout, advantages: Tensor) -> None:
     """Put the rollout into TRL's table of completions, with (N,) advantages. Processes share the order of names."""
-    logs = trainer._logs
+    logs = host.table
     logs["prompt"].extend(gather_object(list(rollout.prompts)))
     logs["completion"].extend(gather_object([*map(tabular, rollout.completions)]))
     for i, name in enumerate(rollout.scored.reward_names):

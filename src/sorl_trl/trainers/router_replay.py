@@ -23,6 +23,7 @@ from torch import Tensor
 from sorl_trl.rollout.routing import LIVE, Routers
 from sorl_trl.trainers.adapters import within_and_recomputed
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE
+from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.layouts import Plan
 from sorl_trl.trainers.sampled import Sampled
 
@@ -60,12 +61,12 @@ class Routing:
         return {"router_replay/rerouted": (others.float(), (routes != LIVE).flatten(1).any(1))}
 
 
-def replayed_routers(trainer: Any, policy: Any) -> Routers | None:
+def replayed_routers(host: Host, policy: Any) -> Routers | None:
     """The policy's routers, or None without `router_replay`. Raises ValueError for what cannot be replayed."""
-    args, problem = trainer.args, None
+    args, problem = host.args, None
     if args.router_replay == "none":
         return None
-    if trainer.is_fsdp_enabled and trainer.accelerator.state.fsdp_plugin.activation_checkpointing:
+    if host.checkpoints_activations:
         problem = "FSDP's `fsdp_activation_checkpointing` recomputes without replay: use `gradient_checkpointing`"
     elif getattr(getattr(policy, CRITIC_ATTRIBUTE, None), "kind", None) == "adapter":
         problem = "`critic` is 'adapter', which runs the policy's layers a second time: use 'head' or 'model'"
@@ -95,14 +96,14 @@ def engine_routes(
     return [torch.as_tensor(own[:length], dtype=torch.int16) for own, length in zip(given, lengths, strict=True)]
 
 
-def log_gaps(trainer: Any, batch: Mapping[str, Any], logps: Tensor) -> None:
+def log_gaps(host: Host, batch: Mapping[str, Any], logps: Tensor) -> None:
     """Log the mean |log π_old − log μ| to the engine μ with replay, and with `log_turn_details` also without."""
     sampling = batch.get("sampling_per_token_logps")
     if sampling is None:
         return
     passes = {"": logps}
-    if trainer.args.log_turn_details:
-        passes["_without"] = trainer._score(trainer.model, batch).logps
+    if host.args.log_turn_details:
+        passes["_without"] = host.score(host.model, batch).logps
     for name, found in passes.items():
         kept = (batch["turn_ids"] >= 0) & ~sampling.isnan()
-        trainer._log(f"router_replay/logp_gap{name}", (found - sampling).abs(), kept)
+        host.trainer._log(f"router_replay/logp_gap{name}", (found - sampling).abs(), kept)

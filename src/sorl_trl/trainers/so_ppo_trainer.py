@@ -80,7 +80,7 @@ class SOPPOTrainer(TurnLevelTrainer):
             )
         check_trained(self.model)
         self.critic = setup_critic(self.model, self.args, len(self._tokenizer))
-        self._forward = Forward(self)  # again, with the critic's model
+        self._forward = Forward(self._host)  # again, with the critic's model
         if self.args.disable_dropout:
             disable_noise(self.model)
         is_adapter = self.critic.kind == "adapter"

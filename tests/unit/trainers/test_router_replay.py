@@ -190,15 +190,13 @@ def test_a_token_is_rerouted_if_some_layer_chose_another_expert() -> None:
 
 def test_a_token_that_the_engine_could_not_score_is_no_gap() -> None:
     found: list[tuple[str, list[float]]] = []
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(log_turn_details=False),
-        _log=lambda name, values, kept: found.append((name, values[kept].tolist())),
-    )
+    log = SimpleNamespace(_log=lambda name, values, kept: found.append((name, values[kept].tolist())))
+    host: Any = SimpleNamespace(args=SimpleNamespace(log_turn_details=False), trainer=log)
     batch = {
         "sampling_per_token_logps": torch.tensor([[-1.0, math.nan, -3.0]]),
         "turn_ids": torch.tensor([[0, 0, -1]]),
     }
-    log_gaps(trainer, batch, torch.tensor([[-1.5, -1.0, -1.0]]))
+    log_gaps(host, batch, torch.tensor([[-1.5, -1.0, -1.0]]))
     assert found == [("router_replay/logp_gap", [0.5])]
 
 

@@ -106,8 +106,8 @@ def test_the_kl_of_an_update_is_the_mean_over_its_trajectories() -> None:
     Each trajectory counts with the root of its turns' mean length, here of one and a half tokens.
     """
     log: dict[str, list[float]] = defaultdict(list)
-    trainer = SimpleNamespace(args=SimpleNamespace(loss_type="turn"), accelerator=ONE, _metrics={"train": log})
-    metrics, nothing = MetricLog(trainer), Objective(LOG_RATIO, torch.zeros_like(LOG_RATIO, dtype=torch.bool))
+    host: Any = SimpleNamespace(args=SimpleNamespace(loss_type="turn"), accelerator=ONE, metrics=log)
+    metrics, nothing = MetricLog(host), Objective(LOG_RATIO, torch.zeros_like(LOG_RATIO, dtype=torch.bool))
     both, nobody = micro_batch(), micro_batch(torch.full_like(TURN_IDS, -1))
     alone = micro_batch(torch.stack([TURN_IDS[0], nobody.turns.turn_ids[0]]))
 
