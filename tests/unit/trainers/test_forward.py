@@ -201,7 +201,7 @@ def test_positions_that_depend_on_the_width_keep_it() -> None:
     batch = {name: each for name, each in BATCH.items() if name != "context_ids"}
     found = asked(forward, model, batch)
     assert "dynamic" in str(forward.reason)
-    theirs, _, _ = trls(forward._trainer, again, batch)
+    theirs, _, _ = trls(forward._host.trainer, again, batch)
     torch.testing.assert_close(found["logps"], torch.where(SCORED, theirs, 0.0).double(), **IN_SINGLE)
 
 
@@ -219,7 +219,7 @@ def test_the_router_loss_is_that_of_the_tokens() -> None:
     """As in TRL, where each row is a context; a config that asks for it is not heard otherwise."""
     model = with_head(families.build(FAMILIES["qwen3_moe"]), packs=False)
     forward, batch = forward_of(model), prompts_and([[5] * 9, [6] * 2])
-    _, _, theirs = trls(forward._trainer, model, batch, compute_aux_loss=True)
+    _, _, theirs = trls(forward._host.trainer, model, batch, compute_aux_loss=True)
     torch.testing.assert_close(forward(model, batch, router=True).aux_loss, theirs)
     model.config.output_router_logits = True
     assert forward(model, batch).aux_loss is None
