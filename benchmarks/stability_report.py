@@ -15,6 +15,7 @@ from benchmarks.stability_plan import (
     CHOOSING_SEEDS,
     COLUMNS,
     COLUMNS_WITH_CRITIC,
+    FIRST_RATES,
     FOLLOWING,
     GRID,
     JUDGING_SEEDS,
@@ -120,7 +121,7 @@ def rate_of(rows: Sequence[Row], column: str, arm: str) -> float | None:
     if arm not in SEARCHED:
         return rounded(COLUMNS[column].learning_rate)
     scores = searched(rows, searched_in(column), arm)
-    if not scores:
+    if not {*FIRST_RATES} <= {*scores}:
         return None
     best, known = best_rate(scores), [rate for rate in GRID if rate in scores]
     return None if best in (known[0], known[-1]) and best not in (GRID[0], GRID[-1]) else best

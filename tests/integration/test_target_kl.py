@@ -50,6 +50,14 @@ def test_the_factor_falls_and_holds_the_kl(tmp_path: Path) -> None:
         assert change == 1.0 or step % UPDATES != 1, "the first update on a rollout has no effect"
 
 
+def test_a_second_run_begins_with_a_rollout_of_its_own(tmp_path: Path) -> None:
+    """Or what the policy had moved since the first run's last rollout would count as noise: steps begin at 0 again."""
+    trainer = hot(tmp_path, max_steps=UPDATES - 2)
+    trainer.train()
+    kls = logged(trainer, "kl_to_old")
+    assert kls[1] < 1e-6 < kls[2]
+
+
 NO_TARGET, NO_SCALE = {"target_kl": 0.0}, {"scale_clip_range": False}
 
 

@@ -39,9 +39,9 @@ PIECES: dict[str, dict[str, type]] = {
     for field in PIECE_FIELDS
 }
 """The pieces that a recipe can name, by field of `Method`."""
-_NO_GAIN = "benchmarks/results/methods.md shows no gain"
+_NO_GAIN = "runs of version 0.3 showed no gain"
 _GONE: Mapping[str, str] = {
-    "double_sided": "its runs collapsed (benchmarks/results/methods.md)",
+    "double_sided": "its runs collapsed",
     "dppo": "'minirl' compares with the policy that sampled, too",
     **dict.fromkeys(("engine_turn_mask", "engine_veto"), "`vllm_importance_sampling_mode` has masks"),
     "ma_rlhf": "benchmarks/results/macro_actions.md shows no gain over turns",

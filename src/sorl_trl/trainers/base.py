@@ -278,6 +278,7 @@ class TurnLevelTrainer(GRPOTrainer):
         checkpoint = resume_point(self.args, resume_from_checkpoint)
         # Replace both, because a run that was interrupted within a step leaves values in them.
         self._metric_log, self._bias_normalizer = MetricLog(self._host), bias_normalizer(self)
+        self._step, self._buffered_inputs = 0, None  # an earlier run's rollout counts the steps of that run
         if self.args.is_on_policy:
             warn_on_main_process(
                 self.args,

@@ -178,7 +178,8 @@ class KLControl(TrainerCallback):
             setattr(self._scheduler, KL_NOISE, noise + _NEW_NOISE * (kl.at_rest - noise))
         before: float = getattr(self._scheduler, KL_FACTOR)
         factor = before
-        if kl.moved != 0:  # as it is while the schedule's rate is 0
+        rates = [group["lr"] for group in self._optimizer.param_groups if not group.get("critic")]
+        if any(rates) and kl.moved != 0:  # while the schedule's rate is 0, what seems to move is rounding or noise
             factor = kl_controlled_factor(before, kl.moved - getattr(self._scheduler, KL_NOISE, 0.0), self.target_kl)
         if factor != before:
             self._scale(before, factor)

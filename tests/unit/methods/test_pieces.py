@@ -220,7 +220,7 @@ class TestParsing:
             ({"credit": "gigp"}, r"`method\.credit` is 'gigp'.*did you mean gigpo\?"),
             ({"keep": [{"zero_variance": {"rewards": "f1"}}]}, r"`method\.keep\.zero_variance` has 'rewards'"),
             ({"weight": {"turn_ratio": {"high": -1}}}, "`high` is -1"),
-            ("llds", "removed; .* shows no gain"),
+            ("llds", "removed; .* showed no gain"),
             ({"keep": ["top_k"]}, "removed; .* 'zero_variance' drops groups"),
             ({"credit": {"gigpo": {"coef": -1}}}, "`coef` is -1"),
             ({"terms": {"clip_penalty": {"gate": "turn"}}}, "has 'gate', but takes coef, epsilon"),
