@@ -88,8 +88,8 @@ def job(column: str, arm: str, seed: int) -> Job:
 
 
 def load() -> list[Row]:
-    lines = ROWS.read_text().splitlines() if ROWS.is_file() else []
-    rows = [json.loads(line) for line in lines]
+    text = ROWS.read_text() if ROWS.is_file() else ""
+    rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]  # else it was cut off
     return sorted({key(row): row for row in rows}.values(), key=lambda row: row["seed"])
 
 

@@ -228,7 +228,7 @@ def cell(of: Mapping[int, Row]) -> str:
         return "–"
     rows = [*of.values()]
     fallen = sum(row["collapsed"] for row in rows)
-    few = f" ({len(rows)} seeds)" if len(rows) < len(JUDGING_SEEDS) else ""
+    few = f" ({len(rows)} of {len(JUDGING_SEEDS)} seeds)" if len(rows) < len(JUDGING_SEEDS) else ""
     rate = statistics.fmean(row["rates"][0] for row in rows)
     said = f", **{fallen} collapsed**" if fallen else ""
     return f"{statistics.fmean(row['score'] for row in rows):.3f}{said} @ {rate:.0e}{few}"

@@ -64,7 +64,7 @@ class MixtureWorld(QuestionWorld):
         return {**given, "rollout_func": OtherEngine(given["rollout_func"].search, self.limits, self.kind)}
 
 
-WORLDS = {kind: MixtureWorld("Mixture", "", kind=kind) for kind in ENGINES}
+WORLDS = {kind: MixtureWorld("Mixture", "one hop or two", kind=kind) for kind in ENGINES}
 
 
 def choose_noisily(router: Any, _args: Any, output: Any) -> tuple[Any, Any, Any]:

@@ -326,7 +326,7 @@ class WorkingWorld(SearchWorld):
     """About how many tokens a turn has, one of `VERBOSITIES`."""
 
     title = "Working"
-    description = f"{HOPS} hops"
+    description = "every fact has changed once"
     engine = EngineOptions(rejoin_after=0)  # searches take no time
 
     @property
