@@ -13,8 +13,8 @@ from peft import LoraConfig
 
 from benchmarks.common import QUIET, build_tokenizer
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.agents.policy_rollout import policy_engine
 from sorl_trl.rollout import EngineOptions, generate_turns
+from sorl_trl.rollout.policy_rollout import policy_engine
 
 
 @dataclass(frozen=True)

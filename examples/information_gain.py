@@ -15,7 +15,7 @@ from torch import Tensor
 from trl.trainer.utils import pad
 
 from sorl_trl.ops import information_gains, masked_mean
-from sorl_trl.rollout.engine import positions_of
+from sorl_trl.rollout.engines.base import positions_of
 from sorl_trl.trainers.sampled import Sampled
 
 

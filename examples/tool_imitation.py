@@ -17,9 +17,9 @@ from examples import langgraph_agent
 from examples.quickstart import World, WorldSize, build_atlas, example_of, imitate
 from examples.quickstart.expert import ExpertNoise, Hasty
 from sorl_trl import EndpointRollout
-from sorl_trl.agents.chat import RolloutSetup, chatml_tools
 from sorl_trl.qa import Question
 from sorl_trl.rollout import LockStepEngine, RolloutLimits
+from sorl_trl.rollout.chat import RolloutSetup, chatml_tools
 
 HASTE = ExpertNoise(missing_keyword=0.0, wrong_keyword=0.0, half_name=0.0, early_answer=0.4)
 """On four of ten questions that need two searches, the expert searches only once."""

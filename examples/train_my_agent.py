@@ -12,9 +12,9 @@ from openai import AsyncOpenAI, OpenAIError
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from sorl_trl import EndpointRollout, SOGRPOConfig, SOGRPOTrainer, agent_reward
-from sorl_trl.agents.chat import ensure_response_template
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.qa import exact_match, load_questions
+from sorl_trl.rollout.chat import ensure_response_template
 from sorl_trl.search import BM25Index
 
 WORLD = "runs/quickstart/world"

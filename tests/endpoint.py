@@ -16,7 +16,6 @@ import trl.chat_template_utils as templates
 from openai import OpenAI
 
 from sorl_trl import EndpointRollout
-from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.endpoint import Access, agents
 from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.conversation import Call, Conversation
@@ -25,6 +24,7 @@ from sorl_trl.endpoint.rollout import _endpoint
 from sorl_trl.endpoint.server import CallLimits, Run
 from sorl_trl.endpoint.turns import TurnQueue
 from sorl_trl.rollout import Engine, Generation, RolloutLimits, TurnEnd
+from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows
 from tests.tools import gemma_tokenizer, qwen_tokenizer
 

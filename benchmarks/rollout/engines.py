@@ -31,7 +31,6 @@ from benchmarks.rollout.script import (
     row_and_turn,
     tool_call,
 )
-from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.endpoint import Access, EndpointRollout
 from sorl_trl.rollout import (
     Collector,
@@ -43,6 +42,7 @@ from sorl_trl.rollout import (
     SlotEngine,
     TurnEnd,
 )
+from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.types import Trajectory
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] + ('' if m['role'] == 'assistant' else reply) }}{% endfor %}"

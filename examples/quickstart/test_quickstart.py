@@ -41,13 +41,13 @@ from examples.quickstart import (
     warm_start,
 )
 from examples.quickstart.world import Relation, build_world
-from sorl_trl.agents.agent_rollout import SearchRollout
-from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.command_line import run_command
 from sorl_trl.evaluation.policy import EvaluatedPolicy
 from sorl_trl.evaluation.run import plan_batches, run_batches
 from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.rollout import LockStepEngine, RolloutArguments
+from sorl_trl.rollout.agent_rollout import SearchRollout
+from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.tasks import prompt_rows
 from sorl_trl.search import BM25Index
 

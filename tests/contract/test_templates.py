@@ -11,9 +11,9 @@ from typing import Any
 import trl.chat_template_utils as templates
 from jinja2 import TemplateError
 
-from sorl_trl.agents.chat import RolloutSetup, check_results, reads_calls
 from sorl_trl.endpoint.conversation import EXTENDED, NEW_CONTEXT, Conversation
 from sorl_trl.endpoint.messages import ChatFormat, Message, Request
+from sorl_trl.rollout.chat import RolloutSetup, check_results, reads_calls
 from sorl_trl.rollout.tools import ChatProtocol
 from tests.endpoint import say, setup_of
 from tests.tools import qwen_tokenizer

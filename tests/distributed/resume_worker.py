@@ -17,7 +17,7 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback, set_seed
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.agents.vllm import EngineUnavailable
+from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.late_rollouts import PolicyCopies
 from tests.agents import Slow, build_agent

@@ -10,9 +10,9 @@ import torch
 from datasets import Dataset
 
 from sorl_trl import AgentRollout, SOGRPOConfig
-from sorl_trl.agents.policy_rollout import policy_engine
 from sorl_trl.experimental import MultiAgentTrainer
 from sorl_trl.rollout import EngineOptions, Reply, RolloutLimits, TagProtocol
+from sorl_trl.rollout.policy_rollout import policy_engine
 from sorl_trl.types import Turn
 from tests.agents import steps_after
 from tests.api_agents import build as build_api

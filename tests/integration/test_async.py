@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import Method, TurnRatio
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import EngineOptions
+from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.checks import check_ahead
 from sorl_trl.trainers.late_rollouts import PolicyCopies, RolloutsAhead

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.agents.policy_rollout import rollout_output
 from sorl_trl.records.trained import read_trained
 from sorl_trl.records.view import training_entry
+from sorl_trl.rollout.policy_rollout import rollout_output
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import SeveralContexts, parity_reward, prompts

@@ -16,9 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.chat_template_utils import is_chat_template_prefix_preserving
 
 from sorl_trl import SearchRollout, SOGRPOTrainer
-from sorl_trl.agents import policy_rollout
 from sorl_trl.qa import build_prompt_rows, exact_match_reward, load_questions
-from sorl_trl.rollout import Generation, LockStepEngine
+from sorl_trl.rollout import Generation, LockStepEngine, policy_rollout
 from sorl_trl.search import BM25Index
 from tests.agents import build_agent
 from tests.documentation import ROOT, logged, run_blocks, set_stage, small

@@ -11,13 +11,13 @@ import datasets
 import pytest
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.cli.arguments import Arguments, parse_arguments
 from sorl_trl.cli.build import build_trainer, load_prompts
 from sorl_trl.cli.train import main
 from sorl_trl.command_line import run_command
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.experimental import GroupRefillTrainer
+from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from tests.agents import NAMES, agent_policy, agent_tokenizer
 from tests.interrupts import make_world, training_words
 from tests.unit.rollout.fakes import bpe_tokenizer

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from sorl_trl.agents.policy_rollout import rollout_output
 from sorl_trl.rollout import TagProtocol, TurnEnd, assemble, model_engine
+from sorl_trl.rollout.policy_rollout import rollout_output
 from sorl_trl.rollout.trajectories import control_tokens, decode, token_texts
 from sorl_trl.types import ActionKind, Observation, StopReason, Turn
 from tests.model.helpers import FEW_SHOT, collect

@@ -13,7 +13,7 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.agents.vllm import EngineUnavailable
+from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from sorl_trl.trainers.vllm_policy import WeightClient
 from tests.agents import Slow, search_index
 from tests.vllm.policies import GAP, WINDOW, logged, save_policy, vllm_agent, weights_of

@@ -17,7 +17,6 @@ from examples.quickstart import PROTOCOL
 from tokenizers import AddedToken
 from transformers import GenerationConfig
 
-from sorl_trl.agents.vllm import VLLMEngine, vllm_engine
 from sorl_trl.rollout import (
     Collector,
     Generation,
@@ -29,6 +28,7 @@ from sorl_trl.rollout import (
     RowTurn,
     TurnEnd,
 )
+from sorl_trl.rollout.engines.vllm import VLLMEngine, vllm_engine
 from tests.agents import VOCABULARY, agent_tokenizer
 from tests.policies import take_turns, word_tokenizer
 from tests.vllm.policies import WINDOW, each_mode, load_policy, save_policy, wrap

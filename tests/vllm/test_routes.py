@@ -12,8 +12,8 @@ import torch
 from accelerate.state import AcceleratorState
 from examples.quickstart import PROTOCOL
 
-from sorl_trl.agents.vllm import vllm_engine
 from sorl_trl.rollout import TurnEnd, generate_turns
+from sorl_trl.rollout.engines.vllm import vllm_engine
 from sorl_trl.rollout.routing import Routers
 from tests.agents import agent_tokenizer
 from tests.vllm.policies import WINDOW, largest_difference, logged, save_policy, vllm_agent, wrap

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from sorl_trl.agents.vllm import VLLMEngine
+from sorl_trl.rollout.engines.vllm import VLLMEngine
 from sorl_trl.search import BM25Index
 from tests.distributed.worker import engine_facts, suit_cpus
 from tests.vllm import shims

@@ -13,7 +13,6 @@ from trl import get_peft_config, get_quantization_config
 from trl.data_utils import is_conversational
 
 from sorl_trl import qa
-from sorl_trl.agents.policy_rollout import ADDED_COLUMNS
 from sorl_trl.checks import import_named
 from sorl_trl.cli.arguments import AGENT_REWARD, Arguments, reward_function
 from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
@@ -21,6 +20,7 @@ from sorl_trl.diagnostics.callbacks import CollapseGuard, TurnProgressCallback
 from sorl_trl.evaluation.policy import load_tokenizer, make_rollout
 from sorl_trl.methods import method_from
 from sorl_trl.rollout import Collector
+from sorl_trl.rollout.policy_rollout import ADDED_COLUMNS
 from sorl_trl.rollout.tasks import check_read, load_rows, prompt_rows
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.base import TurnLevelTrainer

@@ -24,8 +24,8 @@ from sorl_trl.cli.arguments import Arguments
 from sorl_trl.cli.build import build_rollout, build_trainer, tokenizer_of
 from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import encode_prompts
-from sorl_trl.rollout.engine import positions_of
-from sorl_trl.rollout.slots.engine import CACHE_SHARE
+from sorl_trl.rollout.engines.base import positions_of
+from sorl_trl.rollout.engines.slots.engine import CACHE_SHARE
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.text import one_line
 from sorl_trl.trainers.base import TurnLevelTrainer

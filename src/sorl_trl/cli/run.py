@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 from transformers import TrainingArguments
 
-from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.cli.arguments import Arguments, parse_arguments
 from sorl_trl.cli.build import build_trainer
 from sorl_trl.cli.dry_run import run_table, show, try_out
@@ -25,6 +24,7 @@ from sorl_trl.files import raise_if_disk_full, write_whole
 from sorl_trl.records import RECIPE_FILE, checkpoints
 from sorl_trl.records.resume_point import ADAPTERS, WEIGHTS, newest_whole, resume_point
 from sorl_trl.records.trained import SHARDS
+from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from sorl_trl.rollout.tasks import FOR_QUESTIONS, unread
 from sorl_trl.search import MalformedResponse
 from sorl_trl.text import without_user

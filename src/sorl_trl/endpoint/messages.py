@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from trl.chat_template_utils import add_response_schema
 
-from sorl_trl.agents.chat import RolloutSetup, reads_calls
+from sorl_trl.rollout.chat import RolloutSetup, reads_calls
 from sorl_trl.rollout.protocol import LEVELS, MessageReader
 from sorl_trl.rollout.trajectories import decode
 from sorl_trl.text import encodable, nests, one_line

@@ -15,8 +15,6 @@ from typing import Any
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
-from sorl_trl.agents.chat import RolloutSetup
-from sorl_trl.agents.policy_rollout import MESSAGES, PolicyRollout, rollout_output
 from sorl_trl.checks import POSITIVE_COUNT, Number
 from sorl_trl.endpoint.agents import Access, Agent, AgentMistake, Outcome, described, run_agent
 from sorl_trl.endpoint.conversation import EXTENDED, NEW_CONTEXT, SPLICED, Conversation
@@ -24,6 +22,8 @@ from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.server import CallLimits, Endpoint, Run, check_installed
 from sorl_trl.endpoint.turns import TurnQueue
 from sorl_trl.rollout import Engine, EngineOptions, RolloutLimits, rollout_statistics
+from sorl_trl.rollout.chat import RolloutSetup
+from sorl_trl.rollout.policy_rollout import MESSAGES, PolicyRollout, rollout_output
 from sorl_trl.threads import made_once
 from sorl_trl.types import StopReason, Trajectory
 

@@ -6,12 +6,12 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.endpoint.conversation import Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.server import CallLimits, Endpoint, Run
 from sorl_trl.endpoint.turns import TurnQueue
 from sorl_trl.rollout import Engine
+from sorl_trl.rollout.chat import RolloutSetup
 
 _MOST_CONTEXTS = 64
 """How many conversations are kept, so that their tokens need not be recomputed."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sorl_trl.rollout import Engine, Generation
-from sorl_trl.rollout.engine import check_generation
+from sorl_trl.rollout.engines.base import check_generation
 
 logger = logging.getLogger(__name__)
 

@@ -39,8 +39,8 @@ from sorl_trl.rollout.tasks import own_environment, prompt_rows
 from sorl_trl.search import SearchBackend
 
 if TYPE_CHECKING:  # it takes seconds
-    from sorl_trl.agents.chat import RolloutSetup
-    from sorl_trl.agents.policy_rollout import PolicyRollout
+    from sorl_trl.rollout.chat import RolloutSetup
+    from sorl_trl.rollout.policy_rollout import PolicyRollout
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def load_evaluated(
 
     Without `search`, the environment or agent in the arguments acts.
     """
-    from sorl_trl.agents.agent_rollout import AgentRollout
+    from sorl_trl.rollout.agent_rollout import AgentRollout
 
     evaluation, options = arguments.evaluation, arguments.engine
     tokenizer = tokenizer_of(arguments)
@@ -91,7 +91,7 @@ def make_rollout(
 
     `search` is the search engine, if any. Raises ValueError if an environment or agent cannot be made.
     """
-    from sorl_trl.agents.agent_rollout import AgentRollout, SearchRollout
+    from sorl_trl.rollout.agent_rollout import AgentRollout, SearchRollout
 
     if search is not None:
         return SearchRollout(search, PROTOCOLS[rollout.protocol], limits, engine=engine)
@@ -114,7 +114,7 @@ def make_setup(
     model: PreTrainedModel, tokenizer: Any, limits: RolloutLimits, template_kwargs: Mapping[str, Any]
 ) -> RolloutSetup:
     """What a rollout reads from its trainer, made without a trainer."""
-    from sorl_trl.agents.chat import RolloutSetup
+    from sorl_trl.rollout.chat import RolloutSetup
 
     return RolloutSetup(tokenizer, None, template_kwargs, message_ends(model, tokenizer), limits)
 

@@ -52,7 +52,7 @@ from sorl_trl.search import MalformedResponse, SearchUnavailable
 from sorl_trl.types import Trajectory
 
 if TYPE_CHECKING:  # it takes seconds
-    from sorl_trl.agents.policy_rollout import PolicyRollout
+    from sorl_trl.rollout.policy_rollout import PolicyRollout
 
 SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
 LONGEST_WAIT = timedelta(days=7)

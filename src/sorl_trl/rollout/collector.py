@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
-from sorl_trl.rollout.engine import Engine, Generation, Generator, LockStepEngine, check_generation
+from sorl_trl.rollout.engines.base import Engine, Generation, check_generation
+from sorl_trl.rollout.engines.lockstep import Generator, LockStepEngine
 from sorl_trl.rollout.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.observation import ObservationEncoder
 from sorl_trl.rollout.options import EngineOptions, RolloutLimits

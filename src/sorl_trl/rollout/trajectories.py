@@ -15,7 +15,7 @@ from sorl_trl.rollout.routing import LIVE
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
-    from sorl_trl.rollout.engine import Generation
+    from sorl_trl.rollout.engines.base import Generation
     from sorl_trl.rollout.environment import Responder
 
 _LOOKS_LIKE_CONTROL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")

@@ -22,13 +22,13 @@ from trl.extras.profiling import profiling_decorator
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
-from sorl_trl.agents.chat import ensure_response_template
-from sorl_trl.agents.native_tools import ToolSanitizer, tools_as_rollout
-from sorl_trl.agents.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import masked_mean, turn_broadcast, turn_layout
 from sorl_trl.records.resume_point import resume_point
+from sorl_trl.rollout.chat import ensure_response_template
+from sorl_trl.rollout.native_tools import ToolSanitizer, tools_as_rollout
+from sorl_trl.rollout.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.rollout.protocol import MessageReader
 from sorl_trl.trainers.agents import agent_metrics
 from sorl_trl.trainers.batch import micro_batches, turns_of

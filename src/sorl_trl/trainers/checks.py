@@ -13,12 +13,12 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedConfig
 
-from sorl_trl.agents.agent_rollout import AgentRollout
-from sorl_trl.agents.policy_rollout import ADDED_COLUMNS, PolicyRollout
 from sorl_trl.methods import LeaveOneOut, Method, TurnRatio, ZeroVariance
 from sorl_trl.methods.dr_mas import AgentWise
+from sorl_trl.rollout.agent_rollout import AgentRollout
+from sorl_trl.rollout.engines.slots import NotServed, check_served
+from sorl_trl.rollout.policy_rollout import ADDED_COLUMNS, PolicyRollout
 from sorl_trl.rollout.protocol import endless_messages
-from sorl_trl.rollout.slots import NotServed, check_served
 from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
 from sorl_trl.trainers.rewards import OF_TRL, SAMPLED, check_needed
 

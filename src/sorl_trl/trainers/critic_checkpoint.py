@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, AutoModelForCausalLM
 
 from sorl_trl.rollout import assemble
-from sorl_trl.rollout.slots.support import IN_SEGMENTS
+from sorl_trl.rollout.engines.slots.support import IN_SEGMENTS
 from sorl_trl.trainers.config import SOPPOConfig
 from sorl_trl.trainers.critic import (
     CRITIC_ATTRIBUTE,

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from sorl_trl.rollout.slots.support import is_bidirectional, rope_of_batch
+from sorl_trl.rollout.engines.slots.support import is_bidirectional, rope_of_batch
 from sorl_trl.trainers.batch import loss_mask_of
 from sorl_trl.trainers.checks import warn_on_main_process
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of

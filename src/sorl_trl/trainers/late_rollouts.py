@@ -24,11 +24,11 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.serialization import safe_globals
 
-from sorl_trl.agents.chat import RolloutSetup
-from sorl_trl.agents.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
-from sorl_trl.rollout.engine import draw_seed
-from sorl_trl.rollout.slots import SlotEngine
+from sorl_trl.rollout.chat import RolloutSetup
+from sorl_trl.rollout.engines.base import draw_seed
+from sorl_trl.rollout.engines.slots import SlotEngine
+from sorl_trl.rollout.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.text import one_line
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler
 from sorl_trl.trainers.vllm_policy import ServerPolicy, raise_on_all_ranks

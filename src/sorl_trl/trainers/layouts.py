@@ -24,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from sorl_trl.rollout.slots.support import IN_SEGMENTS, rope_of_batch
+from sorl_trl.rollout.engines.slots.support import IN_SEGMENTS, rope_of_batch
 
 try:
     from torch.nn.attention.varlen import varlen_attn

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from trl.trainer.utils import is_async_callable
 
-from sorl_trl.agents.policy_rollout import ADDED_COLUMNS
 from sorl_trl.methods import ScoredRollout
+from sorl_trl.rollout.policy_rollout import ADDED_COLUMNS
 from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.sampled import Sampled
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_width
 from trl.trainer.utils import nanmax, nanmin, nanstd, pad, use_adapter
 
-from sorl_trl.agents.chat import tabular
-from sorl_trl.agents.policy_rollout import MESSAGES
 from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import bounded_log_ratio, engine_ratio, outcome_advantages, summed_advantages, turn_layout
 from sorl_trl.records.resume_point import ranks_where
-from sorl_trl.rollout.engine import positions_of
+from sorl_trl.rollout.chat import tabular
+from sorl_trl.rollout.engines.base import positions_of
+from sorl_trl.rollout.policy_rollout import MESSAGES
 from sorl_trl.trainers.agents import agent_fields, agents_of_all, log_agents, names_of
 from sorl_trl.trainers.batch import (
     GENERATED_AT,

@@ -15,10 +15,10 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import pad
 
-from sorl_trl.agents.policy_rollout import asks_for_routes
-from sorl_trl.agents.vllm import VLLMServerEngine
-from sorl_trl.agents.vllm_server import EngineUnavailable, VLLMServer, server_url
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd
+from sorl_trl.rollout.engines.server import EngineUnavailable, VLLMServer, server_url
+from sorl_trl.rollout.engines.vllm import VLLMServerEngine
+from sorl_trl.rollout.policy_rollout import asks_for_routes
 from sorl_trl.trainers.adapters import replaced
 from sorl_trl.trainers.checkpoint import checkpoint_now
 from sorl_trl.trainers.critic import is_critic_name

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sorl_trl.agents.policy_rollout import rollout_output
 from sorl_trl.endpoint import completions
 from sorl_trl.endpoint.conversation import FIRST, SPLICED, Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.rollout import Generation
+from sorl_trl.rollout.policy_rollout import rollout_output
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows
 from sorl_trl.types import StopReason, Trajectory
 from tests.endpoint import SEARCH, chat_of

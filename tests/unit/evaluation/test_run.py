@@ -12,8 +12,6 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.agents.agent_rollout import SearchRollout
-from sorl_trl.agents.chat import RolloutSetup
 from sorl_trl.command_line import UserMistake
 from sorl_trl.evaluation.arguments import parse_arguments
 from sorl_trl.evaluation.figures import summarize
@@ -39,6 +37,8 @@ from sorl_trl.rollout import (
     RolloutLimits,
     TagProtocol,
 )
+from sorl_trl.rollout.agent_rollout import SearchRollout
+from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.tasks import check_read, prompt_rows
 from sorl_trl.search import NoSearch, SearchUnavailable
 from sorl_trl.types import Passage, StopReason

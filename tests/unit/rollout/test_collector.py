@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sorl_trl.agents.policy_rollout import rollout_output
 from sorl_trl.rollout import (
     Collector,
     Frame,
@@ -20,6 +19,7 @@ from sorl_trl.rollout import (
     rollout_statistics,
 )
 from sorl_trl.rollout.environment import Reply, RowTurn
+from sorl_trl.rollout.policy_rollout import rollout_output
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Observation, StopReason, Trajectory
 

@@ -12,7 +12,6 @@ from transformers.utils import DocstringParsingException
 from trl.chat_template_utils import add_response_schema
 
 from sorl_trl import AgentRollout
-from sorl_trl.agents.chat import messages_of
 from sorl_trl.rollout import (
     ChatProtocol,
     Collector,
@@ -23,6 +22,7 @@ from sorl_trl.rollout import (
     ToolBox,
     rollout_statistics,
 )
+from sorl_trl.rollout.chat import messages_of
 from sorl_trl.types import Action, ActionKind, StopReason, ToolCall, Trajectory, Turn
 from tests.tools import qwen_tokenizer, tool_call
 from tests.unit.rollout.fakes import ScriptedGenerator, encode

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
-from sorl_trl.agents.chat import RolloutSetup
-from sorl_trl.agents.vllm import EngineUnavailable
 from sorl_trl.rollout import RolloutLimits
+from sorl_trl.rollout.chat import RolloutSetup
+from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from sorl_trl.trainers import late_rollouts, vllm_policy
 from sorl_trl.trainers.late_rollouts import Part, RolloutsAhead, _packed
 

@@ -22,12 +22,19 @@ from transformers import (
 )
 
 from sorl_trl.checks import check_choice
-from sorl_trl.rollout.engine import Engine, Generation, HFGenerator, LockStepEngine, TurnEnd, positions_of
+from sorl_trl.rollout.engines.base import Engine, Generation, TurnEnd, positions_of
+from sorl_trl.rollout.engines.lockstep import HFGenerator, LockStepEngine
+from sorl_trl.rollout.engines.slots.cache import Forward
+from sorl_trl.rollout.engines.slots.rows import Row, SlotTable, plan
+from sorl_trl.rollout.engines.slots.support import (
+    NotServed,
+    base_model,
+    bytes_per_token,
+    check_generation_config,
+    check_model,
+)
 from sorl_trl.rollout.options import ENGINES
 from sorl_trl.rollout.routing import Routers
-from sorl_trl.rollout.slots.cache import Forward
-from sorl_trl.rollout.slots.rows import Row, SlotTable, plan
-from sorl_trl.rollout.slots.support import NotServed, base_model, bytes_per_token, check_generation_config, check_model
 
 logger = logging.getLogger(__name__)
 

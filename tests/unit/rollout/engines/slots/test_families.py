@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from sorl_trl.rollout import HFGenerator, LockStepEngine, TurnEnd
-from sorl_trl.rollout.slots import NotServed, SlotEngine, model_engine
+from sorl_trl.rollout.engines.slots import NotServed, SlotEngine, model_engine
 from tests import model_families as families
 from tests.unit.rollout.fakes import bpe_tokenizer
 

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from typing import Any
 
-from sorl_trl.agents.agent_rollout import AgentRollout
 from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout import SearchResponder, TagProtocol, ToolBox, Unavailable
+from sorl_trl.rollout.agent_rollout import AgentRollout
 from sorl_trl.rollout.observation import MessageSanitizer, is_image, is_text
 from sorl_trl.rollout.responder import start_awaiting
 from sorl_trl.rollout.tools import Tool, call_tool, methods_of, named

@@ -12,8 +12,8 @@ import torch
 from transformers import GenerationConfig
 
 from sorl_trl.rollout import Generation, generate_turns
+from sorl_trl.rollout.engines.slots import SlotEngine
 from sorl_trl.rollout.routing import Routers
-from sorl_trl.rollout.slots import SlotEngine
 from tests import model_families as families
 
 GREEDY = GenerationConfig(do_sample=False)

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 
-from sorl_trl.agents.vllm_server import EngineUnavailable, Sampled, VLLMServer, server_url
 from sorl_trl.rollout import Engine, Generation, TurnEnd
+from sorl_trl.rollout.engines.server import EngineUnavailable, Sampled, VLLMServer, server_url
+from sorl_trl.rollout.engines.slots.support import base_model
 from sorl_trl.rollout.routing import Routers
-from sorl_trl.rollout.slots.support import base_model
 
 __all__ = ["EngineUnavailable", "VLLMColocateEngine", "VLLMEngine", "VLLMServerEngine", "vllm_engine"]
 

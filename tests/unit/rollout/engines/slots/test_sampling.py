@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
-from sorl_trl.rollout.slots.engine import Sampler
-from sorl_trl.rollout.slots.support import resolved
+from sorl_trl.rollout.engines.slots.engine import Sampler
+from sorl_trl.rollout.engines.slots.support import resolved
 from tests import model_families as families
 
 

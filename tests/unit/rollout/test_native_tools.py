@@ -13,8 +13,8 @@ import pytest
 from transformers.utils import get_json_schema
 
 from sorl_trl import answer_in_messages, chatml_tools, search_tool
-from sorl_trl.agents.native_tools import ToolSanitizer
 from sorl_trl.rollout import RetryPolicy, TagProtocol, Unavailable
+from sorl_trl.rollout.native_tools import ToolSanitizer
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.types import Passage
 from tests.tools import QUESTION, SIMPLE, lookup, qwen_tokenizer

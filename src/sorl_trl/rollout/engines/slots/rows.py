@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sorl_trl.rollout.slots.cache import SlotCache
+from sorl_trl.rollout.engines.slots.cache import SlotCache
 
 _STEP = 64  # capacities are rounded up to a multiple
 _GROWTH = 1.5

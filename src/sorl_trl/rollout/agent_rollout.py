@@ -11,8 +11,6 @@ from trl import GRPOTrainer
 from trl.chat_template_utils import get_training_chat_template, is_chat_template_prefix_preserving
 from trl.data_utils import is_conversational
 
-from sorl_trl.agents.chat import RolloutSetup, check_results, holds_images, messages_of
-from sorl_trl.agents.policy_rollout import MESSAGES, PolicyRollout, rollout_output
 from sorl_trl.rollout import (
     Collector,
     Engine,
@@ -26,7 +24,9 @@ from sorl_trl.rollout import (
     environment_statistics,
     rollout_statistics,
 )
+from sorl_trl.rollout.chat import RolloutSetup, check_results, holds_images, messages_of
 from sorl_trl.rollout.observation import MessageSanitizer
+from sorl_trl.rollout.policy_rollout import MESSAGES, PolicyRollout, rollout_output
 from sorl_trl.rollout.responder import Factory
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import Trajectory

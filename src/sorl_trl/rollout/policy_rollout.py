@@ -14,9 +14,9 @@ from accelerate import Accelerator
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
-from sorl_trl.agents.chat import RolloutSetup
-from sorl_trl.agents.vllm import vllm_engine
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, assemble, model_engine
+from sorl_trl.rollout.chat import RolloutSetup
+from sorl_trl.rollout.engines.vllm import vllm_engine
 from sorl_trl.rollout.trajectories import laid_out_routes
 from sorl_trl.types import StopReason, Trajectory
 

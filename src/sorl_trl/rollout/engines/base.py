@@ -1,31 +1,18 @@
-"""Engines, which generate row by row: turns are submitted as contexts arrive and polled until they end.
-
-A `Generator` generates whole turns for all rows at once, and `LockStepEngine` wraps it in an engine. Other engines are
-in `slots/` and in `agents/vllm.py`.
-"""
+"""Engines, which generate row by row: turns are submitted as contexts arrive and polled until they end."""
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Look back a little further, because a token may add no character (part of one, a dropped space).
 _TAIL_MARGIN = 8
-# A rank without live rows generates from this: id 0 is in every vocabulary, and the result is discarded.
-_DUMMY_CONTEXT = (0,)
 
 
 @dataclass(frozen=True)
@@ -45,21 +32,6 @@ class Generation:
     stopped: bool
     versions: tuple[int, int] | None = None
     routes: np.ndarray[Any, Any] | None = field(default=None, compare=False, repr=False)
-
-
-class Generator(Protocol):
-    """Samples from the policy: token ids in, token ids out.
-
-    If context and generation together are limited in tokens, it sets an attribute `window`, and the collector never
-    exceeds it. Without the attribute, or with None, there is no limit.
-
-    If rows have their own stop strings, `generate` gets them as a third argument, `stops`: a sequence of strings per
-    row. It is passed only if at least one row has any.
-    """
-
-    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        """Generate 1 to `max_new_tokens[row]` tokens for each context, in order."""
-        ...
 
 
 class TurnEnd:
@@ -196,60 +168,6 @@ class Engine(ABC):
         """End the rollout: abort unfinished turns, and free memory."""
 
 
-class LockStepEngine(Engine):
-    """Any `Generator` as an engine: each poll generates a whole turn for all submitted rows.
-
-    A poll makes exactly one call. With `polls_together` and nothing submitted, that call generates one token, which is
-    discarded, because every rank must make the same number of calls if parameters are sharded over ranks (FSDP, ZeRO-3
-    without gathering) or one engine serves all ranks.
-    """
-
-    in_turns = True
-
-    def __init__(self, generator: Generator, polls_together: bool = False) -> None:
-        self._generator = generator
-        self.polls_together = polls_together
-        self._submitted: dict[int, tuple[tuple[int, ...], int, tuple[str, ...]]] = {}
-        self.prefilled_tokens = 0
-        """Context tokens that went through the model in this rollout, without padding."""
-        self.window = getattr(generator, "window", None)
-
-    def open(self, rows: int) -> None:
-        self._submitted = {}
-        self.prefilled_tokens = 0
-
-    def submit(
-        self,
-        row: int,
-        context_ids: Sequence[int],
-        limit: int,
-        stops: Sequence[str] = (),
-        schema: Mapping[str, Any] | None = None,
-    ) -> None:
-        assert schema is None, "this engine cannot follow a schema"
-        self._submitted[row] = (tuple(context_ids), limit, tuple(stops))
-
-    def poll(self) -> list[tuple[int, Generation]]:
-        submitted, self._submitted = self._submitted, {}
-        rows = sorted(submitted)
-        if not rows:
-            if self.polls_together:
-                self._generator.generate([_DUMMY_CONTEXT], [1])
-            return []
-        contexts, limits, stops = zip(*(submitted[row] for row in rows), strict=True)
-        options: dict[str, Any] = {"stops": stops} if any(stops) else {}
-        generations = self._generator.generate(contexts, limits, **options)
-        self.prefilled_tokens += sum(map(len, contexts))
-        return list(zip(rows, generations, strict=True))
-
-    def release(self, row: int) -> None:
-        self._submitted.pop(row, None)
-
-    @property
-    def idle(self) -> bool:
-        return not self._submitted
-
-
 def generate_turns(
     engine: Engine, contexts: Sequence[Sequence[int]], limits: Sequence[int], rows: Sequence[int] | None = None
 ) -> list[Generation]:
@@ -270,104 +188,6 @@ def check_generation(row: int, generation: Generation, limit: int) -> None:
         raise RuntimeError(f"generation {row} has {size} tokens: it must have 1 to {limit}")
     if generation.logprobs is not None and len(generation.logprobs) != size:
         raise RuntimeError(f"generation {row} has {len(generation.logprobs)} logprobs for {size} tokens")
-
-
-class HFGenerator:
-    """Samples with `model.generate`: one left-padded batch per call.
-
-    The caller sets eval mode and gathers sharded parameters; no gradient is recorded. With `synced_gpus`, every rank
-    must make the same number of calls. `generation_config` sets how to sample (temperature, top-p, …); options at None
-    come from `model.generation_config`, as in transformers. Ends and lengths are set here.
-
-    Raises ValueError if `generation_config` returns more than one row per context, or `eos_token_ids` is empty.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        stop_strings: Sequence[str],
-        generation_config: GenerationConfig,
-        eos_token_ids: Sequence[int],
-        synced_gpus: bool = False,
-    ) -> None:
-        for name in ("num_beams", "num_return_sequences"):
-            if (value := getattr(generation_config, name)) not in (None, 1):
-                raise ValueError(f"generation_config.{name}={value} must be 1: each context has one continuation")
-        self._model = model
-        self._end = TurnEnd(tokenizer, stop_strings, eos_token_ids)
-        self.window = positions_of(model)
-        """The number of positions of the model, if its config tells."""
-        self._synced_gpus = synced_gpus
-        # Padding is masked out and never read back, so any id will do.
-        self._pad_token_id = eos_token_ids[0]
-        self._config = copy.deepcopy(generation_config)
-        self._config.eos_token_id = list(eos_token_ids)
-        self._config.pad_token_id = self._pad_token_id
-        self._config.max_length = None
-        self._config.return_dict_in_generate = False
-
-    def generate(
-        self,
-        contexts: Sequence[Sequence[int]],
-        max_new_tokens: Sequence[int],
-        stops: Sequence[Sequence[str]] | None = None,
-    ) -> list[Generation]:
-        """See `Generator`."""
-        if not contexts:
-            return []
-        input_ids, attention_mask = self._left_padded(contexts)
-        ends = _RowEnds(self._end, input_ids.shape[1], max_new_tokens, stops or [()] * len(contexts))
-        config = copy.copy(self._config)
-        config.max_new_tokens = max(max_new_tokens)
-        model: Any = self._model
-        output = model.generate(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            generation_config=config,
-            stopping_criteria=StoppingCriteriaList([ends]),
-            synced_gpus=self._synced_gpus,
-        )
-        sampled = output[:, input_ids.shape[1] :].tolist()
-        return [
-            Generation(tuple(row[:length]), None, stopped)
-            for row, length, stopped in zip(sampled, ends.lengths, ends.stopped, strict=True)
-        ]
-
-    def _left_padded(self, contexts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and attention mask, each (B, longest context), on the model's device."""
-        width = max(map(len, contexts))
-        ids = [[self._pad_token_id] * (width - len(context)) + list(context) for context in contexts]
-        mask = [[0] * (width - len(context)) + [1] * len(context) for context in contexts]
-        device = self._model.device
-        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
-
-
-class _RowEnds(StoppingCriteria):
-    """Ends each row where it stops, and records where, because `generate` fills ended rows with padding."""
-
-    def __init__(
-        self, end: TurnEnd, context_length: int, limits: Sequence[int], stops: Sequence[Sequence[str]]
-    ) -> None:
-        self._end = end
-        self._context_length = context_length
-        self._limits = limits
-        self._stops = stops
-        self._tail = max(map(end.tail_with, stops))
-        self.lengths = [0] * len(limits)
-        """The number of sampled tokens of each row that has ended; 0 for the others."""
-        self.stopped = [False] * len(limits)
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        produced = input_ids.shape[1] - self._context_length
-        live = [row for row, length in enumerate(self.lengths) if not length]
-        tails = input_ids[live, -min(produced, self._tail) :].tolist()
-        ended = self._end.reached(tails, [self._stops[row] for row in live])
-        for row, stopped in zip(live, ended, strict=True):
-            self.stopped[row] = stopped
-            if stopped or produced >= self._limits[row]:
-                self.lengths[row] = produced
-        return torch.tensor([length > 0 for length in self.lengths], device=input_ids.device)
 
 
 def positions_of(model: PreTrainedModel) -> int | None:

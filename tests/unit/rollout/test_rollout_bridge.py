@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sorl_trl.agents.agent_rollout import SearchRollout
-from sorl_trl.agents.policy_rollout import policy_engine, rollout_output
 from sorl_trl.rollout import EngineOptions
+from sorl_trl.rollout.agent_rollout import SearchRollout
+from sorl_trl.rollout.policy_rollout import policy_engine, rollout_output
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from sorl_trl.rollout.slots.cache import Forward, SlotCache
+from sorl_trl.rollout.engines.slots.cache import Forward, SlotCache
 
 IN_SEGMENTS = "sorl_segments"
 """The name of the attention that trainers set (`trainers/layouts.py`); it is sdpa in a pass of the slots."""

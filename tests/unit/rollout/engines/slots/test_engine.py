@@ -12,8 +12,8 @@ import torch
 from transformers import GenerationConfig
 
 from sorl_trl.rollout import Generation, HFGenerator, LockStepEngine, generate_turns
-from sorl_trl.rollout.slots import SlotEngine
-from sorl_trl.rollout.slots import engine as engine_module
+from sorl_trl.rollout.engines.slots import SlotEngine
+from sorl_trl.rollout.engines.slots import engine as engine_module
 from tests import model_families as families
 
 GREEDY = GenerationConfig(do_sample=False)

@@ -15,10 +15,10 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from trl.generation import vllm_generation
 
-from sorl_trl.agents import vllm_server
-from sorl_trl.agents.vllm import EngineUnavailable, VLLMColocateEngine, VLLMServerEngine, vllm_engine
-from sorl_trl.agents.vllm_server import VLLMServer
 from sorl_trl.rollout import EngineOptions, TurnEnd, generate_turns
+from sorl_trl.rollout.engines import server as vllm_server
+from sorl_trl.rollout.engines.server import VLLMServer
+from sorl_trl.rollout.engines.vllm import EngineUnavailable, VLLMColocateEngine, VLLMServerEngine, vllm_engine
 from sorl_trl.trainers.vllm_policy import ServerPolicy, WeightClient, used_by_trl
 from tests.model_families import MIXTURES
 from tests.policies import take_turns

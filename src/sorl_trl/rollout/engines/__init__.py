@@ -1,0 +1,1 @@
+"""What samples from the policy: models in this process, in lock-step or in slots, and vLLM."""
