@@ -195,7 +195,7 @@ def test_no_log_ratio_makes_the_loss_infinite(tmp_path: Path, tokenizer: Any, lo
 @pytest.mark.parametrize("delta", [None, 1.3])
 def test_bias_norm_divides_the_gradient(tmp_path: Path, tokenizer: Any, delta: float | None) -> None:
     """The gradient of the step is ∇J / max(1, ‖C‖), with C from a loop over the clipped tokens."""
-    fields = {"bias_norm": True, "loss_type": "grpo", "delta": delta, "max_grad_norm": 0.0, **OFF}
+    fields = {"bias_norm": True, "loss_type": "grpo", "delta": delta, **OFF}
     trainer, batch = off_policy_batch(tmp_path, tokenizer, **fields)
     batch["advantages"] = 60.0 * batch["advantages"]  # so that the norm is above its floor of 1
     plain = gradient(reference_loss(trainer, batch), trainer)

@@ -21,6 +21,7 @@ from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import EngineOptions
 from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from sorl_trl.search import NoSearch
+from sorl_trl.trainers.checkpoint import Continuation
 from sorl_trl.trainers.checks import check_ahead
 from sorl_trl.trainers.late_rollouts import PolicyCopies, RolloutsAhead
 from tests.agents import (
@@ -91,6 +92,7 @@ def test_without_staleness_it_is_synchronous_training(tmp_path: Path) -> None:
     plain.train()
     torch.manual_seed(1)
     ahead._ahead = ahead.rollout_func = RolloutsAhead(ahead, ahead.rollout_func.__wrapped__, 0)
+    ahead.add_callback(Continuation(ahead._ahead))
     ahead.train()
     assert ahead.asked == plain.asked and len(plain.asked) == 2
     named = dict(plain.model.named_parameters())

@@ -32,7 +32,7 @@ from sorl_trl.rollout.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.rollout.protocol import MessageReader
 from sorl_trl.trainers.agents import agent_metrics
 from sorl_trl.trainers.batch import micro_batches, turns_of
-from sorl_trl.trainers.checkpoint import EpochRepeatSampler, load_cycle, load_weights, save_cycle
+from sorl_trl.trainers.checkpoint import Continuation, EpochRepeatSampler, load_cycle, load_weights, save_cycle
 from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,
@@ -132,6 +132,7 @@ class TurnLevelTrainer(GRPOTrainer):
         target = 0.0 if args.is_on_policy else args.target_kl  # without a KL, it would keep the first factor
         self._kl_control = KLControl(target, lambda factor: self._metrics["train"]["lr_factor"].append(factor))
         self.add_callback(self._kl_control)
+        self.add_callback(Continuation(self._ahead))
 
     def _set_up_rewards(self) -> None:
         for function in self.reward_funcs:
@@ -263,11 +264,14 @@ class TurnLevelTrainer(GRPOTrainer):
             self._metric_log.name_dataset(logs)
         super().log(logs, *args, **kwargs)
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        if self._bias_normalizer is not None and self.accelerator.sync_gradients:
+    def _clip_grad_norm(self, model: Any) -> Any:
+        self._normalize_gradient()
+        return super()._clip_grad_norm(model)
+
+    def _normalize_gradient(self) -> None:
+        """Divide the gradient of a step by what clipping has removed, with `bias_norm`."""
+        if self._bias_normalizer is not None:
             self._metrics["train"]["clipping_bias_norm"].append(self._bias_normalizer.normalize(self.accelerator))
-        return loss
 
     # ---------------------------------------------------------------------------------------------------------------
     # The generation cycle, and checkpoints that keep it
@@ -287,22 +291,20 @@ class TurnLevelTrainer(GRPOTrainer):
             )
         with nullcontext() if self._ahead is None else self._ahead.running():
             if checkpoint is not None:
-                load_cycle(self, Path(checkpoint), self._ahead)
+                self._load_cycle(Path(checkpoint))
             return super().train(checkpoint, *args, **kwargs)
+
+    def _load_cycle(self, checkpoint: Path) -> None:
+        load_cycle(self, checkpoint, self._ahead)
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
         return EpochRepeatSampler.like(super()._get_train_sampler(dataset))
 
-    def _run_epoch(self, **kwargs: Any) -> Any:
-        if self.state.global_step >= self.state.max_steps:  # a finished run was resumed
+    def _run_epoch(self, **given: Any) -> None:
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(**given)
+        else:  # a finished run was resumed
             self.control.should_training_stop = True
-            return None
-        # In a resumed run of several processes, transformers wraps the sampler once more before it sets the epoch.
-        kwargs["train_dataloader"].set_epoch(kwargs["epoch"])
-        if self._ahead is not None:
-            behind = kwargs["steps_trained_in_current_epoch"] if kwargs["epoch"] == kwargs["epochs_trained"] else 0
-            self._ahead.begin_at(kwargs["epoch"] * kwargs["steps_in_epoch"] + behind)
-        return super()._run_epoch(**kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if not self.args.save_only_model:
@@ -319,15 +321,6 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _load_best_model(self) -> None:
         load_weights(self, str(self.state.best_model_checkpoint), super()._load_best_model)
-
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        if resume_from_checkpoint is not None:
-            self.state.compute_steps(self.args, max_steps)  # from this run's settings
-            if (step := self.state.global_step) >= max_steps:
-                at = f"{resume_from_checkpoint} is at step {step}"
-                warn_on_main_process(self.args, f"{at}, but `max_steps` is {max_steps}: raise it to continue.")
-        return prepared
 
 
 class SOGRPOTrainer(TurnLevelTrainer):

@@ -6,16 +6,18 @@ order of prompts that follows the epoch.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import send_to_device
 from safetensors import safe_open
 from torch.distributed.checkpoint.stateful import Stateful
-from transformers import PreTrainedModel
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
+from transformers import PreTrainedModel, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, has_length
 from trl.trainer.utils import RepeatSampler
 
 from sorl_trl.command_line import UserMistake
@@ -23,6 +25,9 @@ from sorl_trl.files import write_whole
 from sorl_trl.records.resume_point import checkpoint_problem, ranks_where
 from sorl_trl.trainers.batch import ON_HOST
 from sorl_trl.trainers.checks import warn_on_main_process
+
+if TYPE_CHECKING:
+    from sorl_trl.trainers.late_rollouts import RolloutsAhead
 
 CYCLE_FILE = "generation_cycle_{}.pt"
 """One for each process."""
@@ -62,6 +67,29 @@ class EpochRepeatSampler(RepeatSampler):
             for _ in range(self.epoch):
                 torch.randperm(self.num_samples, generator=self.generator)
         yield from super().__iter__()
+
+
+class Continuation(TrainerCallback):
+    """Begins a run where its checkpoint ended: in the order of its epoch, and with this run's settings.
+
+    `ahead`: the run's asynchronous rollouts, if any.
+    """
+
+    def __init__(self, ahead: RolloutsAhead | None) -> None:
+        self._ahead = ahead
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        loader, accumulated = given["train_dataloader"], args.gradient_accumulation_steps
+        state.compute_steps(args, state.max_steps)
+        if state.global_step and state.global_step >= state.max_steps:
+            at = f"The checkpoint is at step {state.global_step}"
+            warn_on_main_process(args, f"{at}, but `max_steps` is {state.max_steps}: raise it to continue.")
+        # In a resumed run of several processes, transformers wraps the sampler once more before it sets the epoch.
+        length = len(loader) if has_length(loader) else sys.maxsize
+        epoch, updates = divmod(state.global_step, math.ceil(length / accumulated))
+        loader.set_epoch(epoch)
+        if self._ahead is not None:
+            self._ahead.begin_at(epoch * length + (0 if args.ignore_data_skip else updates * accumulated))
 
 
 def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:

@@ -179,12 +179,10 @@ class RolloutsAhead:
                 thread.join(max(until - time.monotonic(), 0.0))
 
     def begin_at(self, micro_batches: int) -> None:
-        """Begin a run after this many micro-batches of the dataloader. No effect once it has begun.
+        """Begin a run after this many micro-batches of the dataloader.
 
         The dataloader repeats a batch for a whole cycle. This run takes its first batch when the current cycle ends.
         """
-        if self._taken >= 0:
-            return
         trainer, cycle = self._trainer, self._trainer.args.cycle_steps
         self._taken = (micro_batches + -trainer._step % cycle) // cycle
         self._last = math.ceil(trainer.state.max_steps * trainer.args.gradient_accumulation_steps / cycle)

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import CyclicLR, LambdaLR, LRScheduler, OneCycleLR
 from transformers import TrainerCallback
 
 from sorl_trl.methods import MicroBatch, Objective
@@ -98,6 +98,10 @@ def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
         raise ValueError(
             "`bias_norm` is True, but would also count tokens that `top_entropy_quantile` or "
             "`off_policy_mask_threshold` masks: use only one of the two."
+        )
+    if args.max_grad_norm == 0:
+        raise ValueError(
+            "`bias_norm` is True, but `max_grad_norm` is 0, and the gradient is divided as it is clipped: raise it."
         )
     named = trainer.model.named_parameters()
     return ClippingBiasNormalizer(parameter for name, parameter in named if not is_critic_name(name))
@@ -188,6 +192,33 @@ class KLControl(TrainerCallback):
     def _scale(self, before: float, factor: float) -> None:
         scale_policy_rate(self._optimizer, self._scheduler, factor / before)
         setattr(self._scheduler, KL_FACTOR, factor)
+
+
+class PolicyRest(TrainerCallback):
+    """Keeps the policy's learning rate, but not the critic's, at 0 for the first `steps` optimizer steps.
+
+    Raises ValueError, when training begins, for a schedule that does not compute rates from the step alone.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        scheduler = given["lr_scheduler"]
+        if not isinstance(scheduler, LambdaLR):
+            raise ValueError(
+                f"`critic_warmup_steps` is {self._steps}, but the {type(scheduler).__name__} of `lr_scheduler_type` "
+                "cannot hold the policy's learning rate at 0 for that long. Use a type such as 'constant', 'linear' "
+                "or 'cosine'."
+            )
+        for number, group in enumerate(scheduler.optimizer.param_groups):
+            if not group.get("critic"):
+                scheduler.lr_lambdas[number] = self._held(scheduler.lr_lambdas[number])
+                if state.global_step < self._steps:
+                    group["lr"] = scheduler._last_lr[number] = 0.0
+
+    def _held(self, schedule: Callable[[int], float]) -> Callable[[int], float]:
+        return lambda step: 0.0 if step < self._steps else schedule(step)
 
 
 def check_optimizers(trainer: Any) -> None:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from sorl_trl.methods import Method, MicroBatch
@@ -36,7 +35,7 @@ from sorl_trl.trainers.config import SOPPOConfig
 from sorl_trl.trainers.critic import Critic, FollowPolicy, detached_critic, is_critic_name
 from sorl_trl.trainers.critic_checkpoint import CRITIC_FOLDER, find_critic, restore_critic, save_critic, setup_critic
 from sorl_trl.trainers.forward import Forward, Pass
-from sorl_trl.trainers.optimizer_step import clip_apart, move_to_own_groups
+from sorl_trl.trainers.optimizer_step import PolicyRest, clip_apart, move_to_own_groups
 from sorl_trl.trainers.rollout import Rollout
 
 
@@ -58,7 +57,6 @@ class SOPPOTrainer(TurnLevelTrainer):
     _name = "SO-PPO"
     args: SOPPOConfig
     critic: Critic
-    lr_scheduler: Any
     _has_critic: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -89,6 +87,8 @@ class SOPPOTrainer(TurnLevelTrainer):
                 "`critic` is 'adapter', which FSDP's `fsdp_activation_checkpointing` does not support: set the latter "
                 "to False, and `gradient_checkpointing` to True."
             )
+        if self.args.critic_warmup_steps:
+            self.add_callback(PolicyRest(self.args.critic_warmup_steps))
         if self.args.sync_ref_model:
             self.remove_callback(SyncRefModelCallback)
             self.add_callback(FollowPolicy(self.ref_model, self.accelerator))
@@ -193,40 +193,16 @@ class SOPPOTrainer(TurnLevelTrainer):
         is_fsdp1 = self.is_fsdp_enabled and not self.accelerator.is_fsdp2
         if self.is_deepspeed_enabled or is_fsdp1 or self._has_mixed_mesh_grads(model):
             return super()._clip_grad_norm(model)
+        self._normalize_gradient()
         named = [*model.named_parameters()]
         parts = [[p for name, p in named if is_critic_name(name) == is_critics] for is_critics in (False, True)]
         policy_norm, critic_norm = clip_apart(self.accelerator, parts, self.args.max_grad_norm)
         self._metrics["train"]["critic/grad_norm"].append(float(critic_norm))
         return policy_norm
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """TRL's scheduler, with a policy learning rate of 0 during the critic's warm-up."""
-        is_new, steps = self.lr_scheduler is None, self.args.critic_warmup_steps
-        scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if not (is_new and steps):
-            return scheduler
-        if not isinstance(scheduler, LambdaLR):  # others do not compute rates from the step alone
-            raise ValueError(
-                f"`critic_warmup_steps` is {steps}, but the {type(scheduler).__name__} of `lr_scheduler_type` cannot "
-                "hold the policy's learning rate at 0 for that long. Use a type such as 'constant', 'linear' or "
-                "'cosine'."
-            )
-
-        def held(schedule: Callable[[int], float]) -> Callable[[int], float]:
-            return lambda step: 0.0 if step < steps else schedule(step)
-
-        groups = zip(scheduler.optimizer.param_groups, scheduler.lr_lambdas, strict=True)
-        schedules = [schedule if group.get("critic") else held(schedule) for group, schedule in groups]
-        self.lr_scheduler = LambdaLR(scheduler.optimizer, schedules)
-        return self.lr_scheduler
-
     # ---------------------------------------------------------------------------------------------------------------
     # Checkpoints: the policy as if it had no critic, and the critic in `critic/` beside it
     # ---------------------------------------------------------------------------------------------------------------
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        self.critic.unfreeze()  # under ZeRO-3, only what requires a gradient is gathered
-        super().save_model(output_dir, _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         output_dir = output_dir if output_dir is not None else self.args.output_dir
@@ -241,6 +217,10 @@ class SOPPOTrainer(TurnLevelTrainer):
     def _load_best_model(self) -> None:
         self._load_both(self.state.best_model_checkpoint, super()._load_best_model)
 
+    def _load_cycle(self, checkpoint: Path) -> None:
+        find_critic(checkpoint, self.critic.kind)  # DeepSpeed and FSDP load all weights at once, of whatever kind
+        super()._load_cycle(checkpoint)
+
     def _load_both(self, checkpoint: str, load_policy: Callable[[], None]) -> None:
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:  # they load their own checkpoint with the critic
             load_policy()
@@ -248,11 +228,6 @@ class SOPPOTrainer(TurnLevelTrainer):
         with detached_critic(self.model):
             load_policy()
         restore_critic(self.critic, self.model, checkpoint)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:  # DeepSpeed has already loaded all weights, without `_load_from_checkpoint`
-            find_critic(checkpoint, self.critic.kind)
-        super()._load_optimizer_and_scheduler(checkpoint)
 
 
 # -------------------------------------------------------------------------------------------------------------------
