@@ -139,7 +139,7 @@ class MultiAgentTrainer(TurnLevelTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
         """Leave agents without a gradient until some process has a token of theirs: momentum would move them."""
         acted = [any(p.grad is not None for p in self._parameters_of(agent).values()) for agent in self.agents]
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         batch = self._buffered_inputs[(self._step - 1) % int(self.args.steps_per_generation)]
         now = torch.stack([tokens_of(batch, agent).any() for agent in self.agents])
         acts = now | torch.tensor(acted, device=now.device)
