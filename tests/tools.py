@@ -1,24 +1,15 @@
-"""Conversations with TRL's own tools: Qwen2.5's chat template, a tool, and a policy that follows a script."""
+"""Conversations with tools: chat templates that show them, a tool, and what a policy and a hostile tool write."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
-
-from sorl_trl import SOGRPOTrainer
-from sorl_trl.rollout.protocol import PROTOCOL_TAGS
-from sorl_trl.rollout.trajectories import control_tokens
-from tests.policies import build_policy
-from tests.training import settings
 
 CALL = '<tool_call>\n{"name": "lookup", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
 ANSWER = "It is in Norway.<|im_end|>"
@@ -114,41 +105,6 @@ def gemma_tokenizer(template: str = GEMMA_TOOLS) -> Any:
     return tokenizer
 
 
-def scripted(tokenizer: Any) -> Any:
-    """In place of sampling: every other conversation calls the tool first; after an answer of the tool, it answers."""
-
-    def generate(prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[list[list[int]], None]:
-        texts = []
-        for i, ids in enumerate(prompt_ids):
-            answered = "<tool_response>" in tokenizer.decode(ids)
-            texts.append(ANSWER if answered or i % 2 else CALL)
-        return [tokenizer.encode(text, add_special_tokens=False) for text in texts], None
-
-    return generate
-
-
-def build(folder: Path, tokenizer: Any, reward: Any, options: dict[str, Any] | None = None, **native: Any) -> Any:
-    trainer_class = native.pop("trainer_class", SOGRPOTrainer)
-    config_class = GRPOConfig if trainer_class is GRPOTrainer else trainer_class.config_class
-    config = config_class(**settings(folder, **{"max_completion_length": 512, "max_steps": 1, **(options or {})}))
-    rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
-    policy = native.pop("policy", None) or build_policy(vocab_size=len(tokenizer))
-    trainer = trainer_class(policy, reward, config, rows, processing_class=tokenizer, **native)
-    trainer._generate_single_turn = scripted(tokenizer)
-    return trainer
-
-
-def rollout(trainer: Any) -> tuple[dict[str, Any], dict[str, float]]:
-    """A batch of eight trajectories, of which every other one calls the tool, and what it logs."""
-    batch = trainer._generate_and_score_completions([{"prompt": QUESTION} for _ in range(8)])
-    return batch, {name: values[-1] for name, values in trainer._metrics["train"].items()}
-
-
 def tool_call(name: str, /, **arguments: Any) -> str:
     """As a policy writes it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def control_ids(tokenizer: Any, ids: Any) -> list[int]:
-    controls = set(control_tokens(tokenizer, PROTOCOL_TAGS))
-    return [int(token) for token in ids if int(token) in controls]

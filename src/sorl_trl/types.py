@@ -91,6 +91,8 @@ class ToolResult(NamedTuple):
     text: str
     returned: list[Any] | None = None
     """The list that the tool returned, if it returned one; reward functions get it instead of the text."""
+    failed: bool = False
+    """Whether `text` is an error: the tool raised it, or does not exist."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ OVERRIDDEN = {
     "trl:GRPOTrainer._clip_grad_norm": {"9cfad6062fd3835b"},
     "trl:GRPOTrainer._compute_loss": {"f6b6366f4bb7515d"},
     "trl:GRPOTrainer._generate_and_score_completions": {"d668c0acfdb311b8"},
-    "trl:GRPOTrainer._get_tool_suffix_ids": {"295189d56f67d327"},
     "trl:GRPOTrainer._get_train_sampler": {"9675fa694edb53aa"},
     "trl:GRPOTrainer._load_best_model": {"41d254e48fa633bb"},
     "trl:GRPOTrainer._load_from_checkpoint": {"ed32ce6faf29519b"},
@@ -38,7 +37,6 @@ OVERRIDDEN = {
     "trl:GRPOTrainer._run_epoch": {"756d63c46201affc"},
     "trl:GRPOTrainer._save": {"c4a3f0b0ebafc493"},
     "trl:GRPOTrainer._save_checkpoint": {"22af0c7c579b77fb"},
-    "trl:GRPOTrainer._tool_call_loop": {"86818a39fd3b4ba7"},
     "trl:GRPOTrainer.create_optimizer": {"60fe92fa5a7a1f16"},
     "trl:GRPOTrainer.log": {"9afed6e81fcaa128"},
     "trl:GRPOTrainer.train": {"a050a3bd5da5ee44"},
@@ -89,10 +87,8 @@ RELIED_ON = {
 
 We also read and write attributes of the trainer, which have no body: `_logs`, `_metrics`, `_pending_metrics` and
 `_pending_extra_logs` (what TRL logs of a rollout); `_buffered_inputs` and `_step` (splitting a rollout);
-`_environment_pool`, `_multi_environment`, `_standalone_tools`, `environments`, `_batch_environments`,
-`_sync_tool_dicts`, `_async_tool_dicts` and `async_loop` (environments and tools); `_dist` (sharded parameters);
-`_last_loaded_step` (when asynchronous rollouts need weights); `_tokenizer` (parsing messages).
-`split_pixel_values_by_grid` splits images.
+`_dist` (sharded parameters); `_last_loaded_step` (when asynchronous rollouts need weights); `_tokenizer` (parsing
+messages). `split_pixel_values_by_grid` splits images.
 """
 READ = OVERRIDDEN | RELIED_ON
 

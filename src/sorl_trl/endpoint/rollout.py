@@ -134,13 +134,13 @@ class EndpointRollout(PolicyRollout):
         self._has_run = threading.Event()
         """Whether a rollout has ended well, of this object or of a fork."""
 
-    def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
-        super().check(config, tools, environment_factory)
+    def check(self, config: Any, tools: Any = None) -> None:
+        super().check(config, tools)
         check_installed()
         if config.max_tool_calling_iterations is not None:
             raise ValueError(
-                f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but applies only to TRL's "
-                "tool loop: the agent decides how often it makes calls."
+                f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but applies only to "
+                "`tools`: the agent decides how often it makes calls."
             )
         most = self.max_turn_tokens
         if most is not None and most > config.max_completion_length:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from datasets import Dataset
 from trl import GRPOTrainer
 from trl.chat_template_utils import get_training_chat_template, is_chat_template_prefix_preserving
 from trl.data_utils import is_conversational
@@ -21,13 +22,15 @@ from sorl_trl.rollout import (
     RolloutLimits,
     SearchResponder,
     TagProtocol,
+    ToolBox,
     environment_statistics,
     rollout_statistics,
 )
-from sorl_trl.rollout.chat import RolloutSetup, check_results, holds_images, messages_of
-from sorl_trl.rollout.observation import MessageSanitizer
-from sorl_trl.rollout.policy_rollout import MESSAGES, PolicyRollout, rollout_output
+from sorl_trl.rollout.chat import NO_PROMPT, RolloutSetup, holds_images, messages_of
+from sorl_trl.rollout.observation import Greeter
+from sorl_trl.rollout.policy_rollout import MESSAGES, PROMPTS, TWO_LOOPS, PolicyRollout, rollout_output
 from sorl_trl.rollout.responder import Factory
+from sorl_trl.rollout.trajectories import tool_statistics
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import Trajectory
 
@@ -87,6 +90,7 @@ class AgentRollout(PolicyRollout):
         self.protocol = protocol or getattr(responder, "protocol", None) or TagProtocol()
         self.stop_strings = self.protocol.stop_strings
         self.limits = limits
+        self.needs_prompts = not (isinstance(responder, ToolBox) and responder.has_objects)
 
     def collect(
         self,
@@ -103,17 +107,17 @@ class AgentRollout(PolicyRollout):
                 f"`{name}` supports only text, but the prompts contain images, which the policy would not see."
             )
         collector = self.collector(setup, is_conversational({"prompt": prompts[0]}))
-        sanitizer = MessageSanitizer(setup.tokenizer, collector.protocol)
+        greeter = Greeter(setup.tokenizer, collector.protocol)
         try:
             greetings = self._responder.greet(examples)
-            greeted = sanitizer.greet(prompts, greetings, setup.limits.max_observation_tokens)
+            greeted = greeter.greet(prompts, greetings, setup.limits.max_observation_tokens)
             shown = [self._responder.shown[kind] for kind in self._responder.kinds] if self.shows_tools else None
             prompt_ids = setup.encode(greeted, shown)
             trajectories = collector.collect(prompt_ids, engine, any_active, examples)
         finally:
             self._responder.close()
         statistics = rollout_statistics(trajectories) | collector.time
-        statistics["neutralized_per_trajectory"] += sanitizer.neutralized / max(len(trajectories), 1)
+        statistics["neutralized_per_trajectory"] += greeter.neutralized / max(len(trajectories), 1)
         metrics = {f"rollout/{name}": value for name, value in statistics.items()}
         for name, value in environment_statistics(trajectories, self._responder).items():
             metrics[f"environment/{name}"] = value
@@ -121,7 +125,8 @@ class AgentRollout(PolicyRollout):
         if environments := self._responder.environments:
             output["environments"] = [*environments]
         if self.shows_tools:
-            output[MESSAGES] = _as_messages(trajectories, collector, setup.tokenizer)
+            output[MESSAGES], output[PROMPTS] = _as_messages(trajectories, collector, setup.tokenizer), greeted
+            metrics |= tool_statistics(trajectories)
         return output, metrics
 
     def measures(self, row: int) -> Mapping[str, float | None]:
@@ -132,12 +137,12 @@ class AgentRollout(PolicyRollout):
         forked._responder = self._responder.fork()
         return forked
 
-    def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
-        super().check(config, tools, environment_factory)
+    def check(self, config: Any, tools: Any = None) -> None:
+        super().check(config, tools)
         if config.max_tool_calling_iterations is not None and (self.limits or not self.shows_tools):
             raise ValueError(
-                f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but applies only to TRL's "
-                "tool loop. Set `RolloutLimits.max_turns` (`max_turns` in a recipe) instead."
+                f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but applies only to tools "
+                "without `RolloutLimits`. Set `RolloutLimits.max_turns` (`max_turns` in a recipe) instead."
             )
 
     @property
@@ -149,7 +154,7 @@ class AgentRollout(PolicyRollout):
         most = config.max_completion_length
         if self.limits is None and self.shows_tools:
             calls = config.max_tool_calling_iterations
-            return RolloutLimits(sys.maxsize if calls is None else calls, most, most, most)
+            return RolloutLimits(sys.maxsize if calls is None else calls, most, sys.maxsize, most)
         return (self.limits or RolloutLimits()).within(most)
 
     def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
@@ -165,18 +170,14 @@ class AgentRollout(PolicyRollout):
             self.protocol_for(self.setup(trainer))
 
     def protocol_for(self, setup: RolloutSetup, conversational: bool = True) -> TagProtocol:
-        """The protocol for a trainer. In a conversation, feedback to the policy is a chat message.
-
-        Raises ValueError if the chat template shows tools in a format that is not supported.
-        """
+        """The protocol for a trainer. In a conversation, feedback to the policy is a chat message."""
         if not conversational:
             return self.protocol
         if not self.shows_tools:
             return self.protocol.in_chat(setup.tokenizer, setup.chat_template_kwargs)
-        options = {**setup.chat_template_kwargs, "chat_template": setup.chat_template}
-        protocol = self.protocol.in_chat(setup.tokenizer, options)
+        shown_by = setup.chat_template or setup.processing_class.chat_template
+        protocol = self.protocol.in_chat(setup.tokenizer, {**setup.chat_template_kwargs, "chat_template": shown_by})
         protocol.check(setup.tokenizer)
-        check_results(setup, protocol)
         return protocol
 
     def collector(self, setup: RolloutSetup, conversational: bool = True) -> Collector:
@@ -222,3 +223,35 @@ def _as_messages(trajectories: Sequence[Trajectory], collector: Collector, token
         messages_of(each, tokenizer, protocol.functions)
         for each, protocol in zip(trajectories, protocols, strict=True)
     ]
+
+
+def tools_as_rollout(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a trainer, with `tools` and `environment_factory`, if given, replaced by an `AgentRollout`.
+
+    As in TRL, the environments' `get_reward` counts as a reward of weight 1, and environments that write the prompts
+    need no `train_dataset`. Raises ValueError if there is a `rollout_func`, too.
+    """
+    tools, factory = given.get("tools"), given.get("environment_factory")
+    if not (tools or factory):
+        return dict(given)
+    if given.get("rollout_func") is not None:
+        raise ValueError(TWO_LOOPS)
+    box, args = ToolBox(tools or (), factory), given["args"]
+    changed = {"rollout_func": AgentRollout(box), **_with_rewards(given, box.rewards)}
+    if given.get("train_dataset") is None and factory is not None:
+        rows = args.generation_batch_size // args.num_generations
+        changed["train_dataset"] = Dataset.from_list([{"prompt": NO_PROMPT}] * rows)
+    without = {name: value for name, value in given.items() if name not in ("tools", "environment_factory")}
+    return {**without, **changed}
+
+
+def _with_rewards(given: Mapping[str, Any], own: Sequence[Any]) -> dict[str, Any]:
+    """The arguments of a trainer that concern reward functions, with further ones of weight 1."""
+    functions, processors, args = given.get("reward_funcs"), given.get("reward_processing_classes"), given["args"]
+    functions = [] if functions is None else functions if isinstance(functions, list) else [functions]
+    if own and processors is not None:
+        processors = [*(processors if isinstance(processors, list) else [processors]), *[None] * len(own)]
+    if own and args.reward_weights is not None:
+        args = copy.copy(args)
+        args.reward_weights = [*args.reward_weights, *[1.0] * len(own)]
+    return {"args": args, "reward_funcs": [*functions, *own], "reward_processing_classes": processors}

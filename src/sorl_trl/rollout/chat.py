@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from transformers import AutoProcessor, PreTrainedTokenizerBase, ProcessorMixin
-from trl import GRPOTrainer
 from trl.chat_template_utils import add_response_schema, parse_response, qwen3_template, supports_tool_calling
 from trl.data_utils import is_conversational, prepare_multimodal_messages
 
-from sorl_trl.rollout import ObservationEncoder, RolloutLimits, TagProtocol
+from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.observation import is_image
-from sorl_trl.rollout.protocol import MessageReader, message_end
+from sorl_trl.rollout.protocol import MessageReader
 from sorl_trl.text import storable
 from sorl_trl.types import Observation, ToolResult, Trajectory
 
+NO_PROMPT = [{"role": "user", "content": ""}]
+"""TRL's, for rows whose environment writes the prompt."""
 _START, _END = "<|im_start|>", "<|im_end|>"
 # Each message is rendered unchanged to its end, so that later messages never change earlier text.
 _TEMPLATE = r"""
@@ -52,8 +51,6 @@ _TEMPLATE = r"""
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\n' }}
 {%- endif %}"""
-
-_RESULTS = (ToolResult("first", "12 degrees"), ToolResult("second", "and rain\nin Oslo"))
 
 
 @dataclass(frozen=True)
@@ -136,26 +133,6 @@ def ensure_response_template(policy: str, given: Mapping[str, Any], trust_remote
     if not reads_calls(tokenizer):
         add_response_schema(processing_class)
     return processing_class
-
-
-def check_results(setup: RolloutSetup, protocol: TagProtocol) -> None:
-    """Raise ValueError if the chat template formats tool results differently from the protocol."""
-    ours = [*ObservationEncoder(setup.tokenizer, protocol, sys.maxsize).information("", results=_RESULTS).token_ids]
-    # What TRL's method reads of its trainer. That of our own trainers would cut long results.
-    trainer = SimpleNamespace(
-        processing_class=setup.processing_class,
-        chat_template=setup.chat_template,
-        chat_template_kwargs=setup.chat_template_kwargs,
-        _tokenizer=setup.tokenizer,
-        _is_vlm=isinstance(setup.processing_class, ProcessorMixin),
-    )
-    theirs = [*GRPOTrainer._get_tool_suffix_ids(trainer, [*map(_result, _RESULTS)])]
-    if ours != theirs:
-        end, eos = message_end(setup.tokenizer, setup.chat_template_kwargs), setup.tokenizer.eos_token
-        how = "as JSON or with the tool's name: leave out `async_staleness`, and give the trainer `tools=`"
-        if end not in (None, eos):
-            how = f"after messages that end with {end!r}: set `tokenizer.eos_token`, which is {eos!r}, to this"
-        raise ValueError(f"the chat template formats tool results as a `ToolBox` cannot, {how}.")
 
 
 def messages_of(

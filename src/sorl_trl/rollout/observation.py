@@ -1,15 +1,15 @@
-"""Sanitizes the environment's text in observations, prompts and tool messages."""
+"""Sanitizes the environment's text in observations and prompts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.rollout.protocol import Frame, TagProtocol
+from sorl_trl.rollout.protocol import ChatProtocol, Frame, TagProtocol
 from sorl_trl.rollout.trajectories import control_tokens, decode
 from sorl_trl.text import encodable
 from sorl_trl.types import Observation, Passage, ToolResult
@@ -125,64 +125,75 @@ class ObservationEncoder:
     ) -> Observation:
         """Encode the environment's reply to a turn; `passages` are those shown in `text`, if any.
 
-        Tool `results` may replace `text`.
+        Tool `results` may replace `text`: the chat template then renders a message for each.
 
-        Raises ValueError for the role "user" if the policy's turns are not messages.
+        Raises ValueError for `results`, and for the role "user", if the policy's turns are not messages.
         """
-        if role == "user":
-            if not self._protocol.turns_are_messages:
-                raise ValueError("role='user' needs turns that are messages: AgentRollout(…, protocol=ChatProtocol())")
-            return replace(self._encode(self._protocol.message_frame, [text])[0], role=role)
-        frame = self._protocol.information_frame
-        if not results:
-            return self._encode(frame, [text], tuple(passages))[0]
-        observation, texts = self._encode(frame, [each.text for each in results])
-        shown = (
-            ToolResult(self._sanitizer.clean(each.tool), text, each.returned)
-            for each, text in zip(results, texts, strict=False)
-        )
-        return replace(observation, results=tuple(shown))
+        is_message = bool(results) or role == "user"
+        if is_message and not isinstance(self._protocol, ChatProtocol):
+            what = "results" if results else "role='user'"
+            raise ValueError(f"{what} needs turns that are messages: AgentRollout(…, protocol=ChatProtocol())")
+        if results:
+            return self._of_tools(results)
+        frame = self._protocol.message_frame if role == "user" else self._protocol.information_frame
+        return self._encode(frame, text, tuple(passages), role)
 
     def invalid_feedback(self, message_closed: bool) -> Observation:
         """Encode the corrective message; `message_closed` tells whether the policy ended its own message."""
         frame = self._protocol.message_frame if message_closed else self._protocol.feedback_frame
-        return self._encode(frame, [self._protocol.invalid_feedback])[0]
+        return self._encode(frame, self._protocol.invalid_feedback)
 
-    def _encode(
-        self, frame: Frame, bodies: Sequence[str], passages: tuple[Passage, ...] = ()
-    ) -> tuple[Observation, list[str]]:
-        """Encode one body after another while there is room; also return the part of each that was kept."""
-        prefix_ids, suffix_ids, between_ids = self._frame_ids[frame]
-        token_ids, harmless = [*prefix_ids], list[SanitizedText]()
-        for body in bodies:
-            before = between_ids if harmless else []
-            room = self._max_tokens - len(token_ids) - len(before) - len(suffix_ids)
-            if room < 0:
+    def _encode(self, frame: Frame, body: str, passages: tuple[Passage, ...] = (), role: str = "tool") -> Observation:
+        prefix_ids, suffix_ids = self._frame_ids[frame]
+        harmless = self._sanitizer.sanitize(body, self._max_tokens - len(prefix_ids) - len(suffix_ids))
+        ids = (*prefix_ids, *harmless.token_ids, *suffix_ids)
+        text = decode(self._tokenizer, ids)
+        return Observation(ids, text, passages, harmless.truncated, harmless.neutralized, role)
+
+    def _of_tools(self, results: Sequence[ToolResult]) -> Observation:
+        """The messages of tools. If they are too long together, the last ones are cut or left out."""
+        assert isinstance(self._protocol, ChatProtocol)
+        room = self._max_tokens
+        while True:
+            harmless = self._within(room, results)
+            shown = tuple(
+                each._replace(tool=self._sanitizer.clean(each.tool), text=self._kept(text))
+                for each, text in zip(results, harmless, strict=False)
+            )
+            ids = self._protocol.result_ids(shown)
+            if len(ids) <= self._max_tokens or room == 0:
                 break
-            harmless.append(self._sanitizer.sanitize(body, room))
-            token_ids += [*before, *harmless[-1].token_ids]
-        token_ids += suffix_ids
-        truncated = len(harmless) < len(bodies) or any(each.truncated for each in harmless)
+            room = max(room - (len(ids) - self._max_tokens), 0)  # for what the template adds
+        truncated = len(shown) < len(results) or any(each.truncated for each in harmless)
         neutralized = sum(each.neutralized for each in harmless)
-        observation = Observation(
-            tuple(token_ids), decode(self._tokenizer, token_ids), passages, truncated, neutralized
-        )
-        cut = [decode(self._tokenizer, each.token_ids) if each.truncated else each.text for each in harmless]
-        return observation, cut
+        text = decode(self._tokenizer, ids)
+        return Observation(tuple(ids), text, (), truncated, neutralized, results=shown)
 
-    def _encode_frame(self, frame: Frame) -> tuple[list[int], list[int], list[int]]:
-        prefix_ids, suffix_ids, between_ids = (
-            list(self._tokenizer.encode(text, add_special_tokens=False))
-            for text in (frame.prefix, frame.suffix, frame.between)
+    def _within(self, room: int, results: Sequence[ToolResult]) -> list[SanitizedText]:
+        """The sanitized texts of the results that fit into `room` tokens, the last one cut; of one at least."""
+        harmless: list[SanitizedText] = []
+        for each in results:
+            if harmless and room <= 0:
+                break
+            harmless.append(self._sanitizer.sanitize(each.text, room))
+            room -= len(harmless[-1].token_ids)
+        return harmless
+
+    def _kept(self, harmless: SanitizedText) -> str:
+        return decode(self._tokenizer, harmless.token_ids) if harmless.truncated else harmless.text
+
+    def _encode_frame(self, frame: Frame) -> tuple[list[int], list[int]]:
+        prefix_ids, suffix_ids = (
+            list(self._tokenizer.encode(text, add_special_tokens=False)) for text in (frame.prefix, frame.suffix)
         )
         size = len(prefix_ids) + len(suffix_ids)
         if size > self._max_tokens:
             raise ValueError(f"max_observation_tokens={self._max_tokens} must be at least {size}, the size of {frame}")
-        return prefix_ids, suffix_ids, between_ids
+        return prefix_ids, suffix_ids
 
 
-class MessageSanitizer:
-    """Sanitizes what an environment adds to messages, and leaves the user's own text unchanged.
+class Greeter:
+    """Adds what environments say at the beginning to prompts, sanitized; the user's own text stays as it is.
 
     Args:
         tokenizer: The policy's tokenizer.
@@ -204,54 +215,25 @@ class MessageSanitizer:
             for prompt, greeting in zip(prompts, greetings, strict=True)
         ]
 
-    def clean(self, own: Any, content: Any, max_tokens: int | None = None) -> Any:
-        """The content of a message, with everything that an environment added to the user's `own` text sanitized.
-
-        If the content does not begin with `own`, the environment has rewritten it, and all of it is sanitized. Each
-        added text is cut to `max_tokens`.
-        """
-        if not isinstance(content, list):
-            kept = own if isinstance(own, str) and content.startswith(own) else ""
-            return kept + self._sanitized(kept, content[len(kept) :], max_tokens)
-        blocks = list(own) if isinstance(own, list) else [{"type": "text", "text": own}]
-        if content[: len(blocks)] != blocks:
-            blocks = []
-        for block in content[len(blocks) :]:
-            # Some templates write blocks without anything between them.
-            before = "".join(each["text"] for each in blocks if is_text(each))
-            blocks.append(self._sanitized_block(before, block, max_tokens))
-        return blocks
-
     def _greeted(self, prompt: Any, greeting: str, max_tokens: int) -> Any:
         if isinstance(prompt, str):
             return prompt + self._sanitized(prompt, greeting, max_tokens)
         own = prompt[-1].get("content") or ""
-        added: Any = [{"type": "text", "text": greeting}] if isinstance(own, list) else greeting
-        return [*prompt[:-1], {**prompt[-1], "content": self.clean(own, own + added, max_tokens)}]
+        if isinstance(own, list):  # some templates write blocks without anything between them
+            before = "".join(each.get("text") or "" for each in own)
+            added: Any = [{"type": "text", "text": self._sanitized(before, greeting, max_tokens)}]
+        else:
+            added = self._sanitized(own, greeting, max_tokens)
+        return [*prompt[:-1], {**prompt[-1], "content": own + added}]
 
-    def _sanitized_block(self, before: str, block: Any, max_tokens: int | None) -> dict[str, Any]:
-        """Keep an image, with its path sanitized if it has one; turn anything else into text."""
-        if is_image(block):
-            image = block["image"]
-            is_path = isinstance(image, str)
-            return {"type": "image", "image": self._sanitized(before, image, max_tokens) if is_path else image}
-        text = str.__str__(block["text"] if is_text(block) else str(block))
-        return {"type": "text", "text": self._sanitized(before, text, max_tokens)}
-
-    def _sanitized(self, before: str, text: str, max_tokens: int | None) -> str:
-        harmless = self._sanitizer.sanitize(text, len(text) if max_tokens is None else max_tokens)
+    def _sanitized(self, before: str, text: str, max_tokens: int) -> str:
+        harmless = self._sanitizer.sanitize(text, max_tokens)
         self.neutralized += harmless.neutralized
-        is_cut = max_tokens is not None and harmless.truncated  # a text may have more tokens than characters
-        kept = decode(self._tokenizer, harmless.token_ids) if is_cut else harmless.text
+        kept = decode(self._tokenizer, harmless.token_ids) if harmless.truncated else harmless.text
         # The end of the text before and the beginning of this one may form a tag.
         joined = self._sanitizer.rewrite(before + kept)[1] - self._sanitizer.rewrite(before)[1]
         self.neutralized += max(joined, 0)
         return kept.translate(_ROUND_BRACKETS) if joined > 0 else kept
-
-
-def is_text(block: Any) -> bool:
-    """Whether a content block is text."""
-    return isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
 
 
 def is_image(block: Any) -> bool:

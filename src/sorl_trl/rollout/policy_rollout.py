@@ -22,6 +22,12 @@ from sorl_trl.types import StopReason, Trajectory
 
 MESSAGES = "trajectory_messages"
 """The key of trajectories as messages, which this package's trainers pass on as `completions`."""
+PROMPTS = "prompt_messages"
+"""The key of prompts with what `reset` added, which they pass on as `prompts`."""
+TWO_LOOPS = (
+    "`tools` or `environment_factory` is given with a `rollout_func`, which makes whole trajectories itself: pass "
+    "them to a `ToolBox`, or leave `rollout_func` out."
+)
 ADDED_COLUMNS = ("trajectory", "agents", "agent_rewards", "environments")
 """What rollouts pass to reward functions beside the columns of the dataset, which must not have these names."""
 
@@ -47,6 +53,8 @@ class PolicyRollout(ABC):
     """The strings that end a turn, besides the end of a message."""
     answers: bool = False
     """Whether trajectories may end with an answer in tags, to be compared with golden answers."""
+    needs_prompts: bool = True
+    """Whether each row of the dataset must have a `prompt`, which an object of a `ToolBox` may write instead."""
 
     def __init__(self, engine: EngineOptions | None = None) -> None:
         if engine is not None and not isinstance(engine, EngineOptions):
@@ -110,13 +118,10 @@ class PolicyRollout(ABC):
         """A copy for a rollout that may run concurrently with others."""
         return copy.copy(self)
 
-    def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
+    def check(self, config: Any, tools: Any = None) -> None:
         """Raise ValueError for trainer arguments that the rollout does not support."""
-        if tools or environment_factory:
-            raise ValueError(
-                "`tools` or `environment_factory` is given with a rollout that makes whole trajectories itself, which "
-                "TRL's tool loop would continue. Pass them to a `ToolBox`, or leave `rollout_func` out."
-            )
+        if tools:
+            raise ValueError(TWO_LOOPS)
         if config.use_transformers_continuous_batching:
             raise ValueError(
                 "`use_transformers_continuous_batching` is True, but ignores stop strings, so turns would not end "

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.rollout.trajectories import control_tokens, decode
 from sorl_trl.text import nests
-from sorl_trl.types import Action, ActionKind, Passage, ToolCall
+from sorl_trl.types import Action, ActionKind, Passage, ToolCall, ToolResult
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,6 @@ class Frame:
 
     prefix: str = ""
     suffix: str = ""
-    between: str = "\n"
-    """The text between the results of several tools."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +190,8 @@ class ChatProtocol(TagProtocol):
     """The tokenizer's special tokens. One of them, not always the end-of-sequence token, ends a message."""
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)
     """The policy's tokenizer."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What the chat template is rendered with."""
 
     turns_are_messages: ClassVar[bool] = True
 
@@ -219,6 +219,7 @@ class ChatProtocol(TagProtocol):
             message_frame=user if self.message_frame == plain.message_frame else self.message_frame,
             message_ends=_special_tokens(tokenizer),
             tokenizer=tokenizer,
+            template_kwargs=dict(template_kwargs or {}),
         )
 
     def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -237,6 +238,31 @@ class ChatProtocol(TagProtocol):
         while end := next(filter(text.endswith, self.message_ends), ""):
             text = text.removesuffix(end)
         return Action(ActionKind.MESSAGE, text.strip(), calls=calls)
+
+    def result_ids(self, results: Sequence[ToolResult]) -> list[int]:
+        """What the policy reads of tool results: all that the template writes between the policy's call and next turn.
+
+        The call before them is a stand-in with the name of the first tool, which some templates show in its result.
+
+        Raises ValueError if the template shows the call differently once results follow it.
+        """
+        tokenizer: Any = self.tokenizer
+
+        def rendered(messages: list[Any], **options: Any) -> list[int]:
+            options |= {"tokenize": True, "return_dict": False, **self.template_kwargs}
+            return [*tokenizer.apply_chat_template(messages, **options)]
+
+        call = {"type": "function", "function": {"name": results[0].tool, "arguments": {}}}
+        called: list[Any] = [_EXCHANGE[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
+        answers = [{"role": "tool", "name": each.tool, "content": each.text} for each in results]
+        before, ids = rendered(called), rendered([*called, *answers], add_generation_prompt=True)
+        ends = {*tokenizer.convert_tokens_to_ids([*self.message_ends])}
+        last = max((place for place, each in enumerate(before) if each in ends), default=-1)
+        if not decode(tokenizer, before[last + 1 :]).strip():
+            before = before[: last + 1]  # the policy samples the token that ends its message, and nothing after it
+        if ids[: len(before)] != before:
+            raise ValueError("the chat template must show a call in the same way before and after its results")
+        return ids[len(before) :]
 
     def _calls(self, text: str) -> tuple[ToolCall, ...]:
         assert self.tokenizer is not None
@@ -326,12 +352,11 @@ def chat_message_frame(
     `chat_template_kwargs` are for prompts.
 
     The frame excludes the token that ends the assistant's message, because the policy samples it. That token need not
-    be the tokenizer's end-of-sequence token: Gemma's messages end differently. The text between two messages is read
-    only for a "tool", because several tools may answer one message.
+    be the tokenizer's end-of-sequence token: Gemma's messages end differently.
 
     Raises ValueError if the template does not render both messages.
     """
-    answer, another = 'second "message"\nof another', "third-message"  # a template that writes JSON changes the quotes
+    answer = 'second "message"\nof another'  # a template that writes JSON changes the quotes
     options: Any = dict(template_kwargs or {})
     end = message_end(tokenizer, template_kwargs)
     messages = [*_EXCHANGE, {"role": role, "content": answer}]
@@ -344,13 +369,7 @@ def chat_message_frame(
     if end is not None and end not in between:  # GPT-OSS ends the last message otherwise than those before it
         end = _first_control(tokenizer, between)
     _, ended, after_end = between.partition(end or str(tokenizer.eos_token))
-    frame = Frame(after_end if ended else between, suffix)
-    if role != "tool":
-        return frame
-    messages.append({"role": role, "content": another})
-    text = str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
-    middle, shown, _ = text.partition(answer)[2].partition(another)
-    return replace(frame, between=middle) if shown else frame
+    return Frame(after_end if ended else between, suffix)
 
 
 def _first_control(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:

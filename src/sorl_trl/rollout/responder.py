@@ -84,7 +84,7 @@ class Calls:
         answer.add_done_callback(lambda _: self._free.release())
         if answer.done():
             return
-        timer = threading.Timer(self._timeout_s, _settle, (answer, late))
+        timer = threading.Timer(self._timeout_s, self._give_up, (answer, late))
         timer.daemon = True
         timer.start()
         answer.add_done_callback(lambda _: timer.cancel())
@@ -95,6 +95,10 @@ class Calls:
         except BaseException as error:  # it is raised where the answer is awaited
             _settle(answer, error=error)
 
+    def _give_up(self, answer: Future[Any], late: Any) -> None:
+        logger.warning("a call of an environment or tool is abandoned after timeout_s=%g", self._timeout_s)
+        _settle(answer, late)
+
     def _awaited(self, answer: Future[Any], value: Any) -> Any:
         """The value, awaited if it is awaitable. Raises Abandoned if the call was abandoned."""
         if answer.done():
@@ -103,17 +107,12 @@ class Calls:
             raise Abandoned
         if not inspect.isawaitable(value):
             return value
-        outcome = start_awaiting(value, self._loop)
+        outcome = asyncio.run_coroutine_threadsafe(contained(value), self._loop)
         answer.add_done_callback(lambda _: outcome.cancel())
         wait_for([outcome])
         if answer.done():
             raise Abandoned
         return outcome.result()
-
-
-def start_awaiting(awaitable: Any, loop: asyncio.AbstractEventLoop) -> Future[Any]:
-    """Await something in another thread's loop."""
-    return asyncio.run_coroutine_threadsafe(contained(awaitable), loop)
 
 
 async def contained(awaitable: Any) -> Any:

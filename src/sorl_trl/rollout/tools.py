@@ -1,4 +1,4 @@
-"""Tools for one rollout, as TRL's trainers take them: functions, and the methods of objects."""
+"""Tools as TRL's trainers take them, functions and the methods of objects, and what comes with them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import inspect
 import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from threading import Lock
 from typing import Any, TypeAlias
 
 from transformers.utils.chat_template_utils import get_json_schema
 
+from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout.environment import Reply
+from sorl_trl.rollout.observation import is_image
 from sorl_trl.rollout.protocol import ChatProtocol, TagProtocol
 from sorl_trl.rollout.responder import CONCURRENCY, TIMEOUT_S, UNAVAILABLE, EnvironmentResponder, Wait
-from sorl_trl.search.backend import is_down
-from sorl_trl.types import StopReason, ToolResult, Turn
+from sorl_trl.rollout.search_responder import SearchResponder
+from sorl_trl.search import RetryPolicy, SearchBackend
+from sorl_trl.search.backend import is_down, is_thread_safe
+from sorl_trl.types import ActionKind, StopReason, ToolResult, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -27,45 +33,39 @@ _NOT_TOOLS = ("reset", "get_reward")
 
 
 class Unavailable(str):
-    """Return this from a tool if its world is down: the trajectory is then masked out of the loss.
+    """Return this from a tool if its world is down: the trajectory is then masked out of the loss."""
 
-    This works in TRL's own tool loop, too, where the policy reads the text. TRL puts `str()` of a tool's result into a
-    message. For this class, that is the object itself, so it can be recognized there.
+
+def call_tool(tools: Mapping[str, Tool], name: str, arguments: Any, wait: Wait) -> ToolResult | None:
+    """The result of a call, for the policy; None if the tool is down.
+
+    Any other error is text for the policy, in TRL's wording, even `SystemExit`, because policy-written Python may call
+    `exit()`. Raises TypeError for images, which the policy would not see.
     """
-
-    def __str__(self) -> str:
-        return self
-
-
-class ToolError(Exception):
-    """A call failed. The message is for the policy."""
-
-
-def call_tool(tool: Tool, arguments: Any, wait: Wait) -> str | list[Any]:
-    """Call a tool, in TRL's tool loop or in a `ToolBox`, and return the result for the policy.
-
-    It is text, except for a list, which reward functions get unchanged, and an `Unavailable` if the tool is down.
-
-    Raises ToolError for any other error of the tool or its arguments, even `SystemExit`, because policy-written Python
-    may call `exit()`.
-    """
+    if name not in tools:
+        return _failure(name, f"Tool {name} not found.")
+    tool = tools[name]
     try:
         result = wait(tool(**arguments))
-        text = plain_text(result)
-        return result if isinstance(result, list | Unavailable) else text
+        text = str.__str__(str(result))  # without any subclass of `str`
     except (Exception, SystemExit, CancelledError) as error:
-        name = getattr(tool, "__qualname__", tool.__name__)
+        called = getattr(tool, "__qualname__", name)
         if is_down(error):
-            logger.warning("%s is unavailable, a trajectory is masked: %r", name, error)
-            return Unavailable(f"{tool.__name__} is unavailable")
+            logger.warning("%s is unavailable, a trajectory is masked: %r", called, error)
+            return None
         if _fits(tool, arguments):  # otherwise it is the policy's error
-            logger.warning("%s raised %r, which is passed to the policy", name, error)
-        raise ToolError(str(error)) from error
+            logger.warning("%s raised %r, which is passed to the policy", called, error)
+        return _failure(name, str(error))
+    if isinstance(result, Unavailable):
+        return None
+    returned = result if isinstance(result, list) else None
+    if any(map(is_image, returned or ())):
+        raise TypeError(f"the tool {name!r} returned an image, which the policy would not see: return text")
+    return ToolResult(name, text, returned)
 
 
-def plain_text(value: Any) -> str:
-    """`str(value)`, without any subclass of `str`."""
-    return str.__str__(str(value))
+def _failure(name: str, error: str) -> ToolResult:
+    return ToolResult(name, str({"error": error}), failed=True)
 
 
 def _fits(tool: Tool, arguments: Any) -> bool:
@@ -92,20 +92,11 @@ class RowTools:
         """Answer the calls of a message in order. A message without calls ends the trajectory."""
         results = []
         for name, arguments in turn.action.calls:
-            result = self._result(name, arguments, wait)
-            if isinstance(result, Unavailable):
+            result = call_tool(self.tools, name, arguments, wait)
+            if result is None:
                 return UNAVAILABLE
-            results.append(ToolResult(name, str(result), result if isinstance(result, list) else None))
+            results.append(result)
         return Reply(results=tuple(results)) if results else Reply(stop=StopReason.ENVIRONMENT_DONE)
-
-    def _result(self, name: str, arguments: Any, wait: Wait) -> str | list[Any]:
-        """The result of a call, or its error in TRL's wording."""
-        if name not in self.tools:
-            return str({"error": f"Tool {name} not found."})
-        try:
-            return call_tool(self.tools[name], arguments, wait)
-        except ToolError as error:
-            return str({"error": str(error)})
 
 
 def methods_of(environment: Any) -> list[Tool]:
@@ -143,6 +134,7 @@ class ToolBox(EnvironmentResponder):
         concurrency: How many trajectories may make calls at the same time.
 
     Attributes:
+        has_objects: Whether each trajectory has an object, whose `reset` may write the whole prompt.
         protocol: A `ChatProtocol` with the schemas of all tools. `AgentRollout` reads it.
         shown: The tools that the chat template shows, for rows of each kind.
 
@@ -162,7 +154,7 @@ class ToolBox(EnvironmentResponder):
         given: Any = environment_factory if several else {None: environment_factory}
         makers: dict[Any, Any] = {name: partial(RowTools, tools, factory) for name, factory in given.items()}
         super().__init__(makers if several else makers[None], timeout_s, concurrency)
-        self._has_objects = {*given.values()} != {None}
+        self.has_objects = {*given.values()} != {None}
         probed = {name: make() for name, make in makers.items()}
         self._classes = dict.fromkeys(type(each.object) for each in probed.values())
         self.shown = {name: [*each.tools.values()] for name, each in probed.items()}
@@ -174,7 +166,7 @@ class ToolBox(EnvironmentResponder):
     @property
     def environments(self) -> Sequence[Any]:  # type: ignore[override]
         """The objects of the last rollout, one per row."""
-        return [tools.object for tools in self._environments] if self._has_objects else ()
+        return [tools.object for tools in self._environments] if self.has_objects else ()
 
     def protocol_of(self, row: int, protocol: TagProtocol) -> TagProtocol:
         """Types the arguments of calls with the schemas of the row's own tools, as TRL does."""
@@ -205,3 +197,52 @@ def _reward_of(kind: Any) -> Callable[..., Any]:
 
     reward.__name__ = kind.__name__
     return reward
+
+
+def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = None) -> Callable[[str], str]:
+    """A search engine as a tool, `tools=[search_tool(backend)]`, that returns at most `k` passages per query.
+
+    It returns what `SearchRollout` puts between its tags: the best passages, or a note that there are none or that the
+    query was refused. If the engine is down after all retries, it returns an `Unavailable`; this package's trainers
+    then mask the trajectory, whereas `trl.GRPOTrainer` trains on it. Calls wait for their retries one after the other;
+    `retry` sets how long, by default as long as `SearchRollout` waits once for all calls. Only one thread at a time
+    queries an engine that does not set `thread_safe = True`.
+
+    Raises ValueError if `k` is below 1.
+    """
+    POSITIVE_COUNT.check("k", k)
+    responder = SearchResponder(backend, top_k=k, retry=retry)
+    alone: AbstractContextManager[Any] = nullcontext() if is_thread_safe(backend) else Lock()
+
+    def search(query: str) -> str:
+        """
+        Search a collection of passages.
+
+        Args:
+            query: What to look for, in a few words.
+
+        Returns:
+            The passages that fit best, each with its title.
+        """
+        with alone:
+            reply = responder.search([query])[query]
+        return reply.text if reply.stop is None else Unavailable("the search engine is unavailable")
+
+    return search
+
+
+def answer_in_messages(completion: Sequence[Mapping[str, Any]]) -> str | None:
+    """The answer in the first assistant message that gives one, or None. Tool messages do not count.
+
+    For reward functions of trainers with `tools` or `environment_factory`, because TRL then passes each completion as
+    a list of messages. `TagProtocol.parse` finds the answer, as for `SearchRollout`: the first closing tag of a
+    message decides. With `SearchRollout`, read `Trajectory.answer` instead, because its completions include the
+    observations.
+
+    Raises TypeError if the completion is a plain string.
+    """
+    if isinstance(completion, str):
+        raise TypeError(f"completion is the string {completion[:80]!r}, but must be a list of messages")
+    texts = [message.get("content") or "" for message in completion if message["role"] == "assistant"]
+    actions = map(TagProtocol().parse, texts)
+    return next((action.content for action in actions if action.kind is ActionKind.ANSWER), None)

@@ -197,6 +197,14 @@ def environment_statistics(trajectories: Sequence[Trajectory], responder: Respon
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
+def tool_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """TRL's metrics of tools: answered calls per trajectory, and the share of them that failed."""
+    results = [result for each in trajectories for seen in each.observations for result in seen.results]
+    failed = sum(result.failed for result in results)
+    calls = _ratio(len(results), len(trajectories))
+    return {"tools/call_frequency": calls, "tools/failure_frequency": _ratio(failed, len(results))}
+
+
 def _answered_searches(trajectory: Trajectory) -> list[tuple[Turn, Observation]]:
     return [
         (turn, reply)

@@ -4,7 +4,7 @@ from warnings import filterwarnings
 
 from sorl_trl.rollout.agent_rollout import AgentRollout, SearchRollout
 from sorl_trl.rollout.chat import chatml_tools
-from sorl_trl.rollout.native_tools import answer_in_messages, search_tool
+from sorl_trl.rollout.tools import answer_in_messages, search_tool
 from sorl_trl.trainers.base import SOGRPOTrainer
 from sorl_trl.trainers.config import SOGRPOConfig, SOPPOConfig
 from sorl_trl.trainers.critic_checkpoint import ValueModel, load_critic

@@ -26,8 +26,8 @@ from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
 from sorl_trl.ops import masked_mean, turn_broadcast, turn_layout
 from sorl_trl.records.resume_point import resume_point
+from sorl_trl.rollout.agent_rollout import tools_as_rollout
 from sorl_trl.rollout.chat import ensure_response_template
-from sorl_trl.rollout.native_tools import ToolSanitizer, tools_as_rollout
 from sorl_trl.rollout.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.rollout.protocol import MessageReader
 from sorl_trl.trainers.agents import agent_metrics
@@ -91,16 +91,13 @@ class TurnLevelTrainer(GRPOTrainer):
         self.method = method_from(self.default_method if method is None else method)
         check_method(self.method, args, by_name=isinstance(method, str))
         args.method_name = self.method.name or self.method.describe()
-        given = inspect.signature(super().__init__).bind(model, reward_funcs, args, *positional, **named).arguments
-        if args.async_staleness:
-            given = tools_as_rollout(given)
-        has_tools = bool(given.get("tools") or given.get("environment_factory"))
+        bound = inspect.signature(super().__init__).bind(model, reward_funcs, args, *positional, **named)
+        given = tools_as_rollout(bound.arguments)
+        args = given["args"]
         if isinstance(rollout := given.get("rollout_func"), PolicyRollout):
-            rollout.check(args, given.get("tools"), given.get("environment_factory"))
-            has_tools = rollout.shows_tools
-        if has_tools:
-            given["processing_class"] = ensure_response_template(name, given, args.trust_remote_code)
-        self._tools = ToolSanitizer(self)
+            rollout.check(args)
+            if rollout.shows_tools:
+                given["processing_class"] = ensure_response_template(name, given, args.trust_remote_code)
         with used_by_trl(asks_for_routes(args)):
             super().__init__(**given)
         self._tokenizer = MessageReader(self._tokenizer)  # with which TRL parses whatever the policy writes
@@ -213,16 +210,6 @@ class TurnLevelTrainer(GRPOTrainer):
         return masked_mean(advantages, rollout.scored.turn_mask, dim=1)
 
     # ---------------------------------------------------------------------------------------------------------------
-    # TRL's tool loop
-    # ---------------------------------------------------------------------------------------------------------------
-
-    def _tool_call_loop(self, *given: Any) -> tuple[Any, ...]:
-        return self._tools.masked(super()._tool_call_loop(*given))
-
-    def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
-        return self._tools.suffix_ids(tool_messages, super()._get_tool_suffix_ids)
-
-    # ---------------------------------------------------------------------------------------------------------------
     # The loss
     # ---------------------------------------------------------------------------------------------------------------
 
@@ -331,8 +318,8 @@ class SOGRPOTrainer(TurnLevelTrainer):
     (`ClipPenalty`).
 
     A reward function may return one float per turn of a completion. Turns are those that `rollout_func` records as
-    `turn_ids`, or else the runs of model tokens between tool results. With only outcome rewards and `gamma=1`, the
-    advantages are TRL's own.
+    `turn_ids`, or else the runs of model tokens in its `env_mask`. With only outcome rewards and `gamma=1`, the
+    advantages are TRL's own. `tools` and `environment_factory` become an `AgentRollout(ToolBox(…))`.
 
     Ratios, clipping and `target_kl` take effect from the second update on a rollout. TRL's defaults make only one, and
     the trainer warns: set `steps_per_generation` above `gradient_accumulation_steps`, or `num_iterations` above 1.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
@@ -132,8 +132,6 @@ def check_dataset(trainer: Any) -> None:
         check_names(trainer, f"`{name}`", rows.column_names)
         if "prompt" in rows.column_names:
             _check_prompt(trainer, name, rows[0]["prompt"])
-        elif trainer.environment_factories is None:
-            raise ValueError(f"`{name}` has the columns {rows.column_names}, but must have `prompt`.")
         if trainer.rollout_func is None:
             for function, called in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True):
                 if not isinstance(function, nn.Module):
@@ -165,13 +163,12 @@ def check_trust_region(trainer: Any) -> None:
         warn_on_main_process(args, f"{problem}: set {remedy}.")
 
 
-def check_names(trainer: Any, name: str, columns: Iterable[str]) -> None:
-    """Raise ValueError for a column under whose name reward functions would get something else."""
-    taken = {*OF_TRL, SAMPLED}
-    if policy_rollout_of(trainer) is not None:
-        taken |= {*ADDED_COLUMNS}
-    elif trainer.environment_factories is not None:
-        taken.add("environments")
+def check_names(trainer: Any, name: str, columns: Collection[str]) -> None:
+    """Raise ValueError for no `prompt`, and for a column whose name stands for something else in reward functions."""
+    rollout = policy_rollout_of(trainer)
+    if "prompt" not in columns and (rollout is None or rollout.needs_prompts):
+        raise ValueError(f"{name} has the columns {[*columns]}, but must have `prompt`.")
+    taken = {*OF_TRL, SAMPLED} | ({*ADDED_COLUMNS} if rollout is not None else set())
     if found := sorted(taken & {*columns}):
         raise ValueError(
             f"{name} has the column {found[0]!r}, but reward functions get something else under that name: rename it."
@@ -181,7 +178,7 @@ def check_names(trainer: Any, name: str, columns: Iterable[str]) -> None:
 def _check_prompt(trainer: Any, name: str, prompt: Any) -> None:
     rollout = policy_rollout_of(trainer)
     in_messages = isinstance(rollout, AgentRollout) and rollout.protocol.turns_are_messages
-    if isinstance(prompt, str) and (trainer.tools or in_messages):
+    if isinstance(prompt, str) and in_messages:
         raise ValueError(
             f"`{name}` has the prompt {prompt[:80]!r}, but tool calls are messages of the chat template: each prompt "
             "must be a list of messages, such as [{'role': 'user', 'content': '…'}]."

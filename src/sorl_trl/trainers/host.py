@@ -70,7 +70,7 @@ class Host:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        """For what reads prompts, images and the dataset's columns as TRL does, and for users' `rollout_func`."""
+        """For what reads images and the dataset's columns as TRL does, and for users' `rollout_func`."""
 
     @property
     def args(self) -> TurnLevelConfig:
@@ -140,7 +140,7 @@ class Host:
     # ---------------------------------------------------------------------------------------------------------------
 
     def generate(self, prompts: list[Any]) -> Any:
-        """What TRL returns of its `rollout_func`, tool loop or engine."""
+        """What TRL returns of its `rollout_func` or engine."""
         return self.trainer._generate(prompts)
 
     def rewards_of(self, rows: list[Any], prompts: list[Any], completions: list[Any], ids: list[Any]) -> Tensor:

@@ -18,7 +18,7 @@ from sorl_trl.ops import bounded_log_ratio, engine_ratio, outcome_advantages, su
 from sorl_trl.records.resume_point import ranks_where
 from sorl_trl.rollout.chat import tabular
 from sorl_trl.rollout.engines.base import positions_of
-from sorl_trl.rollout.policy_rollout import MESSAGES
+from sorl_trl.rollout.policy_rollout import MESSAGES, PROMPTS
 from sorl_trl.trainers.agents import agent_fields, agents_of_all, log_agents, names_of
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
@@ -76,17 +76,18 @@ def collect(host: Host, inputs: list[dict[str, Any]]) -> Rollout:
     """Generate, score and reward a trajectory for each of this process's rows of the dataset."""
     check_names(host.trainer, "The dataset", inputs[0])  # those of a stream are known only now
 
-    # Generate. TRL calls `rollout_func`, its tool loop or its engine, and logs lengths.
-    prompts, images = prompts_of(host.trainer, inputs)
+    # Generate. TRL calls `rollout_func` or its engine, and logs lengths.
+    prompts, images = prompts_of(inputs)
     host.trainer.rollout_examples = [dict(row) for row in inputs]
     if host.ahead is not None:
         host.ahead.renew(prompts)
-    prompt_ids, completion_ids, env_mask, completions, logprobs, columns, shown, by_tools = host.generate(prompts)
+    prompt_ids, completion_ids, env_mask, completions, logprobs, columns, shown, _ = host.generate(prompts)
     images = images if shown is None else shown
     sampled_at, rows = host.step, inputs
     if host.ahead is not None:  # other rows may have been overtaken
         sampled_at, rows = columns.pop("sampled_at_step"), columns.pop("rows")
         prompts = [row["prompt"] for row in rows]
+    prompts = columns.pop(PROMPTS, prompts)
     context_ids = columns.pop("context_ids", None)
     window = None if context_ids is None else positions_of(host.accelerator.unwrap_model(host.model))
     turn_ids = columns.pop("turn_ids", None)
@@ -97,8 +98,6 @@ def collect(host: Host, inputs: list[dict[str, Any]]) -> Rollout:
     # Old policy and reference policy
     batch = tensors(host, sampled, env_mask, logprobs, context_ids is not None)
     batch |= agent_fields(sampled, batch["turn_ids"])
-    if ranks_where(any(by_tools)):
-        raise ValueError("A tool returned an image, but only images in prompts are supported: return text.")
     batch |= image_inputs(host.trainer, prompts, images, batch)
     batch[GENERATED_AT] = torch.tensor(sampled_at)
     given_routes = columns.pop("routes", None)

@@ -10,7 +10,7 @@ from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.rollout import ObservationEncoder, TagProtocol
-from sorl_trl.rollout.observation import MessageSanitizer
+from sorl_trl.rollout.observation import Greeter
 from sorl_trl.types import Observation
 from tests import policies
 
@@ -70,8 +70,8 @@ def test_truncation_cuts_the_body_and_never_the_frame() -> None:
 GREETING_WORDS = ["<pad>", "<eos>", "<unk>", "<answer>", "[answer]", "go", "rome", "(eos)", "(answer]", "now", "<"]
 
 
-def greeter() -> MessageSanitizer:
-    return MessageSanitizer(policies.word_tokenizer(GREETING_WORDS), TagProtocol(tools=("guess",)))
+def greeter() -> Greeter:
+    return Greeter(policies.word_tokenizer(GREETING_WORDS), TagProtocol(tools=("guess",)))
 
 
 @pytest.mark.parametrize(
@@ -96,31 +96,3 @@ def test_greetings_stand_at_the_end_and_are_harmless(prompt: Any, greeting: Any,
     assert adding.greet(prompts, [greeting], 9) == [expected]
     assert adding.neutralized == hits
     assert repr(prompts) == before, "the user's own are left as they are"
-
-
-IMAGE = {"type": "image", "image": object()}
-VIDEO = {"type": "video", "video": "now"}
-USE, GO = {"type": "text", "text": "Use <answer>"}, {"type": "text", "text": "go"}
-
-
-@pytest.mark.parametrize(
-    ("own", "content", "clean"),
-    [
-        ("Use <answer>.", "Use <answer>. <answer>", "Use <answer>. [answer]"),
-        ("Use <answer>", "<answer> anew", "[answer] anew"),
-        ([USE, GO], [USE, GO, {"type": "text", "text": "<answer>"}], [USE, GO, {"type": "text", "text": "[answer]"}]),
-        ("Use <answer>", [USE, IMAGE, GO], [USE, IMAGE, GO]),
-        ("Use", [USE], [{"type": "text", "text": "Use [answer]"}]),
-        ([USE], [USE, VIDEO], [USE, {"type": "text", "text": "{'type': 'video', 'video': 'now'}"}]),
-        ([USE], [USE, {"type": "image", "image": "<answer>"}], [USE, {"type": "image", "image": "[answer]"}]),
-        (
-            [USE],
-            [USE, {"type": "text", "text": "<ans"}, {"type": "text", "text": "wer>"}],
-            [USE, {"type": "text", "text": "<ans"}, {"type": "text", "text": "wer)"}],
-        ),
-    ],
-)
-def test_what_is_added_to_a_message_is_harmless_and_the_rest_is_left(own: Any, content: Any, clean: Any) -> None:
-    before = repr(content)
-    assert MessageSanitizer(bpe_tokenizer()).clean(own, content) == clean
-    assert repr(content) == before

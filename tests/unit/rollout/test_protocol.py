@@ -6,12 +6,14 @@ import copy
 import pickle
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sorl_trl import chatml_tools
 from sorl_trl.rollout import (
     PROTOCOLS,
     ChatProtocol,
@@ -23,7 +25,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.rollout.protocol import MessageReader
 from sorl_trl.types import Action, ActionKind
-from tests.tools import qwen_tokenizer
+from tests.tools import QUESTION, SIMPLE, lookup, qwen_tokenizer
 
 from .fakes import bpe_tokenizer, word_tokenizer
 
@@ -130,7 +132,6 @@ def test_a_message_may_end_in_another_token_than_a_text(template: str, eos_token
 QWEN_TOOL = Frame(
     "\n<|im_start|>user\n<tool_response>\n",
     "\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
-    between="\n</tool_response>\n<tool_response>\n",
 )
 USER = Frame("\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
 
@@ -191,3 +192,26 @@ def test_a_reader_of_messages_can_be_copied() -> None:
     reader = MessageReader(qwen_tokenizer())
     for copied in (copy.copy(reader), pickle.loads(pickle.dumps(reader))):
         assert copied.eos_token_id == reader.eos_token_id and len(copied) == len(reader)
+
+
+def test_a_template_of_ours_shows_tools(tmp_path: Path) -> None:
+    simple: Any = qwen_tokenizer()
+    simple.chat_template = SIMPLE
+    longer = [{"role": "system", "content": "Be kind."}, *QUESTION, {"role": "assistant", "content": "Here."}]
+    before = [simple.apply_chat_template(messages, tokenize=False) for messages in (QUESTION, longer)]
+    tokenizer: Any = chatml_tools(simple)
+    assert [tokenizer.apply_chat_template(messages, tokenize=False) for messages in (QUESTION, longer)] == before
+    prompt = tokenizer.apply_chat_template(QUESTION, tools=[lookup], tokenize=False)
+    assert '"name": "lookup"' in prompt.partition("# Tools")[2].partition("<|im_end|>")[0]
+    tokenizer.save_pretrained(tmp_path)
+    saved = type(tokenizer).from_pretrained(tmp_path)
+    assert (saved.chat_template, saved.response_template) == (tokenizer.chat_template, tokenizer.response_template)
+
+
+def test_a_template_of_ours_is_for_chatml_without_tools() -> None:
+    tokenizer: Any = qwen_tokenizer()
+    with pytest.raises(ValueError, match="shows tools"):
+        chatml_tools(tokenizer)
+    tokenizer.chat_template, tokenizer.eos_token = SIMPLE, "<|endoftext|>"
+    with pytest.raises(ValueError, match=r"`tokenizer.eos_token`"):
+        chatml_tools(tokenizer)

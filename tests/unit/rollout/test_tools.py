@@ -1,29 +1,35 @@
-"""Calls of tools: their errors and order, and what comes of them."""
+"""Calls of tools: their errors and order, and what comes of them; a search engine as a tool."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
-from transformers.utils import DocstringParsingException
+from transformers.utils import DocstringParsingException, get_json_schema
 from trl.chat_template_utils import add_response_schema
 
-from sorl_trl import AgentRollout
+from sorl_trl import AgentRollout, answer_in_messages, search_tool
 from sorl_trl.rollout import (
     ChatProtocol,
     Collector,
     Generation,
     Reply,
+    RetryPolicy,
     RolloutLimits,
     RowTurn,
+    TagProtocol,
     ToolBox,
+    Unavailable,
     rollout_statistics,
 )
 from sorl_trl.rollout.chat import messages_of
-from sorl_trl.types import Action, ActionKind, StopReason, ToolCall, Trajectory, Turn
+from sorl_trl.search import SearchError, SearchUnavailable
+from sorl_trl.types import Action, ActionKind, Passage, StopReason, ToolCall, Trajectory, Turn
 from tests.tools import qwen_tokenizer, tool_call
 from tests.unit.rollout.fakes import ScriptedGenerator, encode
 
@@ -61,6 +67,19 @@ def test_a_run_survives_what_ends_a_program() -> None:
     tools.open([{"prompt": "?"}])
     results = call(tools, ("exits", {}), ("is_cancelled", {}), ("exits_later", {}))
     assert all(text.startswith("{'error': ") for text in results) and len(results) == 3
+    tools.close()
+
+
+def sees() -> list[Any]:
+    """See."""
+    return [{"type": "image", "image": object()}]
+
+
+def test_images_are_refused() -> None:
+    tools = ToolBox([sees])
+    tools.open([{"prompt": "?"}])
+    with pytest.raises(TypeError, match="'sees' returned an image"):
+        call(tools, ("sees", {}))
     tools.close()
 
 
@@ -279,3 +298,59 @@ def test_tools_have_docstrings_and_bring_their_protocol() -> None:
         AgentRollout(ToolBox([halve]), ChatProtocol())
     with pytest.raises(TypeError, match="environment is 3, but must be an environment class"):
         AgentRollout(3)  # type: ignore[arg-type]
+
+
+class Engine:
+    """Finds one passage, refuses an empty query, and is down for "Oslo"."""
+
+    def search_batch(self, queries: Any, k: int) -> list[list[Passage]]:
+        if queries == [""]:
+            raise SearchError("empty")
+        if queries == ["Oslo"]:
+            raise SearchUnavailable("down")
+        return [[Passage("1", "Bern", f"in Switzerland, k={k}")] if query == "Bern" else [] for query in queries]
+
+
+def test_a_search_tool_returns_what_was_found() -> None:
+    search = search_tool(Engine(), k=2, retry=RetryPolicy(attempts=1))
+    assert search("Bern") == "Doc 1(Title: Bern) in Switzerland, k=2"
+    assert search("Rome") == TagProtocol().no_results
+    assert search("") == TagProtocol().search_failed
+    assert isinstance(search("Oslo"), Unavailable)
+    schema = get_json_schema(search)["function"]
+    assert (schema["name"], schema["parameters"]["required"]) == ("search", ["query"])
+    with pytest.raises(ValueError, match="`k` is 0"):
+        search_tool(Engine(), k=0)
+
+
+@pytest.mark.parametrize("thread_safe", [False, True])
+def test_several_threads_ask_an_engine_only_where_it_is_made_for_them(thread_safe: bool) -> None:
+    class Counted(Engine):
+        asking = most = 0
+
+        def search_batch(self, queries: list[str], k: int) -> list[list[Passage]]:
+            self.asking += 1
+            self.most = max(self.most, self.asking)
+            both.wait(60.0) if thread_safe else time.sleep(0.01)
+            self.asking -= 1
+            return super().search_batch(queries, k)
+
+    engine, both = Counted(), threading.Barrier(2)
+    engine.thread_safe = thread_safe  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(2) as threads:
+        assert len(set(threads.map(search_tool(engine), ["Bern", "Bern"]))) == 1
+    assert engine.most == 1 + thread_safe
+
+
+def test_answers_are_those_of_the_assistant() -> None:
+    answer = {"role": "assistant", "content": "<answer> Rome <answer>Oslo</answer> or <answer>Lima</answer>"}
+    later = {"role": "assistant", "content": "No: <answer>Bern</answer>"}
+    call = {"role": "assistant", "content": None, "tool_calls": []}
+    result = {"role": "tool", "name": "lookup", "content": "<answer>Lyon</answer>"}
+    image = {"role": "tool", "name": "lookup", "content": [{"type": "image", "image": None}]}
+    assert answer_in_messages([call, result, answer, result, image, later]) == "Oslo"
+    assert answer_in_messages([call, result]) is None
+    assert answer_in_messages([{"role": "assistant", "content": "<answer>"}, result]) is None
+    assert answer_in_messages([{"role": "assistant", "content": "Lyon</answer> <answer> </answer>"}]) is None
+    with pytest.raises(TypeError, match="list of messages"):
+        answer_in_messages("<answer>Lyon</answer>")  # type: ignore[arg-type]
