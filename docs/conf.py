@@ -47,7 +47,7 @@ nitpick_ignore_regex = [
     (
         "py:.*",
         r"BitsAndBytesConfig|GRPOTrainer|GenerationConfig|PeftConfig|PeftModel|PolicyRollout|PreTrainedModel|"
-        r"PreTrainedTokenizerBase|(sorl_trl\.agents\.chat\.)?RolloutSetup",
+        r"PreTrainedTokenizerBase|(sorl_trl\.rollout\.chat\.)?RolloutSetup",
     ),
     # Nobody outside of the package makes one.
     (

@@ -54,15 +54,13 @@ def save_chat(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: str
     tokenizer.save_pretrained("chat")
     first = f"<tool_call>\n{json.dumps(call)}\n</tool_call><|im_end|>"
 
-    def generate(self: Any, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
-        texts = [f"{answer}<|im_end|>" if "<tool_response>" in tokenizer.decode(ids) else first for ids in prompt_ids]
-        return [tokenizer.encode(text, add_special_tokens=False) for text in texts], None
-
     class Engine:
         def generate(self, contexts: Any, max_new_tokens: Any) -> list[Generation]:
-            return [Generation(tuple(ids), None, stopped=True) for ids in generate(None, [*map(list, contexts)])[0]]
+            read = [tokenizer.decode(ids) for ids in contexts]
+            texts = [f"{answer}<|im_end|>" if "<tool_response>" in text else first for text in read]
+            ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+            return [Generation(tuple(each), None, stopped=True) for each in ids]
 
-    monkeypatch.setattr(SOGRPOTrainer, "_generate_single_turn", generate)
     monkeypatch.setattr(policy_rollout, "policy_engine", lambda *_: nullcontext((LockStepEngine(Engine()), bool)))
 
 
@@ -120,14 +118,11 @@ def test_tools(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
     save_chat(monkeypatch, {"name": "search", "arguments": {"query": "oslo"}}, "<answer>423000</answer>")
     monkeypatch.setattr(trl, "GRPOConfig", small(trl.GRPOConfig))
     names = run_blocks(HOW_TO / "tools.md", "chat")
-    box, native, games = trainers
+    native, box, games = trainers
     plain = names["trainer"]
     assert type(plain) is trl.GRPOTrainer
-    for trainer in (box, native, plain):
-        assert logged(trainer, "reward") == 1
-    for trainer in (box, plain):
-        assert logged(trainer, "rollout/tool_calls_per_trajectory") == 1
-    assert logged(native, "tools/call_frequency") == 1
+    for trainer in (native, box, plain):
+        assert logged(trainer, "reward") == logged(trainer, "tools/call_frequency") == 1
     assert logged(games, "rewards/GuessingGame/mean") == 0
     assert names["run_python"]("print(1 + 1)") == "2\n"
 

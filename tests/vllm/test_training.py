@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from trl.generation.vllm_generation import VLLMGeneration
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.methods import Method, TurnRatio
 from sorl_trl.rollout import RolloutLimits
-from tests.tools import lookup, qwen_tokenizer
+from sorl_trl.rollout.engines.server import Sampled
+from sorl_trl.rollout.engines.vllm import TurnRequest, VLLMEngine
+from tests.tools import CALL, lookup, qwen_tokenizer
 from tests.training import settings
 from tests.vllm.policies import (
     GAP,
@@ -105,7 +108,7 @@ def test_our_rollout_with_trls_own_trainer(tmp_path: Path) -> None:
     assert max(logged(trainer, "rollout/turns_per_trajectory")) > 1
 
 
-def test_trls_tools(tmp_path: Path) -> None:
+def test_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy of byte tokens calls no tool by itself: half of its first turns are put in its mouth."""
     tokenizer = qwen_tokenizer()
     policy = save_policy(tmp_path / "policy", tokenizer, positions=1024)
@@ -114,20 +117,18 @@ def test_trls_tools(tmp_path: Path) -> None:
     trainer = SOGRPOTrainer(
         load_policy(policy), some_reward, SOGRPOConfig(**options), rows, processing_class=tokenizer, tools=[lookup]
     )
-    call = '<tool_call>\n{"name": "lookup", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
-    call_ids = tokenizer.encode(call, add_special_tokens=False)
-    generate = trainer.vllm_generation.generate
+    call_ids = tuple(tokenizer.encode(CALL, add_special_tokens=False))
+    finish = VLLMEngine._finish
     contexts: list[str] = []
 
-    def calling(prompts: Any, **arguments: Any) -> Any:
-        contexts.extend(map(tokenizer.decode, prompts))
-        prompt_ids, completions, logprobs, others = generate(prompts=prompts, **arguments)
-        for i, prompt in enumerate(prompts):
-            if "<tool_response>" not in tokenizer.decode(prompt) and i % 2:
-                completions[i], logprobs[i] = call_ids, scored(trainer, prompt, call_ids)
-        return prompt_ids, completions, logprobs, others
+    def calling(self: Any, request: TurnRequest, sampled: Sampled) -> Any:
+        contexts.append(tokenizer.decode(request.context_ids))
+        if request.turn == 0 and request.row % 2:
+            logprobs = scored(trainer, [*request.context_ids], [*call_ids])
+            sampled = replace(sampled, token_ids=call_ids, logprobs=logprobs, finish_reason="stop")
+        return finish(self, request, sampled)
 
-    trainer.vllm_generation.generate = calling
+    monkeypatch.setattr(VLLMEngine, "_finish", calling)
     trainer.train()
     assert largest_difference(logged(trainer, GAP)) < EXACT
     assert logged(trainer, "tools/call_frequency") == [0.5] * 4
@@ -138,11 +139,11 @@ def some_reward(completions: Any, **_: Any) -> list[float]:
     return [float(i % 3) for i in range(len(completions))]
 
 
-def scored(trainer: Any, prompt: list[int], ids: list[int]) -> list[list[float]]:
+def scored(trainer: Any, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
     with torch.no_grad():
         logits = trainer.model.eval()(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
     trainer.model.train()
-    return [[row[token].item()] for row, token in zip(logits.log_softmax(-1), ids, strict=True)]
+    return tuple(row[token].item() for row, token in zip(logits.log_softmax(-1), ids, strict=True))
 
 
 def test_a_window_too_short_for_some_ends_their_trajectories_alone(tmp_path: Path) -> None:
