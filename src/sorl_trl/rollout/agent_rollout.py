@@ -41,8 +41,8 @@ class AgentRollout(PolicyRollout):
     Besides TRL's keys, it returns for each trajectory `env_mask` (1 on the policy's tokens), `turn_ids` (the turn of
     each token, -1 on the environment's) and, for reward functions, `trajectory` (a `sorl_trl.types.Trajectory`) and
     `environments` (the environment objects, if the responder has any). If the chat template shows tools, it also
-    returns `trajectory_messages`, the completions as messages in the form of TRL's own tools, and `prompt_messages`, the
-    prompts with what `reset` added. Statistics of every rollout are logged as `rollout/…`.
+    returns `trajectory_messages`, the completions as messages in the form of TRL's own tools, and `prompt_messages`,
+    the prompts with what `reset` added. Statistics of every rollout are logged as `rollout/…`.
 
     The environment gets one example per trajectory, its row of the training set. `trl.GRPOTrainer` does not pass the
     row on, so the example is then only the `prompt`.

@@ -42,7 +42,7 @@ class Reply:
     role: str = "tool"
     """The speaker. A "user" in the middle of a trajectory requires a `ChatProtocol`."""
     results: tuple[ToolResult, ...] = ()
-    """The results of several tools, instead of `text`; with a `ChatProtocol`, each is a message of the template."""
+    """Messages of the tools that a message called, instead of `text`: for a `ChatProtocol` and a template with tools."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):

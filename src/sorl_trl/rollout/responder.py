@@ -275,7 +275,7 @@ def _reset(environment: Any, example: Mapping[str, Any], wait: Wait) -> Any:
 
 def _reply(environment: Any, method: str, call: Callable[[], Any], wait: Wait) -> Any:
     """The result of a method call, or `UNAVAILABLE` if the environment is down."""
-    name = f"{type(environment).__name__}.{method}"
+    name = getattr(getattr(environment, method), "__qualname__", method)
     try:
         reply = wait(call())
     except BaseException as error:

@@ -75,12 +75,19 @@ def sees() -> list[Any]:
     return [{"type": "image", "image": object()}]
 
 
+class Pictured:
+    def reset(self, **_: Any) -> list[Any]:
+        return sees()
+
+
 def test_images_are_refused() -> None:
     tools = ToolBox([sees])
     tools.open([{"prompt": "?"}])
     with pytest.raises(TypeError, match="'sees' returned an image"):
         call(tools, ("sees", {}))
     tools.close()
+    with pytest.raises(TypeError, match=r"Pictured\.reset returned a list, but must return text"):
+        ToolBox([sees], Pictured).greet([{"prompt": "?"}])
 
 
 class Counter:
