@@ -11,6 +11,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from trl.chat_template_utils import qwen3_template
 
+TEMPLATES = {
+    path.name.removesuffix(".jinja"): path.read_text()
+    for path in files("trl").joinpath("chat_templates").iterdir()
+    if path.name.endswith(".jinja")
+}
+"""Those of TRL."""
 CALL = '<tool_call>\n{"name": "lookup", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
 ANSWER = "It is in Norway.<|im_end|>"
 HOSTILE = (
@@ -68,7 +74,7 @@ def qwen_tokenizer(merged: Sequence[str] = ()) -> PreTrainedTokenizerFast:
         additional_special_tokens=["<|im_start|>"],
         padding_side="left",
     )
-    tokenizer.chat_template = files("trl").joinpath("chat_templates/qwen2_5.jinja").read_text()
+    tokenizer.chat_template = TEMPLATES["qwen2_5"]
     return tokenizer
 
 

@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,13 +23,8 @@ from sorl_trl.rollout.tools import call_tool
 from sorl_trl.rollout.trajectories import control_tokens, decode
 from sorl_trl.types import Observation, ToolResult
 from tests.endpoint import say, setup_of
-from tests.tools import gemma_tokenizer, qwen_tokenizer
+from tests.tools import TEMPLATES, gemma_tokenizer, qwen_tokenizer
 
-TEMPLATES = {
-    path.name.removesuffix(".jinja"): path.read_text()
-    for path in files("trl").joinpath("chat_templates").iterdir()
-    if path.name.endswith(".jinja")
-}
 NONE = "not shown"
 SEARCH: Message = {
     "name": "search",

@@ -19,7 +19,6 @@ from sorl_trl.rollout import Generation, RetryPolicy, ToolBox
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.trajectories import control_tokens
 from sorl_trl.search import SearchUnavailable
-from tests.contract.test_templates import TEMPLATES
 from tests.policies import build_policy
 from tests.tools import (
     ANSWER,
@@ -27,6 +26,7 @@ from tests.tools import (
     HOSTILE,
     QUESTION,
     SIMPLE,
+    TEMPLATES,
     Atlas,
     gemma_tokenizer,
     lookup,

@@ -42,7 +42,7 @@ class Reply:
     role: str = "tool"
     """The speaker. A "user" in the middle of a trajectory requires a `ChatProtocol`."""
     results: tuple[ToolResult, ...] = ()
-    """Messages of the tools that a message called, instead of `text`: for a `ChatProtocol` and a template with tools."""
+    """What several tools return, instead of `text`: messages of a chat template with tools, for a `ChatProtocol`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
