@@ -25,7 +25,7 @@ from sorl_trl.command_line import (
 )
 from sorl_trl.diagnostics.callbacks import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer
-from sorl_trl.methods import METHODS, method_from
+from sorl_trl.methods import METHODS, read_method
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.rollout.tasks import check_questions
 from sorl_trl.search import SearchArguments
@@ -66,7 +66,7 @@ def reward_function(name: str) -> Any:
 
 @dataclass
 class TrainerArguments:
-    """The trainer and its method, which determine the other arguments and their defaults."""
+    """The trainer, which determines the other arguments and their defaults, and its method."""
 
     trainer: Annotated[str, OneOf(tuple(TRAINERS))] = field(
         default="so_grpo",
@@ -78,8 +78,9 @@ class TrainerArguments:
     method: dict[str, Any] | str | None = field(
         default=None,
         metadata={
-            "help": f"A name ({', '.join(METHODS)}), which also sets its source's options unless you set them; or "
-            'pieces, such as \'{"credit": "leave_one_out"}\'; or a dotted path. Default: the trainer\'s own.'
+            "help": f"The algorithm: a name ({', '.join(METHODS)}); a mapping of pieces that replace those that the "
+            'other options describe, such as \'{"credit": "leave_one_out"}\', or a method\'s, such as \'{"name": "gspo", '
+            '"clip": {"low": 0.2}}\'; or a dotted path. Default: what the options describe, with a KL penalty.'
         },
     )
     dry_run: Annotated[bool, SWITCH] = field(
@@ -92,12 +93,7 @@ class TrainerArguments:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.method is not None:
-            method_from(self.method)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options that the named method's source sets."""
-        return {} if self.method is None else method_from(self.method).settings
+            read_method(self.method)
 
 
 @dataclass
@@ -173,6 +169,7 @@ class Arguments:
 
     def __post_init__(self) -> None:
         check_libraries(self.config)
+        self.trainer_class.method_for(self.trainer.method, self.config)
         if self.rollout.has_agent and "rewards" not in self.given:
             self.task.rewards = [AGENT_REWARD]
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
@@ -189,7 +186,7 @@ class Arguments:
 def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     """Parse the command line, or `words`, and its `--config`: a file, or the name of a shipped recipe.
 
-    `trainer` and `method` are parsed first, because they determine the other fields and their defaults.
+    `trainer` is parsed first, because it determines the other fields and their defaults.
 
     Raises:
         UserMistake: An argument is unknown or invalid, or the recipe cannot be read.
@@ -197,18 +194,15 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     config, words = take_config(sys.argv[1:] if words is None else words)
     recipe = {} if config is None else read_config(RECIPES.find(config), words, SOURCES)
     first = Parser(add_help=False)
-    for name in ("trainer", "method"):
-        first.add_argument(f"--{name}", default=recipe.get(name, getattr(TrainerArguments, name)))
+    first.add_argument("--trainer", default=recipe.get("trainer", TrainerArguments.trainer))
     with mistakes():
         choice = TrainerArguments(**vars(first.parse_known_args(words)[0]))
-        if "advantage_level" in choice.settings and choice.trainer != "so_ppo":
-            raise ValueError(f"`method` is {choice.method!r}, which has a critic: add `--trainer so_ppo`.")
         own = (TaskArguments, RolloutArguments, EngineOptions, SearchArguments)
         groups = (TrainerArguments, *own, TRAINERS[choice.trainer].config_class, ModelConfig)  # as in `Arguments`
         usage = f"sorl train --trainer {choice.trainer} [--config NAME_OR_PATH] [--OPTION VALUE ...]"
         if "save_steps" in options_in(words):
             recipe["save_strategy"] = "steps"  # a recipe that saves nothing would silently win over it
-        parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, usage)
+        parsed = parse_dataclasses(groups, words, recipe, usage)
         given = {**recipe, **given_words(groups, words)}
         return Arguments(*[*parsed, given])
 

@@ -18,7 +18,6 @@ from sorl_trl.cli.arguments import AGENT_REWARD, Arguments, reward_function
 from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
 from sorl_trl.diagnostics.callbacks import CollapseGuard, TurnProgressCallback
 from sorl_trl.evaluation.policy import load_tokenizer, make_rollout
-from sorl_trl.methods import method_from
 from sorl_trl.rollout import Collector
 from sorl_trl.rollout.policy_rollout import ADDED_COLUMNS
 from sorl_trl.rollout.tasks import check_read, load_rows, prompt_rows
@@ -123,7 +122,6 @@ def build_trainer(arguments: Arguments, rollout: Any = None) -> TurnLevelTrainer
         **(config.model_init_kwargs or {}),
     }
     train_dataset, eval_dataset = load_prompts(arguments, tokenizer)
-    method = arguments.trainer.method
     rollout = rollout or build_rollout(arguments, tokenizer)
     trainer = arguments.trainer_class(
         model=model.model_name_or_path,
@@ -135,7 +133,7 @@ def build_trainer(arguments: Arguments, rollout: Any = None) -> TurnLevelTrainer
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
         rollout_func=rollout,
-        **({} if method is None else {"method": method_from(method)}),  # its options are already in the config
+        method=arguments.trainer.method,
     )
     if arguments.rollout.environment:  # whose protocol may not fit the prompts
         rollout.collector(rollout.setup(trainer), is_conversational(train_dataset[0]))

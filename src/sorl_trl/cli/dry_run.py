@@ -76,10 +76,9 @@ def run_table(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple
     config, processes = trainer.args, trainer.accelerator.num_processes
     trained = "LoRA" if arguments.model.use_peft else "all weights"
     yield "trainer", f"{arguments.trainer.trainer}, {trained} of {arguments.model.model_name_or_path}"
-    yield "method", trainer.method.describe()
-    level, target = config.importance_sampling_level, config.target_kl
-    epsilon = f"{config.epsilon:g}" + " / tokens^(3/4)" * (config.scale_clip_range and level == "turn")
-    yield "loss", f"{config.loss_type}, {level} ratios, epsilon {epsilon}, target_kl {target:g}"
+    yield "method", trainer.method.name or "your own"
+    for name, piece in trainer.method.shown():
+        yield "", f"{name:10} {piece}"
     size, group = config.generation_batch_size, config.num_generations
     rollout = f"{size} trajectories = {size // group} questions x {group}, for {config.updates_per_rollout:g} updates"
     yield "rollout", f"{rollout}, on {processes} process{'es' * (processes > 1)}"

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sorl_trl.checks import NOT_NEGATIVE, check_choice
+from sorl_trl.methods import AgentWise
 from sorl_trl.records.resume_point import ADAPTERS
 from sorl_trl.rollout import Engine, Generation
 from sorl_trl.trainers.adapters import adapter_alone, why_not_beside_others
@@ -60,7 +61,8 @@ class MultiAgentTrainer(TurnLevelTrainer):
     trainer = MultiAgentTrainer(
         model="Qwen/Qwen2.5-0.5B-Instruct",
         reward_funcs=agent_reward,
-        args=SOGRPOConfig(output_dir="out", **SETTINGS["dr_mas"]),
+        args=SOGRPOConfig(output_dir="out"),
+        method="dr_mas",
         train_dataset=dataset,
         rollout_func=rollout,
         agents={"planner": LoraConfig(r=16), "searcher": LoraConfig(r=8)},
@@ -77,7 +79,7 @@ class MultiAgentTrainer(TurnLevelTrainer):
     """
 
     config_class: ClassVar[type[TurnLevelConfig]] = SOGRPOConfig
-    default_method: ClassVar[str] = "dr_mas"
+    default_method: ClassVar[Mapping[str, Any]] = {"credit": AgentWise()}
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "multi-agent"]
 
     def __init__(

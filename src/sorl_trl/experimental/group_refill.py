@@ -36,8 +36,6 @@ _TOKENS = ("prompt_ids", "completion_ids")
 class GroupRefillConfig(TurnLevelConfig):
     """Configuration of [`GroupRefillTrainer`]: [`TurnLevelConfig`] plus the number of refills.
 
-    For the rest of DAPO, use `GroupRefillConfig(**SETTINGS["dapo"])`, with `sorl_trl.methods.SETTINGS`.
-
     Parameters:
         refill_rounds: The most batches of other prompts to sample for one training batch.
     """
@@ -54,12 +52,6 @@ class GroupRefillConfig(TurnLevelConfig):
         super().__post_init__()
         if self.async_staleness:
             raise ValueError(f"`async_staleness` is {self.async_staleness}, but must be 0 with group refill.")
-        if self.scale_rewards == "batch" or self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"`scale_rewards` is {self.scale_rewards!r} and `multi_objective_aggregation` is "
-                f"{self.multi_objective_aggregation!r}, but a batch merged from several has no common spread: use "
-                "'group' or 'none', and 'sum_then_normalize'."
-            )
 
 
 class GroupRefillTrainer(TurnLevelTrainer):
@@ -68,7 +60,7 @@ class GroupRefillTrainer(TurnLevelTrainer):
     Each round samples a whole batch of prompts that are new to this training batch. A group with equal rewards is
     replaced by the new group at the same position, if that one's rewards differ. Groups that span processes thus stay
     whole, and no group appears twice. The method drops groups that no round could replace, so its `keep` must have
-    `ZeroVariance`, as in the default, "dapo". All processes decide alike, from all rewards.
+    `ZeroVariance`, as by default. `method="dapo"` is all of DAPO. All processes decide alike, from all rewards.
 
     Metrics: `groups/refill_rounds`; `groups/refilled`, the share of groups that were replaced; `groups/left`, the
     share that is dropped because all rewards were still equal.
@@ -79,7 +71,8 @@ class GroupRefillTrainer(TurnLevelTrainer):
     trainer = GroupRefillTrainer(
         model="Qwen/Qwen2.5-0.5B-Instruct",
         reward_funcs=accuracy_reward,
-        args=GroupRefillConfig(**SETTINGS["dapo"], output_dir="out", steps_per_generation=8, refill_rounds=2),
+        args=GroupRefillConfig(output_dir="out", steps_per_generation=8, refill_rounds=2),
+        method="dapo",
         train_dataset=dataset,
     )
     trainer.train()
@@ -92,7 +85,7 @@ class GroupRefillTrainer(TurnLevelTrainer):
     """
 
     config_class: ClassVar[type[TurnLevelConfig]] = GroupRefillConfig
-    default_method: ClassVar[str] = "dapo"
+    default_method: ClassVar[Mapping[str, Any]] = {"keep": (ZeroVariance(),)}
     args: GroupRefillConfig
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "group-refill"]
     _refilled_at = -1, 0
@@ -111,6 +104,13 @@ class GroupRefillTrainer(TurnLevelTrainer):
                 "selects the groups to replace and drops those that cannot be replaced."
             )
         self._differs = found[0]
+        credit = self.method.credit
+        sums = getattr(credit, "aggregation", "sum_then_normalize") == "sum_then_normalize"
+        if getattr(credit, "scale", "group") == "batch" or not sums:
+            raise ValueError(
+                f"`credit` of the method is {credit!r}, but a batch merged from several has no common spread: use the "
+                "scale 'group' or 'none', and 'sum_then_normalize'."
+            )
 
     def _check_dataset(self) -> None:
         dataset, prompts = self.train_dataset, self._prompts_per_batch()
@@ -190,7 +190,6 @@ def merged(first: Rollout, second: Rollout, takes: Tensor, pad_token_id: int) ->
         sampled,
         batch,
         replace(scored, **agents_of_all(first.accelerator, sampled, names_of(batch))),
-        torch.where(takes, second.advantages, first.advantages),
         _chosen(first.prompts, second.prompts, own.tolist()),
         _chosen(first.completions, second.completions, own.tolist()),
         extra,

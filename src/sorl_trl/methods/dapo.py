@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sorl_trl.methods.data import ScoredRollout
+from sorl_trl.methods.data import Clip, ScoredRollout
+from sorl_trl.methods.means import TokenMean
 from sorl_trl.methods.method import GRPO, Method
 from sorl_trl.ops import differing_groups, group_spread
 
@@ -23,15 +25,24 @@ class ZeroVariance:
 
     reward: str | None = None
 
+    def check(self, method: Method, config: Any) -> None:
+        """Raise ValueError if groups have one trajectory, which never differs."""
+        if config.num_generations == 1:
+            raise ValueError(
+                f"`num_generations` is 1, but must be at least 2: {self!r} drops groups with equal rewards."
+            )
+
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N,) bool."""
         spread = group_spread(rollout.totals(self.reward), rollout.num_generations)
         return torch.repeat_interleave(differing_groups(spread), rollout.num_generations)
 
 
-DAPO = Method(
+DAPO = replace(
+    GRPO,
+    clip=Clip(0.2, 0.28),
+    mean=TokenMean(),
     keep=(ZeroVariance(),),
     name="dapo",
-    settings=GRPO.settings | {"epsilon_high": 0.28, "loss_type": "dapo"},
     source="DAPO, arXiv 2503.14476, second-hand",
 )

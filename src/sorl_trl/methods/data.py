@@ -1,15 +1,28 @@
-"""The inputs of a method's pieces: a scored rollout, and a micro-batch in the loss."""
+"""The inputs of a method's pieces: a scored rollout, and a micro-batch with its ratios and their clip range."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from functools import cached_property
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from sorl_trl.ops import TurnLayout, importance_ratio, log_importance_ratio, turn_returns, with_own_gradients
+from sorl_trl.checks import SWITCH, Checked, Number, OneOf
+from sorl_trl.ops import (
+    IMPORTANCE_SAMPLING_LEVELS,
+    TURN_RATIOS,
+    TurnLayout,
+    importance_ratio,
+    log_importance_ratio,
+    scaled_bound,
+    scaled_clip_range,
+    turn_returns,
+    with_own_gradients,
+)
 
 Metrics: TypeAlias = Mapping[str, Tensor | tuple[Tensor, Tensor]]
 """Scalars, or values and a mask of the same shape, by name. Their mean over all processes is logged."""
@@ -41,8 +54,6 @@ class ScoredRollout:
     """G, the trajectories of a group."""
     gamma: float
     """The discount per turn."""
-    scale: str
-    """TRL's `scale_rewards`: "group", "batch" or "none"."""
     agents: Tensor | None = None
     """(N, K) int64, the number of each turn's agent in `agent_names`, -1 where there is none; None without names."""
     agent_names: tuple[str, ...] = ()
@@ -105,6 +116,52 @@ class ClipRange(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Ratio(Checked):
+    """The importance ratio of a method.
+
+    Args:
+        level: The unit that shares one ratio: "turn", as in SORL; "token", as in PPO and GRPO; or "sequence", as in
+            GSPO.
+        average: How the token ratios of a turn are averaged: "geometric", exp of their mean logarithm, which is GSPO's
+            length normalization applied per turn; or "arithmetic", as specified for SORL.
+    """
+
+    level: Annotated[str, OneOf(IMPORTANCE_SAMPLING_LEVELS)] = "turn"
+    average: Annotated[str, OneOf(TURN_RATIOS)] = "geometric"
+
+
+@dataclass(frozen=True)
+class Clip(Checked):
+    """The clip range of a method.
+
+    Args:
+        low: How far a ratio may fall below 1. We chose 0.28, for a turn of one token (docs/evidence/results.md).
+        high: How far it may rise above 1; None takes `low`.
+        delta: The bound of unclipped ratios, as in TRL; None for none.
+        by_length: Our addition: divide the range of a turn of n tokens, and the distance of `delta` from 1, by
+            n^(3/4). Ratios of tokens and sequences have the same range at every length.
+    """
+
+    low: Annotated[float, Number(least=0, finite=False)] = 0.28
+    high: Annotated[float | None, Number(least=0, finite=False)] = None
+    delta: Annotated[float | None, Number(least=0, finite=False)] = None
+    by_length: Annotated[bool, SWITCH] = True
+
+    @property
+    def of_tokens(self) -> ClipRange:
+        """The clip range of a token's ratio, and of a sequence's."""
+        return ClipRange(self.low, self.low if self.high is None else self.high, self.delta)
+
+    def of_turns(self, turns: TurnLayout) -> ClipRange:
+        """The clip range of each turn's ratio."""
+        if not self.by_length:
+            return self.of_tokens
+        low, high, delta = self.of_tokens
+        bound = None if delta is None else scaled_bound(delta, turns)
+        return ClipRange(scaled_clip_range(low, turns), scaled_clip_range(high, turns), bound)
+
+
+@dataclass(frozen=True)
 class MicroBatch:
     """B trajectories of at most T completion tokens, with the policy's log-probabilities."""
 
@@ -120,14 +177,12 @@ class MicroBatch:
     """Where the turns lie."""
     advantages: Tensor
     """(B, T), or (B, 1) if all tokens of a trajectory share one; without any weights."""
-    level: str
-    """`importance_sampling_level`: the unit that shares one ratio."""
-    turn_ratio: str
-    """How the token ratios of a turn are averaged."""
-    token_range: ClipRange
-    """The clip range of token ratios, and of a sequence's, in floats."""
-    turn_range: ClipRange
-    """The clip range of turn ratios."""
+    unit: Ratio
+    """The unit that shares one ratio, and how a turn's are averaged."""
+    clip: Clip
+    """How far ratios may move."""
+    longest: int = 1
+    """The most tokens that a completion may have."""
     row_scale: float = 1.0
     """The factor that removes dropped trajectories from a mean over trajectories."""
     share: float = 1.0
@@ -151,9 +206,19 @@ class MicroBatch:
         return self.turns.loss_mask
 
     @property
+    def token_range(self) -> ClipRange:
+        """The clip range of token ratios, and of a sequence's, in floats."""
+        return self.clip.of_tokens
+
+    @cached_property
+    def turn_range(self) -> ClipRange:
+        """The clip range of turn ratios."""
+        return self.clip.of_turns(self.turns)
+
+    @property
     def clip_range(self) -> ClipRange:
-        """The clip range of the ratios of `level`, which the surrogate clips."""
-        return self.turn_range if self.level == "turn" else self.token_range
+        """The clip range of the unit's ratios, which the surrogate clips."""
+        return self.turn_range if self.unit.level == "turn" else self.token_range
 
     @property
     def ratio(self) -> Tensor:
@@ -162,11 +227,19 @@ class MicroBatch:
         If a unit's tokens have different advantages, the unit's ratio would average these. Each token then keeps its
         own gradient (GSPO-token, arXiv 2507.18071).
         """
-        if self.level == "token" or self.advantages.size(1) == 1:
-            return importance_ratio(self.log_ratio, self.turns, self.level, self.turn_ratio)
-        unit_log_ratio = log_importance_ratio(self.log_ratio, self.turns, self.level, self.turn_ratio)
-        averaged = self.turn_ratio if self.level == "turn" else "geometric"
+        level, average = self.unit.level, self.unit.average
+        if level == "token" or self.advantages.size(1) == 1:
+            return importance_ratio(self.log_ratio, self.turns, level, average)
+        unit_log_ratio = log_importance_ratio(self.log_ratio, self.turns, level, average)
+        averaged = average if level == "turn" else "geometric"
         return with_own_gradients(unit_log_ratio, self.log_ratio, self.turns, averaged).exp()
+
+    def per_unit(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T) values and where to average them; one per sequence if its tokens share ratio and advantage."""
+        if self.unit.level == "sequence" and self.advantages.size(1) == 1:
+            of_rows = (values * self.loss_mask).amax(1)
+            return of_rows, torch.ones_like(of_rows)
+        return values, self.loss_mask
 
 
 class Objective(NamedTuple):
@@ -174,5 +247,9 @@ class Objective(NamedTuple):
 
     value: Tensor
     """(B, T) the objective of each token, to be maximised."""
-    stopped: Tensor
-    """(B, T) bool, where clipping or masking removes the token's gradient."""
+    stopped: Tensor | None
+    """(B, T) bool, where clipping or masking removes the token's gradient; None if the surrogate never does."""
+    metrics: Metrics = MappingProxyType({})
+    """What to log."""
+    is_weighted: bool = False
+    """Whether `value` contains the engine's weights, which multiply it otherwise."""

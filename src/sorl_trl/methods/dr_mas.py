@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from sorl_trl.methods.data import ScoredRollout
-from sorl_trl.methods.method import GRPO, Method, over_batch
+from sorl_trl.checks import Checked
+from sorl_trl.methods.credit import SCALES, over_batch
+from sorl_trl.methods.data import Clip, ScoredRollout
+from sorl_trl.methods.means import TokenMean
+from sorl_trl.methods.method import GRPO, Method
 from sorl_trl.ops import matched_advantages
 
 __all__ = ["DR_MAS", "AgentWise"]
 
 
 @dataclass(frozen=True)
-class AgentWise:
+class AgentWise(Checked):
     """Dr. MAS's credit (arXiv 2602.08847, from the paper and public code): (R − μ_a) / (σ_a + 1e-4).
 
     A turn is compared with the turns of the same agent in the group. An agent that acts mostly where the team fails
@@ -27,6 +31,15 @@ class AgentWise:
     for that turn alone, where we take its return.
     """
 
+    scale: Annotated[str, SCALES] = "group"
+
+    def check(self, method: Method, config: Any) -> None:
+        """Raise ValueError for a discount."""
+        if method.gamma != 1:
+            raise ValueError(
+                f"`gamma` is {method.gamma!r}, but must be 1: {self!r} compares turns at different positions."
+            )
+
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages. Raises ValueError if no turn has an agent."""
         mask, agents = rollout.turn_mask, rollout.agents
@@ -37,13 +50,16 @@ class AgentWise:
                     "the rollout return `agents`."
                 )
             agents = torch.zeros_like(mask, dtype=torch.long)
-        scale, group = rollout.scale == "group", rollout.num_generations
-        return over_batch(matched_advantages(rollout.returns, agents, mask, group, scale), rollout)
+        by_group, group = self.scale == "group", rollout.num_generations
+        advantages = matched_advantages(rollout.returns, agents, mask, group, by_group)
+        return over_batch(advantages, rollout, self.scale)
 
 
-DR_MAS = Method(
+DR_MAS = replace(
+    GRPO,
+    clip=Clip(0.2, delta=3.0),
+    mean=TokenMean(),
     credit=AgentWise(),
     name="dr_mas",
-    settings=GRPO.settings | {"delta": 3.0, "loss_type": "dapo"},
     source="Dr. MAS, arXiv 2602.08847, from the paper and public code",
 )

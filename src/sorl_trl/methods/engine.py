@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from sorl_trl.checks import NOT_NEGATIVE, Checked
-from sorl_trl.methods.method import Method
 from sorl_trl.ops import TurnLayout, turn_broadcast, turn_mismatch
 
-__all__ = ["ENGINE_PIECES", "TurnRatio", "Unweighted"]
+__all__ = ["TurnRatio", "Unweighted"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,16 @@ class TurnRatio(Checked):
 
     low: Annotated[float | None, NOT_NEGATIVE] = None
     high: Annotated[float | None, NOT_NEGATIVE] = None
+
+    def check(self, method: Any, config: Any) -> None:
+        """Raise ValueError if the policy that sampled is the old policy, as far as the trainer knows."""
+        knows_another = config.async_staleness or (config.use_vllm and config.vllm_importance_sampling_correction)
+        if config.compares_with_sampler or not knows_another:
+            raise ValueError(
+                f"`method` has {self!r}, which compares the old policy with the sampling policy. Here they are the "
+                "same: use it with `use_vllm` and `vllm_importance_sampling_correction`, or with asynchronous "
+                "rollouts and `async_old_policy='proximal'`."
+            )
 
     def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
         """(B, T) weights, 1 outside model tokens."""
@@ -39,7 +48,3 @@ class Unweighted:
     def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
         """(B, T) ones."""
         return torch.ones_like(mismatch)
-
-
-ENGINE_PIECES = Method(weight=TurnRatio())
-"""Not a named method: it only makes this file's pieces available to recipes."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from torch import Tensor
 
 from sorl_trl.checks import NOT_NEGATIVE, Checked
+from sorl_trl.methods.credit import SCALES, group_mean_advantages, over_batch
 from sorl_trl.methods.data import ScoredRollout
-from sorl_trl.methods.method import GRPO, Method, group_mean_advantages, over_batch
+from sorl_trl.methods.method import GRPO
 from sorl_trl.ops import matched_advantages
 
 __all__ = ["GIGPO", "GiGPO"]
@@ -25,17 +26,20 @@ class GiGPO(Checked):
     """
 
     coef: Annotated[float, NOT_NEGATIVE] = 1.0
+    scale: Annotated[str, SCALES] = "group"
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages."""
-        scale, group = rollout.scale == "group", rollout.num_generations
-        state_credit = matched_advantages(rollout.returns, rollout.states, rollout.turn_mask, group, scale)
-        return group_mean_advantages(rollout) + self.coef * over_batch(state_credit, rollout)
+        by_group, group = self.scale == "group", rollout.num_generations
+        state_credit = matched_advantages(rollout.returns, rollout.states, rollout.turn_mask, group, by_group)
+        of_group = group_mean_advantages(rollout, self.scale)
+        return of_group + self.coef * over_batch(state_credit, rollout, self.scale)
 
 
-GIGPO = Method(
+GIGPO = replace(
+    GRPO,
     credit=GiGPO(),
+    gamma=0.95,
     name="gigpo",
-    settings=GRPO.settings | {"gamma": 0.95},
     source="GiGPO, arXiv 2505.10978, from public code",
 )

@@ -6,12 +6,17 @@ short trajectories, where TRL's default of 0.2 fits better.
 
 from __future__ import annotations
 
-from sorl_trl.methods.method import GRPO, Method
+from dataclasses import replace
+
+from sorl_trl.methods.data import Clip, Ratio
+from sorl_trl.methods.method import GRPO
 
 __all__ = ["GSPO"]
 
-GSPO = Method(
+GSPO = replace(
+    GRPO,
+    ratio=Ratio("sequence"),
+    clip=Clip(3e-4, 4e-4),
     name="gspo",
-    settings=GRPO.settings | {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
     source="GSPO, arXiv 2507.18071, as in TRL, with a clip range that TRL cites",
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from sorl_trl.methods.data import ScoredRollout
-from sorl_trl.methods.method import GRPO, Method
+from sorl_trl.methods.data import Clip, ScoredRollout
+from sorl_trl.methods.method import GRPO
 from sorl_trl.ops import leave_one_out_advantages
 
 __all__ = ["LOOP", "LeaveOneOut"]
@@ -17,9 +17,9 @@ __all__ = ["LOOP", "LeaveOneOut"]
 class LeaveOneOut:
     """LOOP's credit: the return of each turn, compared with the group's other trajectories.
 
-    It does not divide by a standard deviation, which would blow up small differences in groups that nearly agree, so
-    `scale_rewards` must be "none". Source: the public code of arXiv 2502.01600, which samples six trajectories per
-    group. The comparison of turns is our addition.
+    It does not divide by a standard deviation, which would blow up small differences in groups that nearly agree.
+    Source: the public code of arXiv 2502.01600, which samples six trajectories per group. The comparison of turns is
+    our addition.
     """
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
@@ -27,9 +27,10 @@ class LeaveOneOut:
         return leave_one_out_advantages(rollout.returns, rollout.turn_mask, rollout.num_generations)
 
 
-LOOP = Method(
+LOOP = replace(
+    GRPO,
+    clip=Clip(1 - 1 / 1.1, 0.1),
     credit=LeaveOneOut(),
     name="loop",
-    settings=GRPO.settings | {"epsilon": 1 - 1 / 1.1, "epsilon_high": 0.1, "scale_rewards": "none"},
     source="LOOP, arXiv 2502.01600, from public code",
 )

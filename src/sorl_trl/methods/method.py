@@ -1,22 +1,34 @@
-"""A method and its five pieces, pure functions of a rollout or a micro-batch; and the baselines."""
+"""A method, which is the whole algorithm: pieces and numbers, also as config fields describe it; and the baselines."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from types import SimpleNamespace
+from typing import Annotated, Any, TypeAlias
 
 from torch import Tensor
 
-from sorl_trl.methods.data import Metrics, MicroBatch, Objective, ScoredRollout
-from sorl_trl.ops import TurnLayout, clipped_surrogate, group_turn_advantages, is_clipped, turn_std
-from sorl_trl.ops.advantages import STD_FLOOR
+from sorl_trl.checks import NOT_NEGATIVE, SHARE, SWITCH, check_fields
+from sorl_trl.methods.credit import GAE, GroupMean
+from sorl_trl.methods.data import Clip, Metrics, MicroBatch, Objective, Ratio, ScoredRollout
+from sorl_trl.methods.means import (
+    ConstantMean,
+    Mean,
+    MicroBatchMean,
+    TokenMean,
+    TokenSum,
+    TrajectoryMean,
+    TurnMean,
+)
+from sorl_trl.methods.surrogates import CISPO, SAPO, VESPO, PPOMin
+from sorl_trl.ops import TurnLayout
 
-__all__ = ["GRPO", "PPO", "REINFORCE", "GroupMean", "Method", "PPOMin"]
+__all__ = ["GRPO", "PPO", "REINFORCE", "Method"]
 
-Credit: TypeAlias = Callable[[ScoredRollout], Tensor | None]
-"""Returns (N, K) advantages of turns, or None for TRL's own."""
+Credit: TypeAlias = Callable[[ScoredRollout], Tensor]
+"""Returns advantages of trajectories, (N,), or turns, (N, K)."""
 Keep: TypeAlias = Callable[[ScoredRollout], Tensor]
 """Returns a bool mask of the trajectories, (N,), or tokens, (N, T), that stay in the loss and its denominator.
 
@@ -30,64 +42,121 @@ Term: TypeAlias = Callable[[MicroBatch], tuple[Tensor, Metrics]]
 
 
 @dataclass(frozen=True)
-class GroupMean:
-    """GRPO's credit (arXiv 2402.03300), per turn: its return, compared with the group's turns of the same index.
-
-    With only outcome rewards and γ = 1, these are GRPO's advantages, so TRL's own are used.
-    """
-
-    def __call__(self, rollout: ScoredRollout) -> Tensor | None:
-        """(N, K) advantages, or None for TRL's own."""
-        if rollout.gamma == 1.0 and not rollout.has_turn_reward.any():
-            return None
-        return group_mean_advantages(rollout)
-
-
-@dataclass(frozen=True)
-class PPOMin:
-    """PPO's min(w Â, clip(w, 1 − ε_low, 1 + ε_high) Â) (arXiv 1707.06347), with TRL's `delta` if that is set."""
-
-    def __call__(self, batch: MicroBatch) -> Objective:
-        """The objective of each token with the ratio of its unit."""
-        ratio = batch.ratio
-        value = clipped_surrogate(ratio, batch.advantages, *batch.clip_range)
-        return Objective(value, is_clipped(ratio.detach(), batch.advantages, *batch.clip_range))
-
-
-@dataclass(frozen=True)
 class Method:
-    """How rewards become advantages, and advantages become a loss.
+    """How rewards become advantages, and advantages become a loss: the whole algorithm.
 
     A piece is any function with the right arguments. Those of this package are frozen dataclasses, whose fields are
-    the piece's settings: `Method(terms=(ClipPenalty(coef=1.0),))`. Raises ValueError for pieces of the wrong type.
-    Methods are equal if their pieces are.
+    the piece's settings: `Method(terms=(ClipPenalty(coef=1.0),))`. A piece may have `check(method, config)`, which
+    raises ValueError if it does not fit the rest of the method or the trainer's config. Methods are equal if all but
+    name and source are.
+
+    Raises ValueError for pieces of the wrong type and numbers out of range.
     """
 
-    credit: Credit = field(default_factory=GroupMean)
-    """Computes the advantage of each turn."""
+    ratio: Ratio = field(default_factory=Ratio)
+    """The unit that shares an importance ratio."""
+    clip: Clip = field(default_factory=Clip)
+    """How far ratios may move before they are clipped."""
+    surrogate: Surrogate = field(default_factory=PPOMin)
+    """Computes what is maximised and what is clipped."""
+    mean: Mean = field(default_factory=TurnMean)
+    """Averages it over a micro-batch; also the critic's loss."""
+    credit: Credit | GAE = field(default_factory=GroupMean)
+    """Computes the advantages."""
     keep: tuple[Keep, ...] = ()
     """Select what is trained on: what all of them keep."""
     weight: Weight | None = None
     """Corrects the mismatch between trainer and engine; None leaves that to TRL's options."""
-    surrogate: Surrogate = field(default_factory=PPOMin)
-    """Computes what is maximised and what is clipped."""
     terms: tuple[Term, ...] = ()
     """Their values are added to the loss."""
+    gamma: Annotated[float, SHARE] = 1.0
+    """The discount per turn, or per time step of `GAE`."""
+    target_kl: Annotated[float, NOT_NEGATIVE] = 0.01
+    """Our addition: the KL to the old policy that the learning rate aims for (docs/concepts.md); 0 leaves the rate."""
+    bias_norm: Annotated[bool, SWITCH] = False
+    """Whether the gradient is divided by max(1, norm of the clipping bias), as in ST-PPO."""
     name: str = field(default="", compare=False)
     """The name that trackers show, from `METHODS` or yours."""
-    settings: dict[str, Any] = field(default_factory=dict, compare=False)
-    """The config fields that the source sets. A trainer does not apply them: put them into its config."""
     source: str = field(default="", compare=False)
     """The paper, and how we know it."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        for name, kind in SINGLE.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise ValueError(f"`{name}` is {value!r}, but must be a `{kind.__name__}`.")
         for name in ("keep", "terms"):
             pieces = getattr(self, name)
             if not isinstance(pieces, tuple):
                 raise ValueError(f"`{name}` is {pieces!r}, but must be a tuple of functions.")
         for name, piece in self.pieces():
-            if not callable(piece):
+            if name not in SINGLE and not callable(piece):
                 raise ValueError(f"`{name}` has {piece!r}, but must be a function: see `sorl_trl.methods`.")
+
+    @classmethod
+    def from_config(cls, config: Any) -> Method:
+        """The method that a trainer's config describes, without `keep`, `weight` and `terms`."""
+        surrogate, mean = LOSS_TYPES[config.loss_type](config)
+        credit: Any = GroupMean(config.scale_rewards, config.multi_objective_aggregation)
+        if hasattr(config, "advantage_level"):
+            credit = GAE(config.advantage_level, config.gae_lambda, config.whiten_advantages)
+        return cls(
+            ratio=Ratio(config.importance_sampling_level, config.turn_ratio),
+            clip=Clip(config.epsilon, config.epsilon_high, config.delta, config.scale_clip_range),
+            surrogate=surrogate,
+            mean=mean,
+            credit=credit,
+            gamma=config.gamma,
+            target_kl=config.target_kl,
+            bias_norm=config.bias_norm,
+        )
+
+    def check(self, config: Any, has_critic: bool) -> None:
+        """Raise ValueError if the method does not fit the trainer, or its pieces not each other or the config."""
+        if self.needs_critic != has_critic:
+            credit = f"`credit` of {self._called} is {self.credit!r}"
+            if has_critic:
+                raise ValueError(
+                    f"{credit}, but advantages come from the critic: set it to `GAE()` (in a recipe, "
+                    f"{self._in_recipe('credit', GAE())}), or use `SOGRPOTrainer` (`--trainer so_grpo`)."
+                )
+            raise ValueError(f"{credit}, which needs a critic: use `SOPPOTrainer` (`--trainer so_ppo`).")
+        for _, piece in self.pieces():
+            if hasattr(piece, "check"):
+                piece.check(self, config)
+
+    def check_decided(self, config: Any, decided: Collection[str]) -> None:
+        """Raise ValueError for a config field that asks for another of the `decided` pieces than the method has."""
+        asked = Method.from_config(config)
+        for name, value, default in changed(config):
+            without = Method.from_config(SimpleNamespace(**(vars(config) | {name: default})))
+            for piece in decided:
+                own, wanted = getattr(self, piece), getattr(asked, piece)
+                if getattr(without, piece) != wanted != own:
+                    raise ValueError(
+                        f"`{name}` is {value!r}, but {self._called} decides `{piece}`: {own!r}. Leave `{name}` "
+                        f"out, or give the method `{piece}={wanted!r}`, with `dataclasses.replace` (in a recipe, "
+                        f"{self._in_recipe(piece, wanted)})."
+                    )
+
+    @property
+    def needs_critic(self) -> bool:
+        return bool(getattr(self.credit, "needs_values", False))
+
+    @property
+    def _called(self) -> str:
+        return f"`method` {self.name!r}" if self.name else "`method`"
+
+    def _in_recipe(self, field: str, piece: Any) -> str:
+        """How a recipe varies this method."""
+        name = f"name: {self.name}, " if self.name else ""
+        if not is_dataclass(piece):
+            return f"`method: {{{name}{field}: {piece}}}`"
+        settings = "{" + ", ".join(f"{each}: {value}" for each, value, _ in changed(piece)) + "}"
+        chosen = recipe_name(type(piece))
+        if field not in SINGLE:
+            settings = chosen if settings == "{}" else f"{{{chosen}: {settings}}}"
+        return f"`method: {{{name}{field}: {settings}}}`"
 
     def pieces(self) -> list[tuple[str, Any]]:
         """Every piece that is set, with the name of its field."""
@@ -99,13 +168,50 @@ class Method:
         return found
 
     def describe(self) -> str:
-        """The pieces in one line, dataclasses with their fields and functions by their names."""
-        shown = ((name, getattr(piece, "__name__", None) or repr(piece)) for name, piece in self.pieces())
-        return ", ".join(f"{name}: {piece}" for name, piece in shown)
+        """The method in one line: its name, pieces with their settings, and numbers."""
+        return f"{self.name or 'own'}: " + ", ".join(f"{name} {piece}" for name, piece in self.shown())
+
+    def shown(self) -> list[tuple[str, str]]:
+        """Every piece and number, by the name of its field, as text."""
+        pieces = [(name, getattr(piece, "__name__", None) or repr(piece)) for name, piece in self.pieces()]
+        return pieces + [(name, repr(getattr(self, name))) for name in NUMBERS]
 
 
-PIECE_FIELDS = tuple(each.name for each in fields(Method) if each.compare)
-"""The fields of `Method` that hold pieces."""
+SINGLE: Mapping[str, type] = {"ratio": Ratio, "clip": Clip}
+"""The fields of `Method` with one kind of piece."""
+NUMBERS = ("gamma", "target_kl", "bias_norm")
+"""The fields of `Method` that hold plain values."""
+DECIDES = tuple(each.name for each in fields(Method) if each.compare)
+"""The fields of `Method` that decide the algorithm."""
+PIECE_FIELDS = tuple(name for name in DECIDES if name not in NUMBERS)
+"""The fields of `Method` that hold pieces. `ratio` and `clip` are no functions."""
+
+
+def changed(instance: Any) -> list[tuple[str, Any, Any]]:
+    """Name, value and default of the fields of a dataclass that are not at their default."""
+    given = ((each.name, getattr(instance, each.name), each.default) for each in fields(instance))
+    return [each for each in given if each[2] is not MISSING and each[1] != each[2]]
+
+
+def _cap(config: Any) -> float:
+    return float(config.epsilon if config.epsilon_high is None else config.epsilon_high)
+
+
+LOSS_TYPES: Mapping[str, Callable[[Any], tuple[Surrogate, Mean]]] = {
+    "turn": lambda config: (PPOMin(), TurnMean()),
+    "grpo": lambda config: (PPOMin(), TrajectoryMean()),
+    "dr_grpo": lambda config: (PPOMin(), ConstantMean()),
+    "dapo": lambda config: (PPOMin(), TokenMean()),
+    "bnpo": lambda config: (PPOMin(), MicroBatchMean()),
+    "luspo": lambda config: (PPOMin(), TokenSum()),
+    "cispo": lambda config: (CISPO(_cap(config)), TokenMean()),
+    "sapo": lambda config: (SAPO(config.sapo_temperature_pos, config.sapo_temperature_neg), TrajectoryMean()),
+    "vespo": lambda config: (
+        VESPO(config.vespo_k_pos, config.vespo_lambda_pos, config.vespo_k_neg, config.vespo_lambda_neg),
+        TokenMean(),
+    ),
+}
+"""What each `loss_type` of a config means."""
 
 
 def recipe_name(piece: type) -> str:
@@ -116,34 +222,26 @@ def recipe_name(piece: type) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z]([a-z]|$))|(?<=[A-Z])(?=[A-Z][a-z])", "_", piece.__name__).lower()
 
 
-def group_mean_advantages(rollout: ScoredRollout) -> Tensor:
-    """`group_turn_advantages` of a rollout, scaled by its `scale`: (N, K)."""
-    scale = rollout.scale == "group"
-    advantages = group_turn_advantages(rollout.returns, rollout.turn_mask, rollout.num_generations, scale)
-    return over_batch(advantages, rollout)
-
-
-def over_batch(advantages: Tensor, rollout: ScoredRollout) -> Tensor:
-    """The advantages, divided by the spread of the batch's returns if `scale` is "batch": (N, K)."""
-    if rollout.scale != "batch":
-        return advantages
-    returns = rollout.returns
-    return advantages / (turn_std(returns, rollout.turn_mask, len(returns)) + STD_FLOOR)
-
-
 GRPO = Method(
+    ratio=Ratio("token"),
+    clip=Clip(0.2),
+    mean=TrajectoryMean(),
+    target_kl=0.0,
     name="grpo",
-    settings={"importance_sampling_level": "token", "loss_type": "grpo", "epsilon": 0.2, "target_kl": 0.0},
     source="GRPO, arXiv 2402.03300",
 )
-PPO = Method(
+PPO = replace(
+    GRPO,
+    mean=MicroBatchMean(),
+    credit=GAE("token"),
     name="ppo",
-    settings=GRPO.settings | {"advantage_level": "token", "loss_type": "bnpo"},
     source="PPO, arXiv 1707.06347, with GAE, arXiv 1506.02438",
 )
-REINFORCE = Method(
+REINFORCE = replace(
+    GRPO,
+    mean=TokenMean(),
+    credit=GroupMean("batch"),
     name="reinforce",
-    settings=GRPO.settings | {"scale_rewards": "batch", "loss_type": "dapo"},
     source="Search-R1++, arXiv 2602.19526, from its abstract",
 )
 """It makes one update on each rollout: set `num_iterations=1`, and `gradient_accumulation_steps` to

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
 
 from sorl_trl.checks import Checked, Number
-from sorl_trl.methods.data import MicroBatch, Objective
+from sorl_trl.methods.credit import GroupMean
+from sorl_trl.methods.data import Clip, MicroBatch, Objective
 from sorl_trl.methods.engine import Unweighted
-from sorl_trl.methods.method import GRPO, Method
+from sorl_trl.methods.means import ConstantMean
+from sorl_trl.methods.method import GRPO
 from sorl_trl.ops import bounded_log_ratio, is_clipped, minirl_surrogate
 
 __all__ = ["MINIRL", "MiniRL"]
@@ -35,10 +37,13 @@ class MiniRL(Checked):
         return Objective(minirl_surrogate(batch.log_ratio, weights, advantages, stopped, self.cap), stopped)
 
 
-MINIRL = Method(
+MINIRL = replace(
+    GRPO,
+    clip=Clip(0.2, 0.27),
     surrogate=MiniRL(),
+    mean=ConstantMean(),
+    credit=GroupMean("none"),
     weight=Unweighted(),
     name="minirl",
-    settings=GRPO.settings | {"epsilon_high": 0.27, "loss_type": "dr_grpo", "scale_rewards": "none"},
     source="MiniRL, arXiv 2512.01374",
 )

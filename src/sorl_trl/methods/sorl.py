@@ -8,7 +8,9 @@ from typing import Annotated
 from torch import Tensor
 
 from sorl_trl.checks import NOT_NEGATIVE, Checked
-from sorl_trl.methods.data import Metrics, MicroBatch
+from sorl_trl.methods.credit import GAE
+from sorl_trl.methods.data import Clip, Metrics, MicroBatch, Ratio
+from sorl_trl.methods.means import TrajectoryMean
 from sorl_trl.methods.method import Method
 from sorl_trl.ops import clip_fraction, gated_kl
 
@@ -26,7 +28,7 @@ class ClipPenalty(Checked):
     Args:
         coef: λ, at least 0. f_i is the share of a trajectory's tokens whose ratio is outside the gate's range.
         epsilon: How far a ratio may fall below 1, and rise above it, before the gate counts it. None takes the clip
-            range (`epsilon`, `epsilon_high` of the config), as specified.
+            range of the method, as specified.
     """
 
     coef: Annotated[float, NOT_NEGATIVE] = 1.0
@@ -45,32 +47,40 @@ SO_GRPO = Method(
     name="so_grpo",
     source="SORL, arXiv 2511.20718 v2, from its abstract and a summary; we chose clip range and gate",
 )
-SO_PPO = replace(SO_GRPO, name="so_ppo")
+SO_PPO = replace(SO_GRPO, credit=GAE(), name="so_ppo")
 SO_GRPO_NOTE = Method(
+    ratio=Ratio(average="arithmetic"),
+    clip=Clip(0.2, by_length=False),
     terms=(ClipPenalty(coef=3.0, epsilon=None),),
+    target_kl=0.0,
     name="so_grpo_note",
-    settings={"turn_ratio": "arithmetic", "epsilon": 0.2, "scale_clip_range": False, "target_kl": 0.0},
     source="SORL, arXiv 2511.20718 v2, as specified in a summary; we chose λ and the KL's estimator",
 )
-SO_PPO_NOTE = replace(SO_GRPO_NOTE, name="so_ppo_note")
+SO_PPO_NOTE = replace(SO_GRPO_NOTE, credit=GAE(), name="so_ppo_note")
 
 ST_GRPO = Method(
+    clip=Clip(0.2, by_length=False),
+    mean=TrajectoryMean(),
+    target_kl=0.0,
+    bias_norm=True,
     name="st_grpo",
-    settings={"loss_type": "grpo", "epsilon": 0.2, "scale_clip_range": False, "bias_norm": True, "target_kl": 0.0},
     source="our variant of ST-PPO, arXiv 2511.20718 v1",
 )
-ST_PPO = Method(
+ST_PPO = replace(
+    ST_GRPO,
+    credit=GAE("token"),
     name="st_ppo",
-    settings=ST_GRPO.settings | {"advantage_level": "token"},
     source="ST-PPO, arXiv 2511.20718 v1, from its abstract and reviews",
 )
-TURN_PPO = Method(
+TURN_PPO = replace(
+    ST_PPO,
+    bias_norm=False,
     name="turn_ppo",
-    settings=ST_PPO.settings | {"bias_norm": False},
     source="Turn-PPO, arXiv 2511.20718 v1, from its abstract and reviews",
 )
-S_PPO = Method(
+S_PPO = replace(
+    ST_PPO,
+    ratio=Ratio("token"),
     name="s_ppo",
-    settings=ST_PPO.settings | {"importance_sampling_level": "token"},
     source="S-PPO, arXiv 2511.20718 v1, from its abstract and reviews",
 )

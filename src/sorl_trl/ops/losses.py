@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,7 @@ __all__ = [
     "turn_weights",
     "value_loss",
     "vespo_surrogate",
+    "vespo_weights",
 ]
 
 
@@ -126,14 +129,44 @@ def sapo_surrogate(ratio: Tensor, advantages: Tensor, temperature_pos: float, te
 def vespo_surrogate(weight: Tensor, advantages: Tensor, logps: Tensor) -> Tensor:
     """Compute VESPO's objective of each token, to be maximised: sg[φ(w)] Â log π_θ.
 
-    φ(w) = e^λ w^k e^{−λ w} weighs the sequence by its ratio w; TRL's `get_gamma_weights` computes it.
-
     Args:
-        weight: (B, 1) or (B, T), φ of each trajectory's ratio.
+        weight: (B, 1) or (B, T), φ of each trajectory's ratio (`vespo_weights`).
         advantages: (B, 1) or (B, T).
         logps: (B, T), log π_θ, with gradient.
     """
     return weight.detach() * at_least_float32(advantages) * logps
+
+
+def vespo_weights(
+    log_ratio: Tensor,
+    loss_mask: Tensor,
+    advantages: Tensor,
+    powers: tuple[float, float],
+    decays: tuple[float, float],
+    engine_ratio: Tensor | None = None,
+) -> Tensor:
+    """Compute VESPO's φ(w) = e^λ w^k e^{−λ w} of the sequence's ratio w, without gradient: of `advantages`' shape.
+
+    Source: TRL's `get_gamma_weights`, with its bounds: ln w is cut to [ln 1e-8, 20].
+
+    Args:
+        log_ratio: (B, T), ℓ_t, bounded.
+        loss_mask: (B, T), 1 on the tokens that count.
+        advantages: (B, 1) or (B, T), whose sign chooses k and λ.
+        powers: k where Â ≥ 0, and where Â < 0.
+        decays: λ, likewise.
+        engine_ratio: (B, T) or (B, 1), π_old/μ, by which w is multiplied; None for 1.
+    """
+    least = math.log(1e-8)
+    log_w = torch.where(loss_mask.bool(), log_ratio.detach(), 0.0).sum(1, keepdim=True)
+    if engine_ratio is not None:
+        mismatch = engine_ratio.log().clamp(least, 20.0)
+        counts = loss_mask.bool() if mismatch.size(1) > 1 else torch.ones_like(mismatch, dtype=torch.bool)
+        log_w = log_w + torch.where(counts, mismatch, 0.0).sum(1, keepdim=True)
+    log_w, is_good = log_w.clamp(least, 20.0), advantages >= 0
+    k = torch.where(is_good, *powers)
+    decay = torch.where(is_good, *decays).clamp(min=1e-4)
+    return (decay + k * log_w - decay * log_w.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def aggregate_turns(x: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:

@@ -1,4 +1,4 @@
-"""`trl.GRPOTrainer` with turns, a five-piece method and exact resume; `SOGRPOTrainer` is its default setup.
+"""`trl.GRPOTrainer` with turns, a method of pieces and exact resume; `SOGRPOTrainer` is its default setup.
 
 TRL 1.16's private methods are overridden narrowly: `super()` plus what differs. docs/internals/architecture.md lists
 them, and tests/contract/test_trl_seams.py fails when one of their bodies changes. This class contains every seam to
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from sorl_trl.files import raise_if_disk_full
-from sorl_trl.methods import Method, MicroBatch, TurnRatio, method_from
+from sorl_trl.methods import ClipPenalty, Method, MicroBatch, TurnRatio, method_from
+from sorl_trl.methods.method import Credit
 from sorl_trl.ops import masked_mean, turn_broadcast, turn_layout
 from sorl_trl.records.resume_point import resume_point
 from sorl_trl.rollout.agent_rollout import tools_as_rollout
@@ -37,7 +38,6 @@ from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,
     check_dataset,
-    check_method,
     check_reward_names,
     check_trained,
     check_trust_region,
@@ -61,7 +61,8 @@ class TurnLevelTrainer(GRPOTrainer):
     """A `GRPOTrainer` that records turns and takes its advantages and loss from a `Method`."""
 
     config_class: ClassVar[type[TurnLevelConfig]] = TurnLevelConfig
-    default_method: ClassVar[str] = "so_grpo"
+    default_method: ClassVar[Mapping[str, Any]] = {"terms": (ClipPenalty(),)}
+    """Without `method`, pieces beside those that the config describes."""
     args: TurnLevelConfig
     method: Method
     reward_funcs: list[Any]
@@ -88,9 +89,8 @@ class TurnLevelTrainer(GRPOTrainer):
         if args is None:
             args = self.config_class(f"{name.split('/')[-1]}-{type(self).__name__.removesuffix('Trainer')}")
         check_config(self.config_class, args)
-        self.method = method_from(self.default_method if method is None else method)
-        check_method(self.method, args, by_name=isinstance(method, str))
-        args.method_name = self.method.name or self.method.describe()
+        self.method = self.method_for(method, args)
+        args.method_name = self.method.describe()
         bound = inspect.signature(super().__init__).bind(model, reward_funcs, args, *positional, **named)
         given = tools_as_rollout(bound.arguments)
         args = given["args"]
@@ -126,10 +126,17 @@ class TurnLevelTrainer(GRPOTrainer):
         self._reward_watch = RewardWatch(warn=partial(warn_on_main_process, args), by_group=not self._has_critic)
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
-        target = 0.0 if args.is_on_policy else args.target_kl  # without a KL, it would keep the first factor
+        target = 0.0 if args.is_on_policy else self.method.target_kl  # without a KL, it would keep the first factor
         self._kl_control = KLControl(target, lambda factor: self._metrics["train"]["lr_factor"].append(factor))
         self.add_callback(self._kl_control)
         self.add_callback(Continuation(self._ahead))
+
+    @classmethod
+    def method_for(cls, method: Method | str | Mapping[str, Any] | None, args: TurnLevelConfig) -> Method:
+        """The method of a trainer with these arguments. Raises ValueError if it does not fit them."""
+        found = method_from(cls.default_method if method is None else method, args)
+        found.check(args, cls._has_critic)
+        return found
 
     def _set_up_rewards(self) -> None:
         for function in self.reward_funcs:
@@ -196,16 +203,11 @@ class TurnLevelTrainer(GRPOTrainer):
         return advantages
 
     def _set_advantages(self, rollout: Rollout) -> Tensor:
-        """Put the method's advantages into the batch, or else TRL's; return (N,) advantages to display."""
-        advantages = self.method.credit(rollout.scored)
-        if advantages is None:
-            rollout.batch["advantages"] = rollout.own(rollout.advantages)
-            return rollout.advantages
-        if self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but turn-level credit needs "
-                "'sum_then_normalize'."
-            )
+        """Put the method's advantages into the batch; return (N,) advantages to display."""
+        advantages: Tensor = cast(Credit, self.method.credit)(rollout.scored)
+        if advantages.dim() == 1:
+            rollout.batch["advantages"] = rollout.own(advantages)
+            return advantages
         rollout.batch["advantages"] = turn_broadcast(rollout.own(advantages), rollout.batch["turn_ids"])
         return masked_mean(advantages, rollout.scored.turn_mask, dim=1)
 
@@ -313,9 +315,9 @@ class TurnLevelTrainer(GRPOTrainer):
 class SOGRPOTrainer(TurnLevelTrainer):
     """Drop-in replacement for `trl.GRPOTrainer` with turns as the unit of the loss.
 
-    It takes the arguments of `GRPOTrainer` and `method`: a `sorl_trl.Method`, a name in `sorl_trl.methods.METHODS`, a
-    dotted path, or a mapping of pieces. The default, "so_grpo", adds a KL penalty to turn-level ratios
-    (`ClipPenalty`).
+    It takes the arguments of `GRPOTrainer` and `method`: a `sorl_trl.Method` or a name in `sorl_trl.methods.METHODS`,
+    which is the whole algorithm, or a mapping of pieces that replace those that `args` describe. By default, this is
+    SO-GRPO: what `args` describe, with a KL penalty (`ClipPenalty`).
 
     A reward function may return one float per turn of a completion. Turns are those that `rollout_func` records as
     `turn_ids`, or else the runs of model tokens in its `env_mask`. With only outcome rewards and `gamma=1`, the
@@ -338,7 +340,7 @@ class SOGRPOTrainer(TurnLevelTrainer):
 
     Raises:
         TypeError: `args` is not a `SOGRPOConfig`.
-        ValueError: The method does not fit the loss type; masks, ids and turn ids of a rollout do not match; or a
+        ValueError: The method does not fit `args`; masks, ids and turn ids of a rollout do not match; or a
             reward function returns the wrong number of turn rewards.
     """
 

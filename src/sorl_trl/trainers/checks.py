@@ -6,20 +6,18 @@ import inspect
 import logging
 import sys
 from collections.abc import Collection
-from dataclasses import fields
 from typing import Any
 
 from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedConfig
 
-from sorl_trl.methods import LeaveOneOut, Method, TurnRatio, ZeroVariance
-from sorl_trl.methods.dr_mas import AgentWise
+from sorl_trl.methods import METHODS, Method
 from sorl_trl.rollout.agent_rollout import AgentRollout
 from sorl_trl.rollout.engines.slots import NotServed, check_served
 from sorl_trl.rollout.policy_rollout import ADDED_COLUMNS, PolicyRollout
 from sorl_trl.rollout.protocol import endless_messages
-from sorl_trl.trainers.config import SOFT_LOSS_TYPES, TurnLevelConfig
+from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.rewards import OF_TRL, SAMPLED, check_needed
 
 logger = logging.getLogger(__name__)
@@ -53,62 +51,11 @@ def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
         args.neftune_noise_alpha = None
 
 
-def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -> None:
-    """Raise ValueError for a method that does not fit the config; warn if the config lacks the method's settings."""
-    if by_name:
-        _check_settings(method, args)
-    filters = [piece for piece in method.keep if isinstance(piece, ZeroVariance)]
-    if filters and args.num_generations == 1:
-        raise ValueError(
-            f"`num_generations` is 1, but must be at least 2: {filters[0]!r} drops groups with equal rewards."
-        )
-    if method.keep and args.loss_type == "bnpo":
-        raise ValueError(
-            "`loss_type` is 'bnpo', whose mean over a micro-batch's tokens cannot leave out what `keep` drops: use "
-            "'dapo', which averages over the whole rollout's tokens, or another."
-        )
-    if isinstance(method.credit, LeaveOneOut) and args.scale_rewards != "none":
-        raise ValueError(
-            f"`scale_rewards` is {args.scale_rewards!r}, but must be 'none': {method.credit!r} does not divide by a "
-            "spread."
-        )
-    if isinstance(method.credit, AgentWise) and args.gamma != 1:
-        raise ValueError(
-            f"`gamma` is {args.gamma!r}, but must be 1: {method.credit!r} compares turns at different positions."
-        )
-    knows_another = args.async_staleness or (args.use_vllm and args.vllm_importance_sampling_correction)
-    if isinstance(method.weight, TurnRatio) and (args.compares_with_sampler or not knows_another):
-        raise ValueError(
-            f"`method` has {method.weight!r}, which compares the old policy with the sampling policy. Here they are "
-            "the same: use it with `use_vllm` and `vllm_importance_sampling_correction`, or with asynchronous "
-            "rollouts and `async_old_policy='proximal'`."
-        )
-    if method.surrogate != Method().surrogate and args.loss_type in SOFT_LOSS_TYPES:
-        raise ValueError(
-            f"`loss_type` is {args.loss_type!r}, which has its own surrogate in addition to the method's: use 'turn', "
-            "'grpo', 'dr_grpo', 'dapo', 'bnpo' or 'luspo'."
-        )
-
-
 def check_reward_names(method: Method, names: list[str]) -> None:
     """Raise ValueError if a group filter names a reward function that does not exist."""
     for piece in method.keep:
         if (asked := getattr(piece, "reward", None)) not in (None, *names):
             raise ValueError(f"{piece!r} has `reward` {asked!r}, but must name a reward function: one of {names}.")
-
-
-def _check_settings(method: Method, args: TurnLevelConfig) -> None:
-    """Warn of fields that a named method sets but the config leaves at its defaults: it would be another method."""
-    defaults = {each.name: each.default for each in fields(args)}
-    if unknown := [name for name in method.settings if name not in defaults]:
-        raise ValueError(f"`method` is {method.name!r}, which sets `{unknown[0]}`: use it with `SOPPOTrainer`.")
-    left = [name for name, value in method.settings.items() if getattr(args, name) == defaults[name] != value]
-    if left:
-        warn_on_main_process(
-            args,
-            f"`method` is {method.name!r}, but {', '.join(f'`{name}`' for name in left)} are not set to its values: "
-            f'write `{type(args).__name__}(..., **SETTINGS["{method.name}"])`, from `sorl_trl.methods`.',
-        )
 
 
 def check_trained(model: nn.Module) -> None:
@@ -145,20 +92,21 @@ def check_dataset(trainer: Any) -> None:
 
 
 def check_trust_region(trainer: Any) -> None:
-    """Warn if options let long turns move far, unless the trainer's class or its named method sets them so."""
-    args, most = trainer.args, trainer.args.max_completion_length or sys.maxsize
-    defaults = {each.name: each.default for each in fields(args)}
-    clips_turns = args.importance_sampling_level == "turn" and args.loss_type not in SOFT_LOSS_TYPES
-    options = ("target_kl", "scale_clip_range") if clips_turns else ("target_kl",)
-    meant = defaults | trainer.method.settings
-    off = [name for name in options if meant[name] and not getattr(args, name)]
+    """Warn if the method lets long turns move far, unless the named method does."""
+    args, method, most = trainer.args, trainer.method, trainer.args.max_completion_length or sys.maxsize
+    meant = METHODS.get(method.name, Method())
+    off = {}
+    if meant.target_kl and not method.target_kl:
+        off["target_kl"] = f"is {method.target_kl!r}", meant.target_kl
+    if method.ratio.level == "turn" and meant.clip.by_length and not method.clip.by_length:
+        off["scale_clip_range"] = "(the clip's `by_length`) is False", True
     if args.is_on_policy or not off:
         return
     if (rollout := policy_rollout_of(trainer)) is not None:
         most = min(most, rollout.setup(trainer).limits.max_turn_tokens)
     if most > LONG_TURN:
-        given = " and ".join(f"`{name}` is {getattr(args, name)!r}" for name in off)
-        remedy = " and ".join(f"`{name}={defaults[name]!r}`" for name in off)
+        given = " and ".join(f"`{name}` {found}" for name, (found, _) in off.items())
+        remedy = " and ".join(f"`{name}={wanted!r}`" for name, (_, wanted) in off.items())
         problem = f"{given}, but turns may have {most} tokens, and with turns of 76, runs collapsed like that"
         warn_on_main_process(args, f"{problem}: set {remedy}.")
 

@@ -22,10 +22,9 @@ from sorl_trl.checks import (
     check_fields,
     check_names,
 )
+from sorl_trl.methods.method import LOSS_TYPES
 from sorl_trl.ops import IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS
 
-SOFT_LOSS_TYPES = ("cispo", "sapo", "vespo")
-"""The loss types with a surrogate that never zeroes a gradient."""
 OF_TRL: Mapping[str, Allowed] = {
     **dict.fromkeys(("learning_rate", "beta"), NOT_NEGATIVE),
     **dict.fromkeys(("epsilon", "epsilon_high"), Number(least=0, finite=False)),
@@ -59,7 +58,7 @@ class TurnLevelConfig(GRPOConfig):
             "GSPO-token."
         },
     )
-    loss_type: Annotated[str, OneOf(("turn", "grpo", "dr_grpo", "dapo", "bnpo", "luspo", *SOFT_LOSS_TYPES))] = field(
+    loss_type: Annotated[str, OneOf(tuple(LOSS_TYPES))] = field(
         default="turn",
         metadata={
             "help": "How token losses are averaged. 'turn' (default) averages over the tokens of each turn, then over "
@@ -169,17 +168,13 @@ class TurnLevelConfig(GRPOConfig):
         return super().__new__(cls)
 
     method_name = ""
-    """The name that trackers log as `method`. The trainer sets it."""
+    """What trackers log as `method`. The trainer sets it."""
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | ({"method": self.method_name} if self.method_name else {})
 
     def __post_init__(self) -> None:
         check_fields(self, inherited=OF_TRL)
-        if self.loss_type in SOFT_LOSS_TYPES:
-            problem = f"`loss_type` is {self.loss_type!r}, which never zeroes a gradient"
-            if self.bias_norm:
-                raise ValueError(f"{problem}, but `bias_norm` divides by what clipping removes: set it to False.")
         super().__post_init__()
         if self.use_vllm and self.compares_with_sampler:
             self._check_sampling()

@@ -1,7 +1,7 @@
 """What the loss and a rollout read of TRL's trainer, in one place: another version of TRL changes this file.
 
-epsilon_low, epsilon_high, max_completion_length, beta               TRL's options, as it holds them
-top_entropy_quantile, get_high_entropy_mask, get_gamma_weights,      its masks and weights of the loss
+max_completion_length, beta                                          TRL's options, as it holds them
+top_entropy_quantile, get_high_entropy_mask,                         its masks of the loss
 off_policy_mask_threshold, get_off_policy_mask
 aux_loss_enabled, router_aux_loss_coef                               the router loss of a mixture
 _entropy_bonus_enabled, entropy_coef, use_adaptive_entropy,          the entropy bonus, whose coefficient
@@ -9,8 +9,8 @@ _last_world_entropy, _entropy_window_stats                           may follow 
 current_gradient_accumulation_steps, state, accelerator              how an update is split
 model, ref_model, _get_per_token_logps_and_entropies                 the models, and TRL's pass
 _generate, _calculate_rewards                                        sampling, and calling reward functions
-num_generations, num_generations_eval, scale_rewards,                groups, and TRL's advantages
-multi_objective_aggregation, reward_weights, reward_func_names
+num_generations, num_generations_eval,                               groups and rewards
+reward_weights, reward_func_names
 use_vllm, vllm_importance_sampling_…                                 TRL's correction of the engine
 mask_truncated_completions, eos_token_ids, pad_to_multiple_of        the tensors of a batch
 _metrics, _logs, _pending_metrics, _pending_extra_logs               what is logged
@@ -26,8 +26,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from sorl_trl.methods import ClipRange, Method
-from sorl_trl.methods.method import Surrogate
+from sorl_trl.methods import Method
 from sorl_trl.trainers.config import TurnLevelConfig
 
 
@@ -35,10 +34,7 @@ from sorl_trl.trainers.config import TurnLevelConfig
 class LossSettings:
     """All that decides the loss of a micro-batch besides the batch and the model's pass over it."""
 
-    args: TurnLevelConfig
-    surrogate: Surrogate
-    """The method's."""
-    token_range: ClipRange
+    method: Method
     max_completion_length: int
     is_training: bool
     step: int
@@ -51,10 +47,10 @@ class LossSettings:
     """The micro-batch's share of the generation batch, over all processes."""
     reference_beta: float
     """The coefficient of the reference KL."""
+    corrects_kl: bool
+    """Whether the importance ratio multiplies it."""
     weighs_engine: bool
     """Whether the batch's `importance_sampling_ratio` multiplies the loss."""
-    gamma_weights: Callable[..., Tensor]
-    """VESPO's, of TRL."""
     off_policy_mask: Callable[..., Tensor] | None
     """TRL's, if `off_policy_mask_threshold` is set."""
     entropy_mask: Callable[[Tensor, Tensor], Tensor] | None
@@ -162,15 +158,6 @@ class Host:
         return cast(Tensor, self.trainer.reward_weights)
 
     @property
-    def reward_scale(self) -> str:
-        """TRL's `scale_rewards`."""
-        return str(self.trainer.scale_rewards)
-
-    @property
-    def normalizes_each_reward(self) -> bool:
-        return bool(self.trainer.multi_objective_aggregation == "normalize_then_sum")
-
-    @property
     def reference_beta(self) -> float:
         """The coefficient of the reference KL in the loss."""
         return float(self.trainer.beta)
@@ -255,9 +242,7 @@ class Host:
 
         micro_batches = int(args.steps_per_generation or 1) if is_training else 1
         return LossSettings(
-            args=args,
-            surrogate=self.method.surrogate,
-            token_range=ClipRange(trainer.epsilon_low, trainer.epsilon_high, args.delta),
+            method=self.method,
             max_completion_length=trainer.max_completion_length,
             is_training=is_training,
             step=self.step,
@@ -265,8 +250,8 @@ class Host:
             micro_batches=float(trainer.current_gradient_accumulation_steps) if is_training else 1.0,
             share=1.0 / (trainer.accelerator.num_processes * micro_batches),
             reference_beta=self.reference_beta,
+            corrects_kl=bool(args.use_bias_correction_kl),
             weighs_engine=self.weighs_engine,
-            gamma_weights=trainer.get_gamma_weights,
             off_policy_mask=None if threshold is None else off_policy_mask,
             entropy_mask=entropy_mask if quantile < 1.0 else None,
             entropy_bonus=self._entropy_bonus if trainer._entropy_bonus_enabled else None,

@@ -29,7 +29,6 @@ from sorl_trl.rollout.trajectories import decode, token_texts
 from sorl_trl.trainers.batch import GENERATED_AT
 from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.host import Host
-from sorl_trl.trainers.loss import SURROGATES, unit_values
 from sorl_trl.trainers.rollout import Rollout
 from sorl_trl.trainers.sampled import Sampled
 from sorl_trl.types import StopReason, Trajectory
@@ -168,7 +167,7 @@ class MetricLog:
         the KL to the old policy of a completed update, over all its micro-batches and processes, else NaN.
         """
         sums = batch_metrics(batch)
-        if self._host.args.loss_type not in SURROGATES:  # which stop no gradient
+        if objective.stopped is not None:
             add_clip_ratios(sums, batch, objective.stopped)
         for name, value in others.items():
             sums.add(name, *(value if isinstance(value, tuple) else (value,)))
@@ -192,7 +191,7 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
     turns, log_ratio = batch.turns, batch.log_ratio.detach()
     low, high = (range_of_turns(side, turns) for side in batch.turn_range[:2])
     present = turns.turn_mask
-    ratio = turn_reduce(importance_ratio(log_ratio, turns, "turn", batch.turn_ratio), turns)
+    ratio = turn_reduce(importance_ratio(log_ratio, turns, "turn", batch.unit.average), turns)
     outside_tokens = is_outside(log_ratio.float().exp(), *batch.token_range[:2])
     sums = MetricSums()
     sums.add("turns/per_trajectory", present.float().sum(-1))
@@ -208,8 +207,8 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
         sums.add(name, length_adjusted_kl(kl, turns), has_turn & counts, "overall")
     sums.add("effective_sample_size", batch.ratio, turns.loss_mask, "share")
     sums.add("effective_sample_size/token", log_ratio.exp(), turns.loss_mask, "share")
-    if batch.level == "sequence":
-        ratios = importance_ratio(log_ratio, turns, "sequence", batch.turn_ratio)
+    if batch.unit.level == "sequence":
+        ratios = importance_ratio(log_ratio, turns, "sequence")
         outside = masked_mean(is_outside(ratios, *batch.clip_range[:2]).float(), turns.loss_mask, dim=1)
         sums.add("clip_fraction/sequence", outside, turns.counts > 0)
     return sums
@@ -223,9 +222,9 @@ def add_clip_ratios(sums: MetricSums, batch: MicroBatch, stopped: Tensor) -> Non
     """
     above = batch.ratio.detach() > 1
     low, high = (stopped & ~above).float(), (stopped & above).float()
-    sums.add("clip_ratio/low_mean", *unit_values(low, batch))
-    sums.add("clip_ratio/high_mean", *unit_values(high, batch))
-    sums.add("clip_ratio/region_mean", *unit_values(low + high, batch))
+    sums.add("clip_ratio/low_mean", *batch.per_unit(low))
+    sums.add("clip_ratio/high_mean", *batch.per_unit(high))
+    sums.add("clip_ratio/region_mean", *batch.per_unit(low + high))
     sums.add("clip_ratio/low_min", masked_mean(low, batch.loss_mask, dim=1), batch.turns.counts > 0, "min")
     sums.add("clip_ratio/high_max", masked_mean(high, batch.loss_mask, dim=1), batch.turns.counts > 0, "max")
 
@@ -300,7 +299,8 @@ def _clip_states(batch: MicroBatch, objective: Objective) -> list[list[str]]:
     """For each token INSIDE, OUTSIDE, CLIPPED (outside the range, without a gradient) or UNTRAINED."""
     states = torch.zeros_like(batch.turns.turn_ids)
     states[is_outside(batch.ratio, *batch.clip_range[:2]) | batch.ratio.isnan()] = 1
-    states[objective.stopped] = 2
+    if objective.stopped is not None:
+        states[objective.stopped] = 2
     states[~batch.loss_mask] = 3
     names = (trained.INSIDE, trained.OUTSIDE, trained.CLIPPED, trained.UNTRAINED)
     return [[names[state] for state in row] for row in states.tolist()]

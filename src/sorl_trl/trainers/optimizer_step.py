@@ -35,7 +35,7 @@ _NEW_NOISE = 0.1
 class ClippingBiasNormalizer:
     """Accumulates C(θ), the gradient that clipping removed, and divides the step's gradient by max(1, ‖C(θ)‖₂).
 
-    C(θ) averages the tokens of each trajectory, as `loss_type="grpo"` does, regardless of the loss type. It is the
+    C(θ) averages the tokens of each trajectory, whatever the method's mean is. It is the
     mean over all micro-batches of the optimizer step and over all processes. The floor of 1 is our choice: if nothing
     is clipped, C is 0 and nothing is divided.
     """
@@ -46,7 +46,7 @@ class ClippingBiasNormalizer:
 
     def observe(self, settings: LossSettings, batch: MicroBatch, objective: Objective) -> None:
         """Add one micro-batch's share of C(θ), with a second backward pass if something is clipped."""
-        if not (batch.is_training and batch.log_ratio.requires_grad):
+        if objective.stopped is None or not (batch.is_training and batch.log_ratio.requires_grad):
             return
         stopped = objective.stopped & batch.loss_mask
         if stopped.any():
@@ -81,12 +81,12 @@ class ClippingBiasNormalizer:
 
 
 def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
-    """The normalizer of a trainer with `bias_norm`, or None.
+    """The normalizer of a trainer whose method has `bias_norm`, or None.
 
     Raises ValueError if no second gradient can be computed, or TRL's options mask tokens out of the loss.
     """
     args = trainer.args
-    if not args.bias_norm:
+    if not trainer.method.bias_norm:
         return None
     is_reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or is_reentrant:
@@ -224,7 +224,7 @@ class PolicyRest(TrainerCallback):
 def check_optimizers(trainer: Any) -> None:
     """Raise ValueError if a user's scheduler has another optimizer, or rates that cannot be lowered."""
     optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
-    if scheduler is not None and trainer.args.target_kl:
+    if scheduler is not None and trainer.method.target_kl:
         check_scheduler(scheduler)
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError(

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_width
 from trl.trainer.utils import nanmax, nanmin, nanstd, pad, use_adapter
 
-from sorl_trl.methods import ScoredRollout
-from sorl_trl.ops import bounded_log_ratio, engine_ratio, outcome_advantages, summed_advantages, turn_layout
+from sorl_trl.methods import GroupMean, ScoredRollout
+from sorl_trl.ops import bounded_log_ratio, engine_ratio, turn_layout
 from sorl_trl.records.resume_point import ranks_where
 from sorl_trl.rollout.chat import tabular
 from sorl_trl.rollout.engines.base import positions_of
@@ -50,8 +50,6 @@ class Rollout:
     """TRL's dictionary of tensors, which training shuffles, splits and reads."""
     scored: ScoredRollout
     """What all processes know about the N trajectories: the input of credit and `keep`."""
-    advantages: Tensor
-    """(N,) TRL's advantages: the reward of each trajectory relative to its group."""
     prompts: list[Any]
     completions: list[Any]
     extra: dict[str, list[Any]] = field(default_factory=dict)
@@ -116,13 +114,13 @@ def collect(host: Host, inputs: list[dict[str, Any]]) -> Rollout:
     asked = [{**row, SAMPLED: own} for row, own in zip(rows, sampled, strict=True)]
     rewards = scorable(host, sampled, host.rewards_of(asked, prompts, completions, completion_ids))
     scored = scored_rollout(host, sampled, batch, rewards)
-    advantages = trls_advantages(host, scored)
+    log_rewards(host, scored)
     log_agents(host.metrics, scored)
     extra = host.taken_columns()
     log_pending_metrics(host)
     if images is not None and host.logs_images:
         host.table["images"].extend(gather_object(images))
-    return Rollout(host.accelerator, rows, sampled, batch, scored, advantages, prompts, completions, extra, old_logps)
+    return Rollout(host.accelerator, rows, sampled, batch, scored, prompts, completions, extra, old_logps)
 
 
 def _added(columns: Mapping[str, Any], i: int) -> dict[str, Any]:
@@ -284,27 +282,22 @@ def scored_rollout(
         has_outcome=accelerator.gather(split.has_outcome),
         states=gather_rows(accelerator, states),
         num_generations=host.group_size,
-        gamma=host.args.gamma,
-        scale=host.reward_scale,
+        gamma=host.method.gamma,
         **agents_of_all(accelerator, sampled, names_of(batch)),
     )
 
 
-def trls_advantages(host: Host, scored: ScoredRollout) -> Tensor:
-    """(N,) TRL's advantages, by `scale_rewards` and `multi_objective_aggregation`, and the metrics of rewards."""
-    per_func, totals = scored.rewards_per_func, scored.totals()
-    if host.normalizes_each_reward:
-        advantages, std = summed_advantages(per_func, scored.reward_weights, scored.num_generations)
-    else:
-        advantages, std = outcome_advantages(totals, scored.num_generations, scored.scale)
-    logged = host.metrics
+def log_rewards(host: Host, scored: ScoredRollout) -> None:
+    """Log what TRL logs of rewards."""
+    per_func, totals, logged = scored.rewards_per_func, scored.totals(), host.metrics
+    credit = host.method.credit
+    _, std = (credit if isinstance(credit, GroupMean) else GroupMean()).of_outcomes(scored)
     for i, name in enumerate(scored.reward_names):
         logged[f"rewards/{name}/mean"].append(per_func[:, i].nanmean().item())
         logged[f"rewards/{name}/std"].append(nanstd(per_func[:, i]).item())
     logged["reward"].append(totals.nanmean().item())
     logged["reward_std"].append(nanstd(totals).item())
     logged["frac_reward_zero_std"].append(torch.isclose(std, torch.zeros_like(std)).float().mean().item())
-    return advantages
 
 
 # -------------------------------------------------------------------------------------------------------------------

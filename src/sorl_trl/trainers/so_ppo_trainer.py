@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from trl.trainer.callbacks import SyncRefModelCallback
 
-from sorl_trl.methods import Method, MicroBatch
+from sorl_trl.methods import GAE, MicroBatch
+from sorl_trl.methods.credit import Experience
 from sorl_trl.ops import (
-    TurnLayout,
-    aggregate_turns,
     explained_variance,
     is_value_clipped,
     masked_mean,
-    token_gae,
     turn_broadcast,
-    turn_layout,
-    turn_reduce,
     turn_rewards_to_tokens,
-    turn_starts,
     value_loss,
-    whiten,
 )
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.checks import check_trained, disable_noise
@@ -48,11 +41,10 @@ class SOPPOTrainer(TurnLevelTrainer):
 
     Raises:
         TypeError: `args` is not a `SOPPOConfig`.
-        ValueError: The model cannot have the critic, the method has a `credit`, or any reason of `SOGRPOTrainer`.
+        ValueError: The model cannot have the critic, the method has no `GAE`, or any reason of `SOGRPOTrainer`.
     """
 
     config_class: ClassVar[type[SOPPOConfig]] = SOPPOConfig
-    default_method: ClassVar[str] = "so_ppo"
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "so-ppo"]
     _name = "SO-PPO"
     args: SOPPOConfig
@@ -61,8 +53,6 @@ class SOPPOTrainer(TurnLevelTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.method.credit != Method().credit:
-            raise ValueError(f"`credit` of the method is {self.method.credit!r}, but advantages come from the critic.")
         if self.is_deepspeed_enabled:
             config = self.accelerator.state.deepspeed_plugin.deepspeed_config
             if named := [name for name in ("optimizer", "scheduler") if name in config]:
@@ -97,9 +87,13 @@ class SOPPOTrainer(TurnLevelTrainer):
     # Advantages
     # ---------------------------------------------------------------------------------------------------------------
 
+    @property
+    def _credit(self) -> GAE:
+        return cast(GAE, self.method.credit)
+
     def _apply_method(self, rollout: Rollout) -> Tensor:
         shown = super()._apply_method(rollout)
-        units = self._valued(rollout.batch).sum()
+        units = self._credit.valued(rollout.batch["turn_ids"]).sum()
         rollout.batch["value_units"] = self.accelerator.gather(units).sum()
         return shown
 
@@ -108,25 +102,15 @@ class SOPPOTrainer(TurnLevelTrainer):
         self.critic.unfreeze()  # the reference pass of a PEFT model has frozen it
         rollout.drop(rollout.own(scored.scored))
         turn_ids = rollout.gather(batch["turn_ids"], padding=-1)
-        units, rewards = self._units(turn_ids), turn_rewards_to_tokens(scored.rewards, turn_ids)
-        values = rollout.gather(old_values)
-        experience = unit_experience(rewards, values, units, self.args.gamma, self.args.gae_lambda)
+        rewards, values = turn_rewards_to_tokens(scored.rewards, turn_ids), rollout.gather(old_values)
+        experience = self._credit(rewards, values, turn_ids, self.method.gamma)
         for name, value in critic_metrics(experience).items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
-        advantages, kept = experience.advantages, experience.mask
-        if self.args.whiten_advantages:
-            advantages = whiten(advantages, kept)
+        advantages = self._credit.scaled(experience)
         for name, of_units in (("advantages", advantages), ("returns", experience.returns)):
-            own = rollout.own(turn_broadcast(of_units, units))
+            own = rollout.own(turn_broadcast(of_units, experience.units))
             batch[name] = own[:, : old_values.size(1)]  # other processes may have longer trajectories
-        return masked_mean(advantages, kept, dim=1)
-
-    def _units(self, turn_ids: Tensor) -> TurnLayout:
-        """The time steps of critic and GAE: turns, or the policy's tokens."""
-        if self.args.advantage_level == "turn":
-            return turn_layout(turn_ids)
-        positions = torch.arange(turn_ids.size(1), device=turn_ids.device)
-        return turn_layout(torch.where(turn_ids >= 0, positions, -1), turn_ids.size(1))
+        return masked_mean(advantages, experience.mask, dim=1)
 
     # ---------------------------------------------------------------------------------------------------------------
     # The value loss
@@ -135,37 +119,16 @@ class SOPPOTrainer(TurnLevelTrainer):
     def _own_term(self, batch: MicroBatch, scores: Pass) -> tuple[Tensor, dict[str, Any]]:
         """The clipped value loss of the micro-batch."""
         inputs, clip_range = batch.inputs, self.args.value_clip_range
-        kept = self._valued(inputs)
+        kept = self._credit.valued(inputs["turn_ids"])
         assert scores.values is not None
         given = scores.values, inputs["old_values"], inputs["returns"]
         # The loss must not depend on the values at observations and padding.
         values, old_values, returns = (torch.where(kept, each, 0.0) for each in given)
-        loss = self._mean_over_units(value_loss(values, old_values, returns, clip_range), kept, batch)
+        losses = value_loss(values, old_values, returns, clip_range)
+        loss = self.method.mean(losses, kept, inputs["value_units"], batch)
         is_clipped = is_value_clipped(values.detach(), old_values, returns, clip_range)
         metrics = {"critic/value_loss": loss, "critic/value_clip_fraction": (is_clipped.float(), kept)}
         return self.args.vf_coef * loss, metrics
-
-    def _valued(self, batch: Mapping[str, Any]) -> Tensor:
-        """(B, T) bool: the tokens before which the critic's value is trained."""
-        turn_ids: Tensor = batch["turn_ids"]
-        return turn_starts(turn_ids) if self.args.advantage_level == "turn" else turn_ids >= 0
-
-    def _mean_over_units(self, losses: Tensor, kept: Tensor, batch: MicroBatch) -> Tensor:
-        """The mean over units, aggregated in the way that the policy's loss aggregates tokens.
-
-        TRL divides some losses by the number of tokens of all micro-batches and processes ("dapo", "cispo", "vespo")
-        or by a constant ("dr_grpo"), so that gradients do not depend on how a batch is split. With these, the sum over
-        the micro-batch is divided by its share of the units of the whole rollout.
-        """
-        loss_type = self.args.loss_type
-        if loss_type == "turn":
-            units = torch.where(kept, batch.turns.turn_ids, -1)
-            return aggregate_turns(losses, turn_layout(units, batch.turns.num_turns)) * batch.row_scale
-        if loss_type in ("grpo", "sapo", "luspo"):
-            return masked_mean(losses, kept, dim=1).mean() * batch.row_scale
-        if loss_type == "bnpo":
-            return masked_mean(losses, kept)
-        return torch.where(kept, losses, 0.0).sum() / (batch.inputs["value_units"].clamp(min=1) * batch.share)
 
     # ---------------------------------------------------------------------------------------------------------------
     # Optimizer
@@ -228,44 +191,6 @@ class SOPPOTrainer(TurnLevelTrainer):
         with detached_critic(self.model):
             load_policy()
         restore_critic(self.critic, self.model, checkpoint)
-
-
-# -------------------------------------------------------------------------------------------------------------------
-# Experience: advantages and returns of units, and what is logged of them
-# -------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Experience:
-    """GAE's results for each unit of B trajectories, (B, U)."""
-
-    values: Tensor
-    """V of the unit before any update."""
-    advantages: Tensor
-    """Not whitened."""
-    returns: Tensor
-    """The critic's targets, Â + V."""
-    rewards_to_go: Tensor
-    """Discounted sum of rewards from this unit on."""
-    mask: Tensor
-    """bool, True where there is a unit."""
-
-
-def unit_experience(rewards: Tensor, values: Tensor, units: TurnLayout, gamma: float, gae_lambda: float) -> Experience:
-    """GAE with a unit as the time step: a turn (docs/internals/equations.md), or a token.
-
-    Args:
-        rewards: (B, T), each turn's reward on its last token. They are summed within a unit.
-        values: (B, T), V of the state before each token. A unit's is that before its first token.
-        units: U units, which do not cross turns.
-        gamma, gae_lambda: The discount per unit, and λ.
-    """
-    of_units, mask = turn_reduce(rewards, units, "sum"), units.lengths > 0
-    first = torch.where(turn_starts(units.turn_ids), units.turn_ids, -1)
-    values = turn_reduce(values, turn_layout(first, units.num_turns))
-    advantages, returns = token_gae(of_units, values, mask, gamma, gae_lambda)
-    _, rewards_to_go = token_gae(of_units, torch.zeros_like(values), mask, gamma, 1.0)
-    return Experience(values, advantages, returns, rewards_to_go, mask)
 
 
 def critic_metrics(experience: Experience) -> dict[str, float]:
