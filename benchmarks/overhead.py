@@ -35,16 +35,15 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks.common import QUIET, RESULTS, alone, build_model, build_tokenizer, descend, ready, table
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
-from sorl_trl.methods import SETTINGS
 from sorl_trl.trainers.batch import OLD_POLICY_STEP
 
-VARIANTS: dict[str, tuple[Any, Any, str | None, dict[str, Any]]] = {
-    "GRPO": (GRPOTrainer, GRPOConfig, None, {"loss_type": "grpo"}),
-    "SO-GRPO": (SOGRPOTrainer, SOGRPOConfig, "so_grpo", SETTINGS["so_grpo"]),
-    "SO-GRPO, method grpo": (SOGRPOTrainer, SOGRPOConfig, "grpo", SETTINGS["grpo"]),
-    "SO-GRPO, method st_grpo": (SOGRPOTrainer, SOGRPOConfig, "st_grpo", SETTINGS["st_grpo"]),
+VARIANTS: dict[str, str | None] = {
+    "GRPO": None,
+    "SO-GRPO": "so_grpo",
+    "SO-GRPO, method grpo": "grpo",
+    "SO-GRPO, method st_grpo": "st_grpo",
 }
-"""Title to trainer, its config, the method that it is given and the fields that this method sets."""
+"""Title to the method of `SOGRPOTrainer`; None for TRL's trainer."""
 
 
 Parts = list[tuple[int, int, bool]]
@@ -181,7 +180,7 @@ FIELDS = ("completion_ids", "completion_mask", "tool_mask", "context_ids", "turn
 
 def trainer_of(variant: str, folder: str, model: Any, rows: int, length: int, **options: Any) -> Any:
     """A trainer of `model` on micro-batches of so many rows, whose batch is still to be set."""
-    trainer_class, config_class, method, settings = VARIANTS[variant]
+    method = VARIANTS[variant]
     fields = {
         **QUIET,
         "gradient_checkpointing": False,
@@ -189,7 +188,10 @@ def trainer_of(variant: str, folder: str, model: Any, rows: int, length: int, **
         "num_generations": rows,
         "max_completion_length": length,
     }
-    config = config_class(folder, **{**fields, **settings, **options})
+    trainer_class: Any = GRPOTrainer if method is None else SOGRPOTrainer
+    fields |= {"loss_type": "grpo"} if method is None else {}
+    config_class: Any = GRPOConfig if method is None else SOGRPOConfig
+    config = config_class(folder, **{**fields, **options})
     trainer = trainer_class(
         model,
         lambda prompts, **_: [0.0] * len(prompts),

@@ -1,4 +1,4 @@
-"""What the stability benchmark compares: columns, each a way to train, and arms, each a trainer's settings.
+"""What the stability benchmark compares: columns, each a way to train, and arms, each a method.
 
 All arms run in this package's trainers, whose losses of GRPO and GSPO are TRL's.
 """
@@ -6,7 +6,6 @@ All arms run in this package's trainers, whose losses of GRPO and GSPO are TRL's
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from examples.quickstart import LIMITS, ExpertNoise, WarmStartConfig
 
@@ -14,7 +13,7 @@ from benchmarks.worlds.hunt import HuntWorld
 from benchmarks.worlds.mixture import WORLDS as MIXTURES
 from benchmarks.worlds.questions import BenchmarkWorld, QuestionWorld
 from benchmarks.worlds.working import HOPS, WorkingWorld
-from sorl_trl.methods import METHODS, Method, MicroBatch, Objective
+from sorl_trl.methods import METHODS, Clip, Method, MicroBatch, Objective, Ratio
 from sorl_trl.ops import clipped_surrogate, is_clipped
 
 GROUP = 8
@@ -27,7 +26,6 @@ PPO_SETTINGS = {
     "value_clip_range": None,
 }
 """Of all arms with a critic; docs/how_to/critic.md explains why. The critic keeps its own learning rate."""
-NO_PIECES = Method()
 
 # -------------------------------------------------------------------------------------------------------------------
 # Columns
@@ -120,17 +118,13 @@ class BenchmarkMethod:
 
     Args:
         title: in tables.
-        trainer: "so_grpo" or "so_ppo".
-        settings: fields of the trainer's config.
-        method: what the trainer is given.
+        method: what its trainer, that with a critic if it needs one, is given.
         is_searched: whether its learning rate, which is constant, is searched in each column.
         has_earlier_control: whether its learning rate follows the KL as in version 0.3.
         follows: the arm whose learning rate, update for update, is its own, of the same column and seed.
     """
 
     title: str
-    trainer: str
-    settings: dict[str, Any]
     method: Method
     is_searched: bool = False
     has_earlier_control: bool = False
@@ -151,39 +145,28 @@ class SequenceMin:
         return Objective(value, is_clipped(ratio.detach(), batch.advantages, epsilon, epsilon))
 
 
-OFF, UNSCALED, EARLIER = {"target_kl": 0.0}, {"scale_clip_range": False}, {"target_kl": 0.005}
-TOKENS = {"importance_sampling_level": "token", "loss_type": "grpo", "epsilon": 0.2}
-SEQUENCES = {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 0.2}
-PPO = TOKENS | {"loss_type": "bnpo", "advantage_level": "token"}
-_DEFAULT, _PPO = METHODS["so_grpo"], METHODS["so_ppo"]
-_AT2PO = {"epsilon": 3e-3, "epsilon_high": 4e-3}
+_SO_GRPO, _SO_PPO, _GRPO = (METHODS[name] for name in ("so_grpo", "so_ppo", "grpo"))
+_GSPO = replace(_GRPO, ratio=Ratio("sequence"))
+_AS_IN_03 = {"clip": Clip(0.1, by_length=False), "target_kl": 0.005}
+_AT2PO = Method(clip=Clip(3e-3, 4e-3, by_length=False), target_kl=0.0)
+_CONSTANT = replace(_SO_GRPO, target_kl=0.0)
 ARMS: dict[str, BenchmarkMethod] = {
-    "so_grpo": BenchmarkMethod("**SO-GRPO**", "so_grpo", {}, _DEFAULT),
-    "so_grpo_03": BenchmarkMethod(
-        "SO-GRPO of version 0.3",
-        "so_grpo",
-        {"epsilon": 0.1} | UNSCALED | EARLIER,
-        _DEFAULT,
-        has_earlier_control=True,
-    ),
+    "so_grpo": BenchmarkMethod("**SO-GRPO**", _SO_GRPO),
+    "so_grpo_03": BenchmarkMethod("SO-GRPO of version 0.3", replace(_SO_GRPO, **_AS_IN_03), has_earlier_control=True),
     "sequence": BenchmarkMethod(
         "`sequence` of version 0.3",
-        "so_grpo",
-        SEQUENCES | EARLIER,
-        Method(surrogate=SequenceMin()),
+        replace(_GSPO, surrogate=SequenceMin(), target_kl=0.005),
         has_earlier_control=True,
     ),
-    "grpo_target": BenchmarkMethod("GRPO + our target KL", "so_grpo", TOKENS, NO_PIECES),
-    "grpo": BenchmarkMethod("GRPO", "so_grpo", TOKENS | OFF, NO_PIECES, is_searched=True),
-    "gspo": BenchmarkMethod("GSPO", "so_grpo", SEQUENCES | OFF, NO_PIECES, is_searched=True),
-    "at2po": BenchmarkMethod("AT²PO's range", "so_grpo", _AT2PO | UNSCALED | OFF, NO_PIECES, is_searched=True),
-    "so_grpo_constant": BenchmarkMethod("SO-GRPO, `target_kl=0`", "so_grpo", OFF, _DEFAULT, is_searched=True),
-    "yoked": BenchmarkMethod("SO-GRPO, yoked to itself", "so_grpo", OFF, _DEFAULT, follows="so_grpo"),
-    "so_ppo": BenchmarkMethod("**SO-PPO**", "so_ppo", {}, _PPO),
-    "so_ppo_03": BenchmarkMethod(
-        "SO-PPO of version 0.3", "so_ppo", {"epsilon": 0.1} | UNSCALED | EARLIER, _PPO, has_earlier_control=True
-    ),
-    "ppo_target": BenchmarkMethod("PPO + our target KL", "so_ppo", PPO, NO_PIECES),
+    "grpo_target": BenchmarkMethod("GRPO + our target KL", replace(_GRPO, target_kl=0.01)),
+    "grpo": BenchmarkMethod("GRPO", _GRPO, is_searched=True),
+    "gspo": BenchmarkMethod("GSPO", _GSPO, is_searched=True),
+    "at2po": BenchmarkMethod("AT²PO's range", _AT2PO, is_searched=True),
+    "so_grpo_constant": BenchmarkMethod("SO-GRPO, `target_kl=0`", _CONSTANT, is_searched=True),
+    "yoked": BenchmarkMethod("SO-GRPO, yoked to itself", _CONSTANT, follows="so_grpo"),
+    "so_ppo": BenchmarkMethod("**SO-PPO**", _SO_PPO),
+    "so_ppo_03": BenchmarkMethod("SO-PPO of version 0.3", replace(_SO_PPO, **_AS_IN_03), has_earlier_control=True),
+    "ppo_target": BenchmarkMethod("PPO + our target KL", replace(METHODS["ppo"], target_kl=0.01)),
 }
 FOLLOWING = ("so_grpo", "so_grpo_03", "sequence", "grpo_target")
 """Their learning rate follows the KL from that of the column."""

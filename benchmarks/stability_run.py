@@ -139,7 +139,7 @@ class ControlledAsBefore:
         super().__init__(*given, **named)
         ours: Any = self
         ours.remove_callback(ours._kl_control)
-        ours._kl_control = EarlierControl(ours.args.target_kl, lambda factor: None)
+        ours._kl_control = EarlierControl(ours.method.target_kl, lambda factor: None)
         ours.add_callback(ours._kl_control)
 
 
@@ -177,12 +177,6 @@ class LateRollouts:
         return trainer._buffered_inputs[trainer._step % trainer.args.steps_per_generation]
 
 
-TRAINERS: dict[str, tuple[Any, Any]] = {
-    "so_grpo": (SOGRPOTrainer, SOGRPOConfig),
-    "so_ppo": (SOPPOTrainer, SOPPOConfig),
-}
-
-
 def build_trainer(job: Job, folder: Path, output: Path) -> Any:
     """The trainer of a job, ready to train in the world that `prepare` made in `folder`."""
     regime, method = COLUMNS[job.column], ARMS[job.arm]
@@ -199,11 +193,14 @@ def build_trainer(job: Job, folder: Path, output: Path) -> Any:
 
 def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mapping[str, Any]) -> Any:
     """A method's trainer in a regime; `own` are the fields of its config that neither of them sets."""
-    trainer_class, config_class = TRAINERS[method.trainer]
+    trainer_class: Any = SOGRPOTrainer
+    config_class: Any = SOGRPOConfig
+    settings: dict[str, Any] = {"num_generations": GROUP}
+    if method.method.needs_critic:
+        trainer_class, config_class, settings = SOPPOTrainer, SOPPOConfig, PPO_SETTINGS
     changes = [AgainstSampler] * regime.against_sampler + [ControlledAsBefore] * method.has_earlier_control
     if changes:
         trainer_class = type(trainer_class.__name__, (*changes, trainer_class), {})
-    settings = (PPO_SETTINGS if method.trainer == "so_ppo" else {"num_generations": GROUP}) | method.settings
     config = config_class(
         lr_scheduler_type="constant",
         per_device_train_batch_size=regime.minibatch,

@@ -44,7 +44,10 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
         "lr_scheduler_type": "constant",
         "save_strategy": "no",
         "seed": 7,
-        **{"target_kl": 0.0, "method": "so_grpo_note"},  # under the defaults it does not collapse
+        **{
+            "target_kl": 0.0,
+            "method": {"terms": {"clip_penalty": {"coef": 3.0, "epsilon": None}}},
+        },  # under the defaults it does not collapse
     }
     search = overrides.pop("search", None)
     callbacks = overrides.pop("callbacks", [LearningRateJump()])

@@ -15,21 +15,34 @@ import torch
 from torch import Tensor
 
 from sorl_trl import SOGRPOTrainer
-from sorl_trl.methods import ClipPenalty, Method, MiniRL
+from sorl_trl.methods import (
+    CISPO,
+    SAPO,
+    VESPO,
+    ClipPenalty,
+    ConstantMean,
+    Method,
+    MicroBatchMean,
+    MiniRL,
+    TokenMean,
+    TrajectoryMean,
+    TurnMean,
+)
 from sorl_trl.trainers.batch import OLD_POLICY_STEP
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
-EPSILON = 0.2
-OVER_TOKENS = ("dapo", "bnpo", "cispo", "vespo")
-"""Loss types that average over the tokens of all trajectories."""
-
 
 def build(folder: Path, tokenizer: Any, method: Any = None, trainer_class: Any = SOGRPOTrainer, **fields: Any) -> Any:
-    """A trainer of a policy in float64 whose generation batch of 8 trajectories is one micro-batch."""
+    """A trainer of a policy in float64 whose generation batch of 8 trajectories is one micro-batch.
+
+    Without a method, fields describe all of it.
+    """
     arguments = settings(folder, per_device_train_batch_size=8, gradient_accumulation_steps=1)
-    arguments |= {"steps_per_generation": 1, "epsilon": EPSILON, "gradient_checkpointing": False, **fields}
+    if isinstance(method, Method):
+        del arguments["epsilon"]
+    arguments |= {"steps_per_generation": 1, "gradient_checkpointing": False, **fields}
     rollout = arguments.pop("rollout_func", None) or FixedRollout()
     build_policy().double().save_pretrained(folder / "policy")  # TRL loads the reference from a path
     arguments["model_init_kwargs"] = {"dtype": "auto"}
@@ -40,7 +53,7 @@ def build(folder: Path, tokenizer: Any, method: Any = None, trainer_class: Any =
         prompts(),
         processing_class=tokenizer,
         rollout_func=rollout,
-        method=Method() if method is None else method,
+        method={"terms": ()} if method is None else method,
     )
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
@@ -110,9 +123,9 @@ def unit_of(t: int, turn_ids: Tensor, level: str) -> list[int]:
     return {"token": [t], "turn": turns[int(turn_ids[t])], "sequence": [*chain(*turns)]}[level]
 
 
-def unit_ratio(args: Any, log_ratio: Tensor, t: int, unit: list[int], own: bool) -> Tensor:
+def unit_ratio(method: Method, log_ratio: Tensor, t: int, unit: list[int], own: bool) -> Tensor:
     """The ratio of a token's unit, with its gradient or, where tokens differ in their advantages, the token's own."""
-    logs, arithmetic = log_ratio[unit], args.turn_ratio == "arithmetic" and args.importance_sampling_level == "turn"
+    logs, arithmetic = log_ratio[unit], (method.ratio.average, method.ratio.level) == ("arithmetic", "turn")
     if not own:
         return logs.exp().mean() if arithmetic else logs.mean().exp()
     if arithmetic:
@@ -121,39 +134,35 @@ def unit_ratio(args: Any, log_ratio: Tensor, t: int, unit: list[int], own: bool)
 
 
 def token_objective(
-    trainer: Any, logps: Tensor, log_ratio: Tensor, t: int, turn_ids: Tensor, advantages: Tensor
+    method: Method, logps: Tensor, log_ratio: Tensor, t: int, turn_ids: Tensor, advantages: Tensor
 ) -> Tensor:
     """What is maximised for one token; `advantages` (T,), or (1,) if all tokens share one."""
-    args, kind = trainer.args, trainer.method.surrogate
-    unit = unit_of(t, turn_ids, args.importance_sampling_level)
-    ratio = unit_ratio(args, log_ratio, t, unit, own=len(advantages) > 1)
+    kind: Any = method.surrogate
+    unit = unit_of(t, turn_ids, method.ratio.level)
+    ratio = unit_ratio(method, log_ratio, t, unit, own=len(advantages) > 1)
     advantage = advantages.expand_as(logps)[t].item()
-    if args.loss_type == "cispo":
-        return ratio.detach().clamp(max=args.epsilon_high) * advantage * logps[t]
-    if args.loss_type == "sapo":
-        temperature = args.sapo_temperature_pos if advantage > 0 else args.sapo_temperature_neg
+    if isinstance(kind, CISPO):
+        return ratio.detach().clamp(max=kind.cap) * advantage * logps[t]
+    if isinstance(kind, SAPO):
+        temperature = kind.temperature_pos if advantage > 0 else kind.temperature_neg
         return 4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantage
-    if args.loss_type == "vespo":
-        good = advantage >= 0
-        power, decay = (args.vespo_k_pos, args.vespo_lambda_pos) if good else (args.vespo_k_neg, args.vespo_lambda_neg)
+    if isinstance(kind, VESPO):
+        power, decay = (kind.k_pos, kind.lambda_pos) if advantage >= 0 else (kind.k_neg, kind.lambda_neg)
         of_sequence = log_ratio[turn_ids >= 0].detach().sum().exp()
         return math.exp(decay) * of_sequence**power * (-decay * of_sequence).exp() * advantage * logps[t]
-    is_scaled = args.scale_clip_range and args.importance_sampling_level == "turn"
-    shrink = len(unit) ** 0.75 if is_scaled else 1.0
-    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    clipped = ratio.clamp(1 - args.epsilon / shrink, 1 + high / shrink)
+    shrink = len(unit) ** 0.75 if method.clip.by_length and method.ratio.level == "turn" else 1.0
+    low, high = method.clip.low / shrink, (method.clip.high or method.clip.low) / shrink
     if isinstance(kind, MiniRL):
-        low, high = args.epsilon / shrink, high / shrink
         stopped = (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - low)
         own = (log_ratio[t] - log_ratio[t].detach()).exp()
         return own * advantage * min(ratio.item(), kind.cap) * (0.0 if stopped else 1.0)
-    bounded = ratio if args.delta is None else ratio.clamp(max=1 + (args.delta - 1) / shrink)
-    return torch.min(bounded * advantage, clipped * advantage)
+    bounded = ratio if method.clip.delta is None else ratio.clamp(max=1 + (method.clip.delta - 1) / shrink)
+    return torch.min(bounded * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
 def reference_loss(trainer: Any, batch: dict[str, Any], rows: list[int] | None = None) -> Tensor:
     """The loss without terms, of these rows alone where they are given."""
-    args, logps = trainer.args, token_logps(trainer, batch)
+    args, method, logps = trainer.args, trainer.method, token_logps(trainer, batch)
     log_ratio = logps - batch["old_per_token_logps"]
     rows = list(range(len(logps))) if rows is None else rows
     advantages = batch["advantages"].double().reshape(len(logps), -1)
@@ -163,29 +172,29 @@ def reference_loss(trainer: Any, batch: dict[str, Any], rows: list[int] | None =
         turn_ids = batch["turn_ids"][i]
         turns, tokens = positions(turn_ids), int((turn_ids >= 0).sum())
         for t in chain(*turns):
-            loss = -weights[i, t] * token_objective(trainer, logps[i], log_ratio[i], t, turn_ids, advantages[i])
-            total = total + _share(args, turns, t, turn_ids) * loss
+            loss = -weights[i, t] * token_objective(method, logps[i], log_ratio[i], t, turn_ids, advantages[i])
+            total = total + _share(method.mean, turns, t, turn_ids) * loss
             if args.beta:
                 difference = batch["ref_per_token_logps"][i, t] - logps[i, t]
                 kl = difference.exp() - difference - 1
-                of_unit = log_ratio[i, unit_of(t, turn_ids, args.importance_sampling_level)].mean().exp()
-                share = 1 / tokens if args.loss_type == "turn" else _share(args, turns, t, turn_ids)
+                of_unit = log_ratio[i, unit_of(t, turn_ids, method.ratio.level)].mean().exp()
+                share = 1 / tokens if isinstance(method.mean, TurnMean) else _share(method.mean, turns, t, turn_ids)
                 total = total + share * args.beta * kl * (of_unit if args.use_bias_correction_kl else 1)
-    if args.loss_type in OVER_TOKENS:
+    if isinstance(method.mean, TokenMean | MicroBatchMean):
         return total / sum(int((batch["turn_ids"][i] >= 0).sum()) for i in rows)
-    return total / len(rows) / (args.max_completion_length if args.loss_type == "dr_grpo" else 1)
+    return total / len(rows) / (args.max_completion_length if method.mean == ConstantMean() else 1)
 
 
-def _share(args: Any, turns: list[list[int]], t: int, turn_ids: Tensor) -> float:
+def _share(mean: Any, turns: list[list[int]], t: int, turn_ids: Tensor) -> float:
     """What a token has of its trajectory's loss."""
-    if args.loss_type == "turn":
+    if isinstance(mean, TurnMean):
         return 1 / (len(turns) * len(turns[int(turn_ids[t])]))
-    return 1 / len([*chain(*turns)]) if args.loss_type in ("grpo", "sapo") else 1.0
+    return 1 / len([*chain(*turns)]) if isinstance(mean, TrajectoryMean) else 1.0
 
 
 def reference_penalty(trainer: Any, batch: dict[str, Any], piece: ClipPenalty) -> Tensor:
     log_ratio = token_logps(trainer, batch) - batch["old_per_token_logps"]
-    epsilon = trainer.args.epsilon if piece.epsilon is None else piece.epsilon
+    epsilon = trainer.method.clip.low if piece.epsilon is None else piece.epsilon
     total = torch.zeros((), dtype=torch.float64)
     for i, turn_ids in enumerate(batch["turn_ids"]):
         turns = positions(turn_ids)

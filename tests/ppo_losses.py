@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sorl_trl import SOPPOTrainer
 from tests.critics import BATCH_SIZE, build_ppo, set_head
-from tests.losses import EPSILON, gradient, positions, read_apart, reference_loss, reference_penalty
+from tests.losses import gradient, positions, read_apart, reference_loss, reference_penalty
 from tests.trajectories import parity_reward
 
 DISCOUNTED = {"gamma": 0.9, "gae_lambda": 0.8}
@@ -27,7 +27,7 @@ def turn_reward(turn_ids: list[list[int]], completion_ids: list[list[int]], **_:
 def build(tmp_path: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:
     """One micro-batch per rollout, and a critic that reads the policy's hidden states."""
     one_batch = {"per_device_train_batch_size": BATCH_SIZE, "gradient_accumulation_steps": 1}
-    defaults = {"critic": "head", "steps_per_generation": 1, "epsilon": EPSILON}
+    defaults = {"critic": "head", "steps_per_generation": 1}
     trainer = build_ppo(
         tmp_path, tokenizer, **{**one_batch, **defaults, "reward_funcs": [turn_reward, parity_reward], **overrides}
     )

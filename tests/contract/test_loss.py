@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.methods import METHODS, ClipPenalty, Method, MiniRL, Unweighted
+from sorl_trl.methods import METHODS, ClipPenalty, MiniRL, Unweighted
 from sorl_trl.trainers.batch import drop
 from tests.losses import (
     assert_same_loss,
@@ -80,14 +80,13 @@ def test_the_reference_is_not_asked_about_observations(tmp_path: Path, tokenizer
 @pytest.mark.parametrize("level", ["token", "turn"])
 def test_minirl(tmp_path: Path, tokenizer: Any, level: str) -> None:
     fields = {"importance_sampling_level": level, "loss_type": "dr_grpo", **OFF}
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, Method(surrogate=MiniRL(cap=1.1)), **fields)
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, {"surrogate": MiniRL(cap=1.1)}, **fields)
     assert_follows_the_loops(trainer, batch)
 
 
 def test_minirl_weighs_by_the_policy_that_sampled(tmp_path: Path, tokenizer: Any) -> None:
     """Its weight is π_θ/μ: what is off by a factor of e^0.3 between trainer and engine is in it, once."""
-    fields = {"importance_sampling_level": "token", "loss_type": "dr_grpo", **OFF}
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, METHODS["minirl"], **fields)
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, METHODS["minirl"])
     plain = gradient(trainer._compute_loss(trainer.model, batch), trainer)
     batch["sampling_per_token_logps"] = batch["old_per_token_logps"] - 0.3
     ours = gradient(trainer._compute_loss(trainer.model, batch), trainer)
@@ -129,7 +128,7 @@ def test_vespos_weight_of_a_sequence_contains_those_of_the_engine(tmp_path: Path
     ids=str,
 )
 def test_the_penalty(tmp_path: Path, tokenizer: Any, piece: ClipPenalty) -> None:
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, Method(terms=(piece,)), **OFF)
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, {"terms": piece}, **OFF)
     assert_follows_the_loops(trainer, batch, reference_penalty(trainer, batch, piece))
     assert trainer._metrics["train"]["clip_penalty"][-1] > 0
 
@@ -138,7 +137,7 @@ def test_the_penalty(tmp_path: Path, tokenizer: Any, piece: ClipPenalty) -> None
 @pytest.mark.parametrize("level", ["token", "turn"])
 def test_dropped_rows_leave_loss_and_denominators(tmp_path: Path, tokenizer: Any, loss_type: str, level: str) -> None:
     """Also if several pieces drop some, and agree on one."""
-    method = Method(terms=(ClipPenalty(),))
+    method = {"terms": ClipPenalty()}
     fields = {"loss_type": loss_type, "importance_sampling_level": level, **OFF}
     trainer, batch = off_policy_batch(tmp_path, tokenizer, method, **fields)
     kept = torch.tensor([True, False, True, True, False, False, True, True])
@@ -151,7 +150,7 @@ def test_dropped_rows_leave_loss_and_denominators(tmp_path: Path, tokenizer: Any
 
 
 def test_everything_dropped_is_a_loss_of_nothing(tmp_path: Path, tokenizer: Any) -> None:
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, METHODS["so_grpo"], **OFF)
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, {"terms": ClipPenalty()}, **OFF)
     drop(batch, torch.zeros(8, dtype=torch.bool), trainer.accelerator)
     loss = trainer._compute_loss(trainer.model, batch)
     assert loss.item() == 0.0
@@ -182,7 +181,7 @@ def test_each_turn_of_a_sequence_is_moved_by_its_own_advantage(tmp_path: Path, t
 @pytest.mark.parametrize("level", ["token", "turn", "sequence"])
 def test_no_log_ratio_makes_the_loss_infinite(tmp_path: Path, tokenizer: Any, log_ratio: float, level: str) -> None:
     trainer, batch = off_policy_batch(
-        tmp_path, tokenizer, METHODS["so_grpo"], importance_sampling_level=level, loss_type="turn", **OFF
+        tmp_path, tokenizer, {"terms": ClipPenalty()}, importance_sampling_level=level, **OFF
     )
     row = int(batch["advantages"].argmin())
     position = positions(batch["turn_ids"][row])[0][0]

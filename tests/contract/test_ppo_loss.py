@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from sorl_trl import SOPPOTrainer
-from sorl_trl.methods import Method
 from sorl_trl.trainers.optimizer_step import bias_normalizer
 from tests.critics import BATCH_SIZE, critic_parameters, rollout_batch
 from tests.losses import gradient, positions
@@ -21,9 +20,14 @@ from tests.trajectories import SeveralContexts
 pytestmark = pytest.mark.trains
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "PPO": {"importance_sampling_level": "token", "advantage_level": "token", "method": Method(), "loss_type": "bnpo"},
-    "Turn-PPO": {"advantage_level": "token", "method": Method(), "loss_type": "grpo"},
-    "Turn-PPO arithmetic": {"advantage_level": "token", "method": Method(), "turn_ratio": "arithmetic"},
+    "PPO": {
+        "importance_sampling_level": "token",
+        "advantage_level": "token",
+        "method": {"terms": ()},
+        "loss_type": "bnpo",
+    },
+    "Turn-PPO": {"advantage_level": "token", "method": {"terms": ()}, "loss_type": "grpo"},
+    "Turn-PPO arithmetic": {"advantage_level": "token", "method": {"terms": ()}, "turn_ratio": "arithmetic"},
     "SO-PPO": {},
     "SO-PPO arithmetic": {"turn_ratio": "arithmetic"},
     "SO-PPO at token level": {"advantage_level": "token"},

@@ -10,7 +10,6 @@ from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.methods import Method
 from tests.policies import build_moe_policy
 from tests.training import assert_same, settings, train
 from tests.trajectories import FixedRollout, length_reward, parity_reward
@@ -45,7 +44,7 @@ def parity(tmp_path: Path, tokenizer: Any, make_policy: Any = None, **overrides:
     arguments = settings(tmp_path, **overrides)
     theirs = train(GRPOTrainer, GRPOConfig, tokenizer, **arguments, model=make_policy and make_policy())
     arguments = {"importance_sampling_level": "token", **arguments, "target_kl": 0.0}
-    given = {**arguments, "method": Method(), "model": make_policy and make_policy()}
+    given = {**arguments, "method": {"terms": ()}, "model": make_policy and make_policy()}
     ours = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **given)
     # TRL's clip_ratio does not count what δ stops.
     assert_same(ours, theirs, skip="clip_ratio" if "delta" in overrides else "per_second")
@@ -85,7 +84,7 @@ def test_one_turn_is_the_sequence_level(tmp_path: Path, tokenizer: Any, beta: fl
     gspo = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
     rollouts = [FixedRollout(max_turns=1), FixedRollout(max_turns=1)]
     theirs = train(GRPOTrainer, GRPOConfig, tokenizer, **arguments, **gspo, rollout_func=rollouts[0])
-    arguments |= {"method": Method(), "target_kl": 0.0, "epsilon": 0.2, "scale_clip_range": False}
+    arguments |= {"method": {"terms": ()}, "target_kl": 0.0, "epsilon": 0.2, "scale_clip_range": False}
     ours = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, rollout_func=rollouts[1])
     # TRL's clip_ratio weighs sequences equally at the sequence level and tokens equally elsewhere.
     assert_same(ours, theirs, skip="clip_ratio")

@@ -55,7 +55,6 @@ RELIED_ON = {
     "trl:GRPOTrainer._get_per_token_logps_and_entropies": {"796113cec15a741f"},
     "trl.trainer.utils:add_fused_lm_head": {"e95cef3f560a3fbb"},
     # Masks and weights of the loss.
-    "trl:GRPOTrainer.get_gamma_weights": {"e918afe3c22a5e7f"},
     "trl:GRPOTrainer.get_high_entropy_mask": {"a487c8645bc29317"},
     "trl:GRPOTrainer.get_off_policy_mask": {"cbd80498a5204fbb"},
     # Splitting a rollout.

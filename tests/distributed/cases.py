@@ -18,7 +18,6 @@ from transformers import AutoTokenizer
 from sorl_trl import EndpointRollout, SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.diagnostics.collapse import Rule, level
-from sorl_trl.methods import Method
 from sorl_trl.search import BM25Index, SearchArguments
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, teach
 from tests.trajectories import FixedRollout, parity_reward, prompts
@@ -64,7 +63,7 @@ class Case:
     stopped: bool = False
     """Whether a `CollapseGuard` stops the run when its first rollout has been trained on."""
     micro_batches: int = 2
-    method: str | dict[str, Any] = "so_grpo"
+    method: dict[str, Any] | None = None
     """As a recipe has it."""
     no_baseline: bool = False
     """Whether turns are credited with what they earn: no trajectory of a greedy policy is better than its group."""
@@ -177,7 +176,7 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | Recorded
         processing_class=AutoTokenizer.from_pretrained(folder / "policy"),
         peft_config=LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM") if case.lora else None,
         rollout_func=recorded,
-        method=Method(credit=lambda rollout: rollout.returns) if case.no_baseline else case.method,
+        method={"credit": lambda rollout: rollout.returns} if case.no_baseline else case.method,
     )
     if case.stopped:
         always = Rule("always", {"reward": partial(level, threshold=-1.0)}, "none")

@@ -23,13 +23,11 @@ every_engine = pytest.mark.parametrize(
 )
 # A bias of more than 1: below, "bias_norm" leaves the gradient alone.
 LARGE_REWARDS = {"scale_rewards": "none", "reward_weights": [20.0]}
-UNGROUPED = {"scale_rewards": "none"}
 PENALTY = {"clip_penalty": {"coef": 3.0, "epsilon": 0.02}}
 METHODS: dict[str, dict[str, Any]] = {
     "groups": {
         "method": {"keep": "zero_variance", "credit": "leave_one_out", "terms": [PENALTY]},
         "agreeing": True,
-        "options": UNGROUPED,
     },
     "engine": {
         "method": {"surrogate": "minirl", "terms": [PENALTY]},

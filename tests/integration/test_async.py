@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
-from sorl_trl.methods import Method, TurnRatio
+from sorl_trl.methods import TurnRatio
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import EngineOptions
 from sorl_trl.rollout.engines.vllm import EngineUnavailable
@@ -391,7 +391,7 @@ def test_what_cannot_be_sampled_ahead_is_refused(tmp_path: Path) -> None:
 
 def test_a_weight_that_compares_with_the_engine_is_refused_where_it_is_the_old_policy(tmp_path: Path) -> None:
     """That ratio is 1."""
-    method = Method(weight=TurnRatio(high=3.0))
+    method = {"weight": TurnRatio(high=3.0)}
     with pytest.raises(ValueError, match=r"TurnRatio.*async_old_policy='proximal'"):
         build(tmp_path / "behaviour", method=method)
     build(tmp_path / "proximal", method=method, async_old_policy="proximal")

@@ -141,7 +141,7 @@ def test_rows_with_the_same_prompt_are_different_tasks(tmp_path: Path, tokenizer
 
 
 def test_a_batch_that_needs_none_is_that_of_a_trainer_without(tmp_path: Path, tokenizer: Any) -> None:
-    given = {"reward_funcs": parity_reward, "method": "dapo"}
+    given = {"reward_funcs": parity_reward, "method": {"keep": "zero_variance"}}
     (_, plain), (_, filled) = (
         batch_of(tmp_path / each.__name__, tokenizer, trainer_class=each, **given)
         for each in (SOGRPOTrainer, GroupRefillTrainer)
@@ -192,8 +192,10 @@ def test_a_resumed_run_asks_the_same(tmp_path: Path, tokenizer: Any) -> None:
         ({"dataset": IterableDataset.from_generator(lambda: iter(prompts()))}, "`train_dataset`"),
         ({"dataset": Dataset.from_list([{"prompt": "w1", "image": "a.png"}] * 8)}, "`train_dataset`"),
         ({"method": "grpo"}, "ZeroVariance"),
+        ({"scale_rewards": "batch"}, "no common spread"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "no common spread"),
     ],
-    ids=["few", "stream", "images", "method"],
+    ids=["few", "stream", "images", "method", "scale", "aggregation"],
 )
 def test_what_cannot_be_refilled_is_refused(
     tmp_path: Path, tokenizer: Any, given: dict[str, Any], message: str

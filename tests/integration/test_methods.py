@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,13 @@ import pytest
 import torch
 from examples.information_gain import InformationGain
 
-from sorl_trl import Method, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.methods import (
-    METHODS,
-    SETTINGS,
-    ClipPenalty,
-    GiGPO,
-    ZeroVariance,
-)
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.methods import CISPO, METHODS, TokenMean
 from tests.losses import build
 from tests.training import settings, train
 from tests.trajectories import Team, parity_reward, prompts
 
 pytestmark = pytest.mark.trains
-OF_PPO = ("so_ppo", "so_ppo_note", *(name for name in SETTINGS if "advantage_level" in SETTINGS[name]))
 
 
 def first_groups_agree(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -42,9 +36,10 @@ def turn_lengths(turn_ids: list[list[int]], **_: Any) -> list[list[float | None]
 @pytest.mark.parametrize("name", METHODS)
 def test_every_named_method_trains(tmp_path: Path, tokenizer: Any, name: str) -> None:
     rewards = [turn_lengths, parity_reward] if name == "igpo" else parity_reward
-    arguments = {**settings(tmp_path, max_steps=2), **SETTINGS[name], "reward_funcs": rewards}
+    arguments = {**settings(tmp_path, max_steps=2), "reward_funcs": rewards}
+    del arguments["epsilon"]
     kind: tuple[Any, Any] = (SOGRPOTrainer, SOGRPOConfig)
-    if name in OF_PPO:
+    if METHODS[name].needs_critic:
         kind = (SOPPOTrainer, SOPPOConfig)
         arguments["critic_warmup_steps"] = 0
     arguments["rollout_func"] = Team(("a", "b")) if name == "dr_mas" else None
@@ -54,18 +49,19 @@ def test_every_named_method_trains(tmp_path: Path, tokenizer: Any, name: str) ->
     assert logs[0]["grad_norm"] > 0
 
 
-COMPOSED: dict[str, tuple[Method, dict[str, Any]]] = {
-    "so_grpo": (METHODS["so_grpo"], {}),
-    "note": (METHODS["so_grpo_note"], SETTINGS["so_grpo_note"]),
-    "st_grpo": (METHODS["st_grpo"], SETTINGS["st_grpo"]),
-    "gspo": (METHODS["gspo"], SETTINGS["gspo"]),
-    "penalized_sequence": (METHODS["so_grpo"], {"importance_sampling_level": "sequence", "loss_type": "dapo"}),
-    "gigpo_penalized": (Method(GiGPO(), terms=(ClipPenalty(epsilon=None),)), {"gamma": 0.9}),
-    "filtered": (Method(keep=(ZeroVariance(),), terms=(ClipPenalty(),)), {"reward_funcs": first_groups_agree}),
-    "filtered_dapo": (METHODS["dapo"], {**SETTINGS["dapo"], "reward_funcs": first_groups_agree}),
-    "minirl": (METHODS["minirl"], SETTINGS["minirl"]),
-    "cispo": (METHODS["grpo"], {**SETTINGS["grpo"], "loss_type": "cispo", "epsilon_high": 1.2}),
-    "turn_rewards": (METHODS["so_grpo"], {"reward_funcs": [turn_lengths, parity_reward]}),
+PENALTY = {"clip_penalty": {"epsilon": None}}
+COMPOSED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "so_grpo": ({"terms": "clip_penalty"}, {}),
+    **{name: (METHODS[name], {}) for name in ("so_grpo_note", "st_grpo", "gspo", "minirl")},
+    "penalized_sequence": (
+        {"terms": "clip_penalty"},
+        {"importance_sampling_level": "sequence", "loss_type": "dapo"},
+    ),
+    "gigpo_penalized": ({"credit": "gigpo", "terms": PENALTY}, {"gamma": 0.9}),
+    "filtered": ({"keep": "zero_variance", "terms": "clip_penalty"}, {"reward_funcs": first_groups_agree}),
+    "filtered_dapo": (METHODS["dapo"], {"reward_funcs": first_groups_agree}),
+    "cispo": (replace(METHODS["grpo"], surrogate=CISPO(1.2), mean=TokenMean()), {}),
+    "turn_rewards": ({"terms": "clip_penalty"}, {"reward_funcs": [turn_lengths, parity_reward]}),
 }
 
 
@@ -77,8 +73,9 @@ def test_gradients_do_not_depend_on_micro_batches(tmp_path: Path, tokenizer: Any
     for batch_size, accumulation in ((8, 1), (1, 8)):
         sizes = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
         sizes |= {"steps_per_generation": accumulation, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
-        plain = {"optim": "sgd", "learning_rate": 1.0, "max_steps": 2, "target_kl": 0.0}
-        trainer = build(tmp_path / str(batch_size), tokenizer, method, **{**plain, **fields, **sizes})
+        plain = {"optim": "sgd", "learning_rate": 1.0, "max_steps": 2}
+        given = {"target_kl": 0.0, **method} if isinstance(method, dict) else method
+        trainer = build(tmp_path / str(batch_size), tokenizer, given, **{**plain, **fields, **sizes})
         trainer.train()
         weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
         assert trainer.state.log_history[1]["kl_to_old"] > 1e-4, "the policy has not moved: a weak test"
@@ -103,7 +100,7 @@ class TestInformationGain:
         """Against rows without padding, one by one; the last turn has its outcome and no gain."""
         gain = InformationGain(column="answer", prefix="w7 ", coef=2.0)
         rewards = [gain, parity_reward]
-        trainer = build(tmp_path, tokenizer, METHODS["igpo"], reward_funcs=rewards, scale_rewards="none")
+        trainer = build(tmp_path, tokenizer, METHODS["igpo"], reward_funcs=rewards)
         seen: list[Any] = []
         apply = trainer._apply_method
         trainer._apply_method = lambda rollout: (seen.append(rollout), apply(rollout))[1]
@@ -127,10 +124,10 @@ class TestInformationGain:
 
 
 def test_what_does_not_combine_is_refused(tmp_path: Path, tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match="`loss_type` is 'bnpo'"):
-        build(tmp_path, tokenizer, METHODS["dapo"], loss_type="bnpo")
-    with pytest.raises(ValueError, match="`loss_type` is 'cispo'"):
-        build(tmp_path, tokenizer, METHODS["minirl"], loss_type="cispo", importance_sampling_level="token")
+    with pytest.raises(ValueError, match=r"MicroBatchMean.*`loss_type` 'dapo'"):
+        build(tmp_path, tokenizer, {"keep": "zero_variance"}, loss_type="bnpo")
+    with pytest.raises(ValueError, match=r"`epsilon` is 0\.2 and `loss_type` is 'cispo', but .* `surrogate`: MiniRL"):
+        build(tmp_path, tokenizer, {"surrogate": "minirl"}, loss_type="cispo", importance_sampling_level="token")
     trainer = build(tmp_path, tokenizer, METHODS["igpo"], reward_funcs=[InformationGain(), parity_reward])
     with pytest.raises(ValueError, match="`column` is 'golden_answers'"):
         trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])

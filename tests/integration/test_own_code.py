@@ -157,7 +157,7 @@ def test_a_search_engine_a_method_and_rewards(folder: Path, capsys: pytest.Captu
     assert run_command(train, words) == 0
     assert log()["rewards/turns/mean"] > 1
     assert log()["rollout/searches_per_trajectory"] > 0
-    assert "credit: Signed(sign=-1.0)" in capsys.readouterr().out
+    assert "credit     Signed(sign=-1.0)" in capsys.readouterr().out
     rows = evaluated("--num_samples", "4", "--temperature", "1")
     passages = [segment["passages"] for row in rows for segment in row["segments"] if segment["passages"]]
     assert passages and all(found[0]["text"] == "oslo" for found in passages)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOTrainer
-from sorl_trl.methods import SETTINGS
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.trainers.optimizer_step import FIRST_FACTOR
 from tests.agents import build_agent
@@ -72,7 +71,8 @@ NO_TARGET, NO_SCALE = {"target_kl": 0.0}, {"scale_clip_range": False}
         (NO_SCALE, 60, ["scale_clip_range"]),
         (NO_SCALE | NO_TARGET, 60, ["target_kl", "scale_clip_range"]),
         (NO_SCALE | {"importance_sampling_level": "token"}, 60, []),
-        (SETTINGS["grpo"] | {"method": "grpo"}, 60, []),
+        ({"method": "grpo"}, 60, []),
+        ({"method": {"name": "so_grpo", "target_kl": 0.0}, "epsilon": 0.28}, 60, ["target_kl"]),
     ],
 )
 def test_long_turns_without_a_trust_region_are_warned_of(

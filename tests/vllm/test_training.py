@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.methods import Method, TurnRatio
+from sorl_trl.methods import TurnRatio
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.engines.server import Sampled
 from sorl_trl.rollout.engines.vllm import TurnRequest, VLLMEngine
@@ -62,7 +62,7 @@ def lora(**overrides: Any) -> LoraConfig:
 
 
 def test_the_engine_samples_from_the_trained_policy(tmp_path: Path, mode: dict[str, Any]) -> None:
-    method = Method(weight=TurnRatio())
+    method = {"weight": TurnRatio()}
     trainer = vllm_agent(tmp_path, method=method, **mode)
     assert max(train(trainer)) < EXACT
     assert max(logged(trainer, "rollout/turns_per_trajectory")) > 1

@@ -79,8 +79,8 @@ class TrainerArguments:
         default=None,
         metadata={
             "help": f"The algorithm: a name ({', '.join(METHODS)}); a mapping of pieces that replace those that the "
-            'other options describe, such as \'{"credit": "leave_one_out"}\', or a method\'s, such as \'{"name": "gspo", '
-            '"clip": {"low": 0.2}}\'; or a dotted path. Default: what the options describe, with a KL penalty.'
+            'other options describe, such as {"credit": "leave_one_out"}, or a method\'s, as in {"name": "loop", '
+            '"gamma": 0.9}; or a dotted path. Default: what the options describe, with a KL penalty.'
         },
     )
     dry_run: Annotated[bool, SWITCH] = field(

@@ -126,18 +126,20 @@ class Method:
                 piece.check(self, config)
 
     def check_decided(self, config: Any, decided: Collection[str]) -> None:
-        """Raise ValueError for a config field that asks for another of the `decided` pieces than the method has."""
-        asked = Method.from_config(config)
-        for name, value, default in changed(config):
-            without = Method.from_config(SimpleNamespace(**(vars(config) | {name: default})))
-            for piece in decided:
-                own, wanted = getattr(self, piece), getattr(asked, piece)
-                if getattr(without, piece) != wanted != own:
-                    raise ValueError(
-                        f"`{name}` is {value!r}, but {self._called} decides `{piece}`: {own!r}. Leave `{name}` "
-                        f"out, or give the method `{piece}={wanted!r}`, with `dataclasses.replace` (in a recipe, "
-                        f"{self._in_recipe(piece, wanted)})."
-                    )
+        """Raise ValueError for config fields that ask for another of the `decided` pieces than the method has."""
+        asked, given = Method.from_config(config), changed(config)
+        without = {name: Method.from_config(SimpleNamespace(**vars(config) | {name: old})) for name, _, old in given}
+        for piece in (piece for piece in decided if getattr(self, piece) != getattr(asked, piece)):
+            wanted = getattr(asked, piece)
+            asking = [name for name, _, _ in given if getattr(without[name], piece) != wanted]
+            if asking:
+                found = " and ".join(f"`{name}` is {getattr(config, name)!r}" for name in asking)
+                names = " and ".join(f"`{name}`" for name in asking)
+                raise ValueError(
+                    f"{found}, but {self._called} decides `{piece}`: {getattr(self, piece)!r}. Leave {names} "
+                    f"out, or give the method `{piece}={wanted!r}` with "
+                    f"`dataclasses.replace` (in a recipe, {self._in_recipe(piece, wanted)})."
+                )
 
     @property
     def needs_critic(self) -> bool:

@@ -9,7 +9,6 @@ import pytest
 from sorl_trl.cli.arguments import Arguments, parse_arguments
 from sorl_trl.cli.build import check_rewards
 from sorl_trl.command_line import UserMistake
-from sorl_trl.methods import METHODS, SETTINGS
 
 
 @pytest.fixture
@@ -53,20 +52,13 @@ def test_a_reward_that_what_acts_does_not_give_is_refused(folder: Path, recipe: 
 
 
 class TestMethod:
-    def test_a_name_sets_what_its_source_sets(self, folder: Path) -> None:
+    def test_it_is_the_whole_algorithm(self, folder: Path) -> None:
         for found in (parse("method: loop\n"), parse("", "--method", "loop")):
             assert found.trainer.method == "loop"
-            assert {name: getattr(found.config, name) for name in SETTINGS["loop"]} == SETTINGS["loop"]
+        with pytest.raises(UserMistake, match=r"`epsilon` is 0\.5, but `method` 'loop' decides `clip`"):
+            parse("method: loop\n", "--epsilon", "0.5")
 
-    def test_recipe_and_command_line_go_before_it(self, folder: Path) -> None:
-        assert SETTINGS["loop"]["scale_rewards"] == "none"
-        config = parse("method: loop\nscale_rewards: batch\n", "--epsilon", "0.5").config
-        assert (config.scale_rewards, config.epsilon) == ("batch", 0.5)
-        assert config.importance_sampling_level == SETTINGS["loop"]["importance_sampling_level"] == "token"
-
-    @pytest.mark.parametrize("name", [name for name in METHODS if "advantage_level" in SETTINGS[name]])
-    def test_one_with_a_critic_needs_its_trainer(self, name: str, folder: Path) -> None:
-        with pytest.raises(UserMistake, match=f"`method` is '{name}', which has a critic: add `--trainer so_ppo`"):
-            parse(f"method: {name}\n")
-        config = parse(f"method: {name}\ntrainer: so_ppo\n").config
-        assert config.advantage_level == SETTINGS[name]["advantage_level"]
+    def test_one_with_a_critic_needs_its_trainer(self, folder: Path) -> None:
+        with pytest.raises(UserMistake, match=r"`credit` of `method` 'ppo' is GAE.*`--trainer so_ppo`"):
+            parse("method: ppo\n")
+        parse("method: ppo\ntrainer: so_ppo\n")

@@ -64,8 +64,8 @@ def written(tmp_path: Path) -> Any:
 
 
 def test_a_recipe_has_what_was_set_and_what_shapes_the_agent(written: Any) -> None:
-    found = written("so_ppo", "--method", "s_ppo", "--whiten_advantages", "false", "--beta", "0.1")
-    given = {"trainer": "so_ppo", "method": "s_ppo", "whiten_advantages": False, "beta": 0.1, "learning_rate": 3e-4}
+    found = written("so_ppo", "--method", "s_ppo", "--vf_coef", "1.0", "--beta", "0.1")
+    given = {"trainer": "so_ppo", "method": "s_ppo", "vf_coef": 1.0, "beta": 0.1, "learning_rate": 3e-4}
     agent = {"protocol": "terse", "max_turns": 3, "chat": False, "max_completion_length": 200, "search_top_k": 1}
     assert {name: found[name] for name in given | agent} == given | agent
     assert not {"dry_run", "gamma", "lora_r", "epsilon_high", "reward_on_error"} & found.keys()

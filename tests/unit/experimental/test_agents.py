@@ -57,7 +57,7 @@ def build(folder: Path, tokenizer: Any, *names: str, agents: Any = TEAM, **overr
     return trainer_class(
         model, parity_reward, SOGRPOConfig(**settings(folder, **{**PLAIN, **IN_FLOAT64, **overrides})), prompts(),
         processing_class=tokenizer, rollout_func=named(rollout, *(names or TEAM)),
-        **{"method": "so_grpo", **more, **own},
+        **{"method": {"terms": "clip_penalty"}, **more, **own},
     )  # fmt: skip
 
 
@@ -285,7 +285,7 @@ class TestCheckpoints:
 
         The checkpoint's rates go on, since they are the optimizer's.
         """
-        options: dict[str, Any] = {"save_strategy": "steps", "beta": 0.1, "method": "dr_mas"}
+        options: dict[str, Any] = {"save_strategy": "steps", "beta": 0.1, "method": {"credit": "agent_wise"}}
         rates = {"learning_rates": {"searcher": 1e-3}}
         whole = build(tmp_path / "whole", tokenizer, **options, **rates, save_steps=1)
         whole.train()

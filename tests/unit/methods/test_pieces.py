@@ -14,18 +14,19 @@ from torch import Tensor
 from sorl_trl.methods import (
     METHODS,
     AgentWise,
+    Clip,
     ClipPenalty,
-    ClipRange,
     GiGPO,
     GroupMean,
     LeaveOneOut,
     Method,
     MicroBatch,
     MiniRL,
+    Ratio,
     ScoredRollout,
     Separate,
     ZeroVariance,
-    method_from,
+    read_method,
 )
 from sorl_trl.ops import outcome_advantages, turn_layout
 
@@ -50,7 +51,6 @@ def rollout(turn_ids: Tensor = TURN_IDS, outcomes: Tensor = OUTCOMES, **fields: 
         "states": nothing.long(),
         "num_generations": 2,
         "gamma": 1.0,
-        "scale": "none",
         **fields,
     }
     return ScoredRollout(**given)
@@ -58,18 +58,22 @@ def rollout(turn_ids: Tensor = TURN_IDS, outcomes: Tensor = OUTCOMES, **fields: 
 
 def micro_batch(logps: Tensor, old_logps: Tensor, advantages: Tensor, **fields: Any) -> MicroBatch:
     """One trajectory of one turn, with token ratios unless `fields` override them."""
-    turns, clip = turn_layout(torch.zeros(1, logps.size(1), dtype=torch.long)), ClipRange(0.2, 0.2)
-    ranges = {"token_range": clip, "turn_range": clip}
-    given = {"level": "token", "turn_ratio": "geometric", "sampling_logps": old_logps, **ranges, **fields}
+    turns = turn_layout(torch.zeros(1, logps.size(1), dtype=torch.long))
+    given = {"unit": Ratio("token"), "clip": Clip(0.2), "sampling_logps": old_logps, **fields}
     return MicroBatch(logps, old_logps, log_ratio=logps - old_logps, turns=turns, advantages=advantages, **given)
 
 
-def test_outcomes_alone_leave_the_advantages_to_trl() -> None:
-    assert GroupMean()(rollout()) is None
+def test_outcomes_alone_give_trajectories_the_advantages_of_grpo() -> None:
+    assert GroupMean("none")(rollout()).tolist() == [0.5, -0.5, 0.0, 0.0]
+
+
+def test_rewards_of_turns_cannot_be_normalized_one_by_one() -> None:
+    with pytest.raises(ValueError, match="`multi_objective_aggregation` is 'normalize_then_sum'"):
+        GroupMean(aggregation="normalize_then_sum")(rollout(gamma=0.5))
 
 
 def test_group_mean_discounts_towards_the_first_turn() -> None:
-    found = GroupMean()(rollout(gamma=0.5))
+    found = GroupMean("none")(rollout(gamma=0.5))
     # Returns: (.5, 1), (0), (.25, .5), (.5). Of its group, one trajectory has turn 1, whose baseline grows with it.
     expected = [[0.5 - 0.25, 1 - 0.75], [-0.25, 0], [0.25 - 0.375, 0.5 - 0.625], [0.5 - 0.375, 0]]
     torch.testing.assert_close(found, torch.tensor(expected))
@@ -82,7 +86,7 @@ def test_leave_one_out_compares_with_the_others() -> None:
 
 def test_gigpo_adds_what_turns_of_one_state_differ_by() -> None:
     # First turns of a group share the prompt's state: returns 1 and 0, so +.5 and -.5 beside the group's own.
-    found = GiGPO(coef=2.0)(rollout(states=torch.tensor([[7, 1], [7, 0], [8, 2], [8, 0]])))
+    found = GiGPO(2.0, "none")(rollout(states=torch.tensor([[7, 1], [7, 0], [8, 2], [8, 0]])))
     torch.testing.assert_close(found, torch.tensor([[1.5, 0.5], [-1.5, 0.0], [0.0, 0.0], [0.0, 0.0]]))
 
 
@@ -91,7 +95,7 @@ def test_separate_normalizes_turn_rewards_and_outcomes_apart() -> None:
     given = rollout(turn_rewards=torch.tensor([[4.0, 0.0], [0.0, 0.0], [1.0, 3.0], [0.0, 0.0]]), has_turn_reward=has)
     # A turn reward that is missing is no 0: alone in its group it is its own mean; 1 and 3 are ±1 off theirs.
     expected = [[0.0 + 0.5, 0.5], [-0.5, 0.0], [-1.0 + 1.0, 1.0], [0.0, 0.0]]
-    torch.testing.assert_close(Separate()(given), torch.tensor(expected))
+    torch.testing.assert_close(Separate("none")(given), torch.tensor(expected))
 
 
 def test_separate_compares_outcomes_with_outcomes_alone() -> None:
@@ -102,7 +106,9 @@ def test_separate_compares_outcomes_with_outcomes_alone() -> None:
         outcomes=torch.tensor([1.0, math.nan, 0.0, 0.5]), turn_rewards=4.0 * has, has_turn_reward=has,
         rewards_per_func=rewards, reward_names=["outcome", "turns"], reward_weights=torch.ones(2),
     )  # fmt: skip
-    torch.testing.assert_close(Separate()(given), torch.tensor([[0.0, 0.0], [0.0, 0.0], [-0.25, -0.25], [0.25, 0.0]]))
+    torch.testing.assert_close(
+        Separate("none")(given), torch.tensor([[0.0, 0.0], [0.0, 0.0], [-0.25, -0.25], [0.25, 0.0]])
+    )
 
 
 def test_groups_are_kept_by_how_they_differ() -> None:
@@ -122,7 +128,7 @@ def test_a_named_reward_decides() -> None:
 
 def test_an_unscored_trajectory_is_compared_with_nobody() -> None:
     given = rollout(outcomes=torch.tensor([1.0, math.nan, 0.5, 0.5]), gamma=0.5)
-    found = GroupMean()(given)
+    found = GroupMean("none")(given)
     assert found is not None
     assert found[1].tolist() == [0.0, 0.0]
     assert found[0].tolist() == [0.0, 0.0]  # alone in its group
@@ -148,14 +154,14 @@ class TestDrMAS:
         if outcomes is None:
             outcomes = torch.randn(len(agents), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         steps = torch.arange(agents.size(1)).expand_as(agents)
-        given = {"agents": agents, "agent_names": ("a", "b", "c"), "num_generations": 4, "scale": "group", **fields}
+        given = {"agents": agents, "agent_names": ("a", "b", "c"), "num_generations": 4, **fields}
         return rollout(torch.where(agents >= 0, steps, -1), outcomes, **given)
 
     def test_two_agents_by_hand(self) -> None:
         """The first has the returns 1, 1, 0 and 4; the second has 1 and 0."""
         agents = torch.tensor([[0, 1, 0], [0, 1, -1], [0, -1, -1]])
-        given = self.rollout(agents, torch.tensor([1.0, 0.0, 4.0]), num_generations=3, scale="none")
-        found = AgentWise()(given)
+        given = self.rollout(agents, torch.tensor([1.0, 0.0, 4.0]), num_generations=3)
+        found = AgentWise("none")(given)
         torch.testing.assert_close(found, torch.tensor([[-0.5, 0.5, -0.5], [-1.5, -0.5, 0.0], [2.5, 0.0, 0.0]]))
 
     def test_one_agent_that_acts_once_has_the_advantages_of_grpo(self) -> None:
@@ -200,16 +206,20 @@ class TestDrMAS:
 class TestParsing:
     def test_a_name_a_mapping_json_and_a_method(self) -> None:
         keep = ZeroVariance(), ZeroVariance("f1")
-        expected = Method(credit=GiGPO(coef=0.5), keep=keep, terms=(ClipPenalty(coef=2.0),))
+        expected = {"credit": GiGPO(coef=0.5), "keep": keep, "terms": (ClipPenalty(coef=2.0),)}
         mapping = {
             "credit": {"gigpo": {"coef": 0.5}},
             "keep": ["zero_variance", {"zero_variance": {"reward": "f1"}}],
             "terms": {"clip_penalty": {"coef": 2.0}},
         }
-        assert method_from(mapping) == expected
-        assert method_from(str(mapping).replace("'", '"')) == expected
-        assert method_from(expected) is expected
-        assert method_from("loop") is METHODS["loop"]
+        assert read_method(mapping) == expected
+        assert read_method(str(mapping).replace("'", '"')) == expected
+        assert read_method(METHODS["gspo"]) is METHODS["gspo"]
+        assert read_method(expected) == expected
+        assert read_method("loop") is METHODS["loop"]
+        assert read_method({"name": "loop", "gamma": 0.9, "clip": {"low": 0.1}, "keep": ZeroVariance()}) == {
+            "name": "loop", "gamma": 0.9, "clip": Clip(0.1), "keep": (ZeroVariance(),)
+        }  # fmt: skip
 
     @pytest.mark.parametrize(
         ("value", "message"),
@@ -225,11 +235,15 @@ class TestParsing:
             ({"credit": {"gigpo": {"coef": -1}}}, "`coef` is -1"),
             ({"terms": {"clip_penalty": {"gate": "turn"}}}, "has 'gate', but takes coef, epsilon"),
             ('{"credit": ', "`method`"),
+            ({"name": "lop"}, r"did you mean loop\?"),
+            ({"clip": {"epsilon": 0.1}}, r"`method\.clip` has 'epsilon', but takes low, high"),
+            ({"ratio": "token"}, "`ratio` is 'token', but must be a `Ratio`"),
+            ({"gamma": 1.5}, "`gamma` is 1.5"),
         ],
     )
     def test_what_is_wrong_is_named(self, value: Any, message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            method_from(value)
+            read_method(value)
 
     def test_a_piece_must_be_a_function(self) -> None:
         with pytest.raises(ValueError, match=r"`keep` is .*, but must be a tuple"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,12 @@ import transformers as hf
 from peft import LoraConfig, get_peft_model
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
-from sorl_trl.experimental import GroupRefillConfig
-from sorl_trl.methods import METHODS, SETTINGS, AgentWise, LeaveOneOut, Method, TurnRatio, ZeroVariance
-from sorl_trl.trainers.checks import check_method, check_reward_names, disable_noise
+from sorl_trl.methods import METHODS, Method, ZeroVariance, method_from
+from sorl_trl.trainers.checks import check_reward_names, disable_noise
 from tests.model_families import GQA
 
-SAPO = {"loss_type": "sapo", "importance_sampling_level": "token"}
 LATE = {"async_staleness": 1, "async_old_policy": "proximal"}
 AHEAD = {"async_staleness": 1, "use_vllm": True, "vllm_mode": "server"}
-AS_IS = {"importance_sampling_level": "turn"}
 TOLD = {"generation_kwargs": {"temperature": 0.7, "seed": 5}}
 SUMS, EACH = ({"multi_objective_aggregation": each} for each in ("sum_then_normalize", "normalize_then_sum"))
 
@@ -81,11 +79,8 @@ def test_a_config_of_the_users_own_may_take_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config_class", "given", "named", "instead"),
     [
-        (SOGRPOConfig, {**SAPO, "bias_norm": True}, "bias_norm", {"bias_norm": False}),
         (SOPPOConfig, EACH, "multi_objective_aggregation", SUMS),
         (SOPPOConfig, {"per_device_train_batch_size": 1}, "per_device_train_batch_size", {"steps_per_generation": 2}),
-        (GroupRefillConfig, {"scale_rewards": "batch"}, "scale_rewards", {"scale_rewards": "none"}),
-        (GroupRefillConfig, EACH, "multi_objective_aggregation", SUMS),
         (SOGRPOConfig, {**AHEAD, "top_p": 0.8}, "top_p", {"top_p": 1.0}),
         (SOPPOConfig, {**AHEAD, "top_k": 5}, "top_k", {"top_k": -1}),
         (SOGRPOConfig, {**AHEAD, "repetition_penalty": 1.1}, "repetition_penalty", LATE),
@@ -123,31 +118,71 @@ NOISY: dict[str, Callable[[], Any]] = {
 """Policies that draw at random in training mode, by what is drawn or where its strength is held."""
 
 
-def test_a_name_without_its_settings_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name, fields in SETTINGS.items():
-        config_class = SOPPOConfig if "ppo" in name or "advantage_level" in fields else SOGRPOConfig
-        check_method(METHODS[name], build(tmp_path, config_class, num_generations=2, **fields), by_name=True)
-    assert not caplog.records
-    check_method(METHODS["gspo"], build(tmp_path, epsilon=3e-4), by_name=True)
-    assert "`importance_sampling_level`" in caplog.text and "`epsilon`" not in caplog.text
+@pytest.mark.parametrize("name", METHODS)
+def test_a_named_method_needs_nothing_of_the_config(tmp_path: Path, name: str) -> None:
+    has_critic = "ppo" in name
+    config = build(tmp_path, SOPPOConfig if has_critic else SOGRPOConfig)
+    assert method_from(name, config) is METHODS[name]
+    METHODS[name].check(config, has_critic)
+    with pytest.raises(ValueError, match="`SOGRPOTrainer`" if has_critic is False else "`SOPPOTrainer`"):
+        METHODS[name].check(config, not has_critic)
+
+
+@pytest.mark.parametrize(("config_class", "name"), [(SOGRPOConfig, "so_grpo"), (SOPPOConfig, "so_ppo")])
+def test_the_defaults_of_config_and_method_are_the_same(tmp_path: Path, config_class: Any, name: str) -> None:
+    found = method_from({"terms": "clip_penalty"}, build(tmp_path, config_class))
+    assert (found, found.name) == (METHODS[name], name)
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "value", "advice"),
+    [
+        ("gspo", "epsilon", 0.1, "{name: gspo, clip: {low: 0.1}}"),
+        ("gspo", "epsilon_high", 0.5, "clip=Clip(low=0.28, high=0.5"),
+        ("gigpo", "gamma", 0.9, "{name: gigpo, gamma: 0.9}"),
+        ("loop", "scale_rewards", "batch", "{name: loop, credit: {group_mean: {scale: batch}}}"),
+        ("minirl", "loss_type", "grpo", "{name: minirl, mean: trajectory_mean}"),
+        ("grpo", "turn_ratio", "arithmetic", "{name: grpo, ratio: {average: arithmetic}}"),
+        (Method(), "target_kl", 0.1, "{target_kl: 0.1}"),
+        ({"clip": {"low": 0.1}}, "scale_clip_range", False, "{clip: {by_length: False}}"),
+        ({"name": "gspo", "keep": "zero_variance"}, "bias_norm", True, "{name: gspo, bias_norm: True}"),
+    ],
+)
+def test_a_field_that_the_method_decides_is_refused(
+    tmp_path: Path, method: Any, field: str, value: Any, advice: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"`{field}` is {value!r}, but `method`")) as error:
+        method_from(method, build(tmp_path, **{field: value}))
+    assert advice in str(error.value)
+
+
+def test_a_field_that_a_piece_leaves_open_or_says_itself_is_taken(tmp_path: Path) -> None:
+    found = method_from({"surrogate": "minirl"}, build(tmp_path, loss_type="dr_grpo", gamma=0.9))
+    assert (found.mean, found.gamma) == (METHODS["minirl"].mean, 0.9)
+    assert method_from("grpo", build(tmp_path, epsilon=0.2, target_kl=0.0)) is METHODS["grpo"]
 
 
 @pytest.mark.parametrize(
     ("method", "named", "fields"),
     [
-        (METHODS["ppo"], "`advantage_level`", {}),
-        (Method(credit=LeaveOneOut()), "`scale_rewards`", {}),
-        (Method(weight=TurnRatio(high=2.0)), "TurnRatio", {}),
-        (METHODS["dapo"], "`num_generations`", {"config_class": SOPPOConfig}),
-        (Method(credit=AgentWise()), "`gamma`", {"gamma": 0.9}),
+        ({"weight": {"turn_ratio": {"high": 2.0}}}, "TurnRatio", {}),
+        ({"name": "dapo", "credit": "gae"}, "`num_generations`", {"config_class": SOPPOConfig}),
+        ({"credit": "agent_wise"}, "`gamma`", {"gamma": 0.9}),
+        ({}, "`bias_norm`", {"loss_type": "sapo", "bias_norm": True}),
     ],
     ids=str,
 )
 def test_a_method_that_does_not_fit_is_refused(
-    tmp_path: Path, method: Method, named: str, fields: dict[str, Any]
+    tmp_path: Path, method: Any, named: str, fields: dict[str, Any]
 ) -> None:
+    config = build(tmp_path, **fields)
     with pytest.raises(ValueError, match=named):
-        check_method(method, build(tmp_path, **fields), by_name=True)
+        method_from(method, config).check(config, "config_class" in fields)
+
+
+def test_removed_settings_are_refused() -> None:
+    with pytest.raises(ImportError, match='`method="loop"` is enough'):
+        import_module("sorl_trl.methods").SETTINGS  # noqa: B018
 
 
 def test_a_filter_names_a_reward_function() -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.ops import TurnLayout, turn_layout, turn_rewards_to_tokens
-from sorl_trl.trainers.so_ppo_trainer import Experience, critic_metrics, unit_experience
+from sorl_trl.methods import GAE
+from sorl_trl.methods.credit import Experience
+from sorl_trl.ops import turn_layout, turn_rewards_to_tokens
+from sorl_trl.trainers.so_ppo_trainer import critic_metrics
 from tests.unit.ops.batches import GARBAGE
 
 NAN = float("nan")
@@ -22,13 +24,13 @@ class TestHandWorked:
     values = torch.tensor([[1.0, 2.0, 9.0, 3.0], [9.0, 0.5, 0.25, 9.0]])
     turn_rewards = torch.tensor([[0.5, 4.0], [1.0, 0.0]])
 
-    def experience(self, units: TurnLayout) -> Experience:
+    def experience(self, level: str) -> Experience:
         rewards = turn_rewards_to_tokens(self.turn_rewards, self.turn_ids)
-        return unit_experience(rewards, self.values, units, gamma=0.5, gae_lambda=0.5)
+        return GAE(level, lam=0.5)(rewards, self.values, self.turn_ids, gamma=0.5)
 
     def test_turns(self) -> None:
         """δ_0 = 0.5 + 0.5 · 3 − 1 = 1 and δ_1 = 4 − 3 = 1; Â_0 = 1 + 0.5 · 0.5 · 1; the second: 1 − 0.5."""
-        experience = self.experience(turn_layout(self.turn_ids))
+        experience = self.experience("turn")
         assert experience.values.tolist() == [[1.0, 3.0], [0.5, 0.0]]
         assert experience.advantages.tolist() == [[1.25, 1.0], [0.5, 0.0]]
         assert experience.returns.tolist() == [[2.25, 4.0], [1.0, 0.0]]
@@ -37,7 +39,7 @@ class TestHandWorked:
 
     def test_tokens(self) -> None:
         """Rewards 0, 0.5, 4 and values 1, 2, 3 in the first trajectory; 0, 1 and 0.5, 0.25 in the second."""
-        experience = self.experience(turn_layout(torch.tensor([[0, 1, -1, 3], [-1, 1, 2, -1]]), 4))
+        experience = self.experience("token")
         # δ = 0 + 1 − 1, 0.5 + 1.5 − 2, 4 − 3 and 0 + 0.125 − 0.5, 1 − 0.25; discount · λ = 0.25.
         assert experience.advantages.tolist() == [[0.0625, 0.25, 0.0, 1.0], [0.0, -0.1875, 0.75, 0.0]]
         assert experience.returns.tolist() == [[1.0625, 2.25, 0.0, 4.0], [0.0, 0.3125, 1.0, 0.0]]
@@ -60,7 +62,7 @@ def describe(
 ) -> dict[str, float]:
     """With targets that nothing may read."""
     targets = torch.full_like(returns, NAN)
-    return critic_metrics(Experience(values, advantages, targets, returns, mask))
+    return critic_metrics(Experience(turn_layout(MASK.long() - 1), values, advantages, targets, returns, mask))
 
 
 @pytest.mark.filterwarnings("error")

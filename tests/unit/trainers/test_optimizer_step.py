@@ -14,7 +14,7 @@ from accelerate.utils import DeepSpeedSchedulerWrapper
 from torch import nn
 from torch.optim import lr_scheduler
 
-from sorl_trl.methods import ClipRange, MicroBatch, Objective
+from sorl_trl.methods import Clip, MicroBatch, Objective, Ratio
 from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.metrics import UpdateKL
 from sorl_trl.trainers.optimizer_step import ClippingBiasNormalizer, KLControl, clip_apart
@@ -51,12 +51,11 @@ def test_hand_worked_over_two_micro_batches() -> None:
 
 def observed(weights: nn.Parameter, stopped: list[bool], engine: Any = None, **fields: Any) -> ClippingBiasNormalizer:
     """One of two micro-batches: two trajectories of two tokens and of one, of advantages 3 and -1."""
-    turns, none = turn_layout(torch.tensor([[0, 0], [0, -1]])), ClipRange(0.2, 0.2)
+    turns = turn_layout(torch.tensor([[0, 0], [0, -1]]))
     log_ratio = torch.stack([weights[:2], weights[2:]])
     batch = MicroBatch(
         logps=log_ratio, old_logps=log_ratio, sampling_logps=log_ratio, log_ratio=log_ratio, turns=turns,
-        advantages=torch.tensor([[3.0], [-1.0]], dtype=torch.float64), level="token", turn_ratio="geometric",
-        token_range=none, turn_range=none,
+        advantages=torch.tensor([[3.0], [-1.0]], dtype=torch.float64), unit=Ratio("token"), clip=Clip(0.2),
         inputs={"importance_sampling_ratio": engine}, **fields,
     )  # fmt: skip
     normalizer = ClippingBiasNormalizer([weights])

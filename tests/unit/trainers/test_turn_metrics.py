@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from sorl_trl.methods import ClipRange, MicroBatch, Objective
+from sorl_trl.methods import Clip, MicroBatch, Objective, Ratio
 from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.agents import agent_metrics
 from sorl_trl.trainers.metrics import MetricLog, MetricSums, UpdateKL, batch_metrics, reduce_all
@@ -23,18 +23,15 @@ ONE = Accelerator(cpu=True)
 
 
 def micro_batch(turn_ids: torch.Tensor = TURN_IDS, level: str = "turn") -> MicroBatch:
-    turns, clip_range = turn_layout(turn_ids), ClipRange(0.2, 0.2)
     return MicroBatch(
         logps=LOG_RATIO,
         old_logps=torch.zeros_like(LOG_RATIO),
         sampling_logps=torch.zeros_like(LOG_RATIO),
         log_ratio=LOG_RATIO,
-        turns=turns,
+        turns=turn_layout(turn_ids),
         advantages=torch.tensor([[-1.0], [1.0]]),
-        level=level,
-        turn_ratio="geometric",
-        token_range=clip_range,
-        turn_range=clip_range,
+        unit=Ratio(level),
+        clip=Clip(0.2, by_length=False),
     )
 
 
