@@ -12,7 +12,6 @@ from datasets import Dataset
 from trl import TrlParser
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.methods import SETTINGS
 from sorl_trl.qa import build_prompt_rows, exact_match, load_questions, solved_reward
 from sorl_trl.rollout import ChatProtocol, Reply, RolloutLimits
 from sorl_trl.search import BM25Index
@@ -64,7 +63,7 @@ class SearchTeam:
 
 if __name__ == "__main__":
     parser = TrlParser((Arguments, SOGRPOConfig))
-    parser.set_defaults(output_dir="out", max_completion_length=2500, steps_per_generation=8, **SETTINGS["dr_mas"])
+    parser.set_defaults(output_dir="out", max_completion_length=2500, steps_per_generation=8)
     arguments, config = parser.parse_args_and_config()
     rows = Dataset.from_list(build_prompt_rows(load_questions(arguments.questions), PROMPT, conversational=True))
     team = partial(SearchTeam, BM25Index.open(arguments.corpus, arguments.index))

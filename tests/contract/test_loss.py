@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sorl_trl.methods import METHODS, ClipPenalty, MiniRL, Unweighted
 from sorl_trl.trainers.batch import drop
+from tests.documentation import ROOT, code_blocks
 from tests.losses import (
     assert_same_loss,
     gradient,
@@ -21,7 +22,7 @@ from tests.losses import (
     reference_penalty,
     token_logps,
 )
-from tests.trajectories import SeveralContexts
+from tests.trajectories import SeveralContexts, parity_reward
 
 pytestmark = pytest.mark.trains
 OFF: dict[str, Any] = {"target_kl": 0.0}
@@ -131,6 +132,23 @@ def test_the_penalty(tmp_path: Path, tokenizer: Any, piece: ClipPenalty) -> None
     trainer, batch = off_policy_batch(tmp_path, tokenizer, {"terms": piece}, **OFF)
     assert_follows_the_loops(trainer, batch, reference_penalty(trainer, batch, piece))
     assert trainer._metrics["train"]["clip_penalty"][-1] > 0
+
+
+def test_so_grpo_is_what_the_docs_show(tmp_path: Path, tokenizer: Any) -> None:
+    (shown,) = code_blocks(ROOT / "docs" / "internals" / "equations.md", "python")
+    assert len(shown.splitlines()) <= 40
+    names: dict[str, Any] = {}
+    exec(shown, names)
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, METHODS["so_grpo"])
+    columns = zip(batch["completion_ids"], batch["completion_mask"], strict=True)
+    kept = [ids[mask.bool()].tolist() for ids, mask in columns]
+    rewards = torch.tensor(parity_reward(kept), dtype=torch.float64)
+    advantages = names["advantages_of"](rewards, trainer.num_generations)
+    torch.testing.assert_close(batch["advantages"], advantages, rtol=0, atol=1e-6)
+    given = token_logps(trainer, batch), batch["old_per_token_logps"], batch["turn_ids"], batch["advantages"]
+    ours = trainer._compute_loss(trainer.model, batch)
+    assert trainer._metrics["train"]["clip_ratio/region_mean"][-1] > 0 < trainer._metrics["train"]["clip_penalty"][-1]
+    assert_same_loss(trainer, ours, names["so_grpo_loss"](*given))
 
 
 @pytest.mark.parametrize("loss_type", ["turn", "grpo", "dapo", "dr_grpo", "luspo"])

@@ -107,12 +107,12 @@ class GAE(Checked):
         level: The unit that is one time step for critic and GAE, and shares an advantage: "turn" or "token".
             Observations are skipped. The critic is read before a unit's first token.
         lam: λ. 1 relies only on the rewards; a lower value relies more on the critic.
-        whitens: Scale the advantages of each rollout to mean 0 and variance 1, over all processes.
+        whiten: Scale the advantages of each rollout to mean 0 and variance 1, over all processes.
     """
 
     level: Annotated[str, OneOf(("turn", "token"))] = "turn"
     lam: Annotated[float, SHARE] = 1.0
-    whitens: Annotated[bool, SWITCH] = True
+    whiten: Annotated[bool, SWITCH] = True
     needs_values: ClassVar[bool] = True
 
     def __call__(self, rewards: Tensor, values: Tensor, turn_ids: Tensor, gamma: float) -> Experience:
@@ -131,7 +131,7 @@ class GAE(Checked):
 
     def scaled(self, experience: Experience) -> Tensor:
         """(N, U) advantages, whitened if asked."""
-        return whiten(experience.advantages, experience.mask) if self.whitens else experience.advantages
+        return whiten(experience.advantages, experience.mask) if self.whiten else experience.advantages
 
     def units(self, turn_ids: Tensor) -> TurnLayout:
         """The time steps of critic and GAE: turns, or the policy's tokens."""

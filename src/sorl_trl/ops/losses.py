@@ -158,9 +158,9 @@ def vespo_weights(
         engine_ratio: (B, T) or (B, 1), π_old/μ, by which w is multiplied; None for 1.
     """
     least = math.log(1e-8)
-    log_w = torch.where(loss_mask.bool(), log_ratio.detach(), 0.0).sum(1, keepdim=True)
+    log_w = torch.where(loss_mask.bool(), at_least_float32(log_ratio).detach(), 0.0).sum(1, keepdim=True)
     if engine_ratio is not None:
-        mismatch = engine_ratio.log().clamp(least, 20.0)
+        mismatch = at_least_float32(engine_ratio).log().clamp(least, 20.0)
         counts = loss_mask.bool() if mismatch.size(1) > 1 else torch.ones_like(mismatch, dtype=torch.bool)
         log_w = log_w + torch.where(counts, mismatch, 0.0).sum(1, keepdim=True)
     log_w, is_good = log_w.clamp(least, 20.0), advantages >= 0

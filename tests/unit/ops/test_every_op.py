@@ -60,6 +60,7 @@ BLIND = {
 # Of no gradient.
 COUNTS = {
     "clip_fraction": lambda x: ops.clip_fraction(x, MASK, 0.2, 0.2),
+    "vespo_weights": lambda x: ops.vespo_weights(x, MASK, torch.ones(len(MASK), 1), (2.0, 3.0), (3.0, 2.0), x.exp()),
 }
 
 

@@ -1,4 +1,4 @@
-from __future__ import annotations
+import math
 
 import torch
 from hypothesis import assume, given
@@ -12,6 +12,7 @@ from sorl_trl.ops import (
     minirl_surrogate,
     turn_weights,
     value_loss,
+    vespo_weights,
 )
 
 from .batches import TURN_IDS, float64, quick
@@ -44,6 +45,19 @@ class TestIsClipped:
         w = float64(ratio).requires_grad_()
         clipped_surrogate(w, float64(advantage), 0.2, 0.3, delta).backward()
         assert bool(is_clipped(w.detach(), float64(advantage), 0.2, 0.3, delta)) == (w.grad.item() == 0)
+
+
+def test_vespo_weighs_a_sequence_by_its_ratio() -> None:
+    """φ = e^λ w^k e^{−λw}: 1 where w is 1; w = ½ · 4 = 2, also where the engine has the 4; the last token is none."""
+    log_ratio, mask = torch.tensor([[0.0, 0.0, 9.0], [0.5, 4.0, 9.0]]), torch.tensor([[1, 1, 0], [1, 1, 0]])
+    log_ratio[1, :2] = log_ratio[1, :2].log()
+    signs = torch.tensor([[-1.0], [1.0]])
+    expected = torch.tensor([[1.0], [4 * math.exp(-3)]])
+    of_engine = torch.tensor([[1.0, 1.0, 7.0], [1.0, 4.0, 7.0]])
+    for logs, engine in ((log_ratio, None), (log_ratio.clamp(max=0.0), of_engine)):
+        torch.testing.assert_close(vespo_weights(logs, mask, signs, (2.0, 3.0), (3.0, 2.0), engine), expected)
+    half = vespo_weights(log_ratio, mask, -signs, (2.0, 3.0), (3.0, 2.0), torch.full((2, 1), 0.5))
+    torch.testing.assert_close(half, torch.tensor([[0.25 * math.exp(1.5)], [1.0]]))
 
 
 def minirl(log_ratio, advantages, mismatch=1.0, cap=5.0):

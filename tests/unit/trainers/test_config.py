@@ -17,6 +17,7 @@ from peft import LoraConfig, get_peft_model
 from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.methods import METHODS, Method, ZeroVariance, method_from
 from sorl_trl.trainers.checks import check_reward_names, disable_noise
+from tests.documentation import ROOT
 from tests.model_families import GQA
 
 LATE = {"async_staleness": 1, "async_old_policy": "proximal"}
@@ -160,6 +161,25 @@ def test_a_field_that_a_piece_leaves_open_or_says_itself_is_taken(tmp_path: Path
     found = method_from({"surrogate": "minirl"}, build(tmp_path, loss_type="dr_grpo", gamma=0.9))
     assert (found.mean, found.gamma) == (METHODS["minirl"].mean, 0.9)
     assert method_from("grpo", build(tmp_path, epsilon=0.2, target_kl=0.0)) is METHODS["grpo"]
+
+
+def test_the_docs_say_which_field_describes_which_piece(tmp_path: Path) -> None:
+    """Each field in the table changes the piece of its row; the ratio of turns needs a value of its own kind."""
+    section = (ROOT / "docs/reference/options.md").read_text().split("described by")[1].split("Without `method`")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    other = {"importance_sampling_level": "token", "turn_ratio": "arithmetic", "loss_type": "sapo", "gamma": 0.5}
+    other |= {"scale_rewards": "batch", **EACH, "advantage_level": "token", "scale_clip_range": False}
+    other |= {"whiten_advantages": False, "bias_norm": True}
+    checked = set()
+    for pieces, *_, described in rows:
+        for name in re.findall(r"`(\w+)`", pieces if "of these names" in described else described):
+            piece = name if "of these names" in described else re.findall(r"`(\w+)`", pieces)[0]
+            config = build(tmp_path, SOPPOConfig if "critic" in pieces else SOGRPOConfig)
+            before = getattr(Method.from_config(config), piece)
+            setattr(config, name, other.get(name, 0.4))
+            assert getattr(Method.from_config(config), piece) != before, name
+            checked.add(name)
+    assert len(checked) == 15
 
 
 @pytest.mark.parametrize(
