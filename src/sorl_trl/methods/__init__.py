@@ -188,6 +188,7 @@ __all__ = [
     "PIECES",
     "Clip",
     "ClipRange",
+    "Experience",
     "Method",
     "MicroBatch",
     "Objective",

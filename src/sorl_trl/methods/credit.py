@@ -24,7 +24,7 @@ from sorl_trl.ops import (
 )
 from sorl_trl.ops.advantages import STD_FLOOR
 
-__all__ = ["GAE", "GroupMean"]
+__all__ = ["GAE", "Experience", "GroupMean"]
 
 SCALES = OneOf(("group", "batch", "none"))
 """TRL's `scale_rewards`: whose spread divides an advantage, if any."""

@@ -249,7 +249,7 @@ class Objective(NamedTuple):
     """(B, T) the objective of each token, to be maximised."""
     stopped: Tensor | None
     """(B, T) bool, where clipping or masking removes the token's gradient; None if the surrogate never does."""
-    metrics: Metrics = MappingProxyType({})
+    metrics: Mapping[str, Any] = MappingProxyType({})
     """What to log."""
     is_weighted: bool = False
     """Whether `value` contains the engine's weights, which multiply it otherwise."""

@@ -12,8 +12,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from trl.trainer.callbacks import SyncRefModelCallback
 
-from sorl_trl.methods import GAE, MicroBatch
-from sorl_trl.methods.credit import Experience
+from sorl_trl.methods import GAE, Experience, MicroBatch
 from sorl_trl.ops import (
     explained_variance,
     is_value_clipped,

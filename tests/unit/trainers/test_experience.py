@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.methods import GAE
-from sorl_trl.methods.credit import Experience
+from sorl_trl.methods import GAE, Experience
 from sorl_trl.ops import turn_layout, turn_rewards_to_tokens
 from sorl_trl.trainers.so_ppo_trainer import critic_metrics
 from tests.unit.ops.batches import GARBAGE
