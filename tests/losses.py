@@ -20,13 +20,13 @@ from sorl_trl.methods import (
     SAPO,
     VESPO,
     ClipPenalty,
-    ConstantMean,
     Method,
-    MicroBatchMean,
     MiniRL,
-    TokenMean,
-    TrajectoryMean,
-    TurnMean,
+    constant_mean,
+    micro_batch_mean,
+    token_mean,
+    trajectory_mean,
+    turn_mean,
 )
 from sorl_trl.trainers.batch import OLD_POLICY_STEP
 from tests.policies import build_policy
@@ -178,18 +178,18 @@ def reference_loss(trainer: Any, batch: dict[str, Any], rows: list[int] | None =
                 difference = batch["ref_per_token_logps"][i, t] - logps[i, t]
                 kl = difference.exp() - difference - 1
                 of_unit = log_ratio[i, unit_of(t, turn_ids, method.ratio.level)].mean().exp()
-                share = 1 / tokens if isinstance(method.mean, TurnMean) else _share(method.mean, turns, t, turn_ids)
+                share = 1 / tokens if method.mean is turn_mean else _share(method.mean, turns, t, turn_ids)
                 total = total + share * args.beta * kl * (of_unit if args.use_bias_correction_kl else 1)
-    if isinstance(method.mean, TokenMean | MicroBatchMean):
+    if method.mean in (token_mean, micro_batch_mean):
         return total / sum(int((batch["turn_ids"][i] >= 0).sum()) for i in rows)
-    return total / len(rows) / (args.max_completion_length if method.mean == ConstantMean() else 1)
+    return total / len(rows) / (args.max_completion_length if method.mean is constant_mean else 1)
 
 
 def _share(mean: Any, turns: list[list[int]], t: int, turn_ids: Tensor) -> float:
     """What a token has of its trajectory's loss."""
-    if isinstance(mean, TurnMean):
+    if mean is turn_mean:
         return 1 / (len(turns) * len(turns[int(turn_ids[t])]))
-    return 1 / len([*chain(*turns)]) if isinstance(mean, TrajectoryMean) else 1.0
+    return 1 / len([*chain(*turns)]) if mean is trajectory_mean else 1.0
 
 
 def reference_penalty(trainer: Any, batch: dict[str, Any], piece: ClipPenalty) -> Tensor:

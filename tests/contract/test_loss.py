@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.methods import METHODS, ClipPenalty, MiniRL, Unweighted
+from sorl_trl.methods import METHODS, ClipPenalty, MiniRL
 from sorl_trl.trainers.batch import drop
 from tests.documentation import ROOT, code_blocks
 from tests.losses import (
@@ -92,7 +92,9 @@ def test_minirl_weighs_by_the_policy_that_sampled(tmp_path: Path, tokenizer: Any
     batch["sampling_per_token_logps"] = batch["old_per_token_logps"] - 0.3
     ours = gradient(trainer._compute_loss(trainer.model, batch), trainer)
     torch.testing.assert_close(ours, math.exp(0.3) * plain, rtol=1e-5, atol=1e-7)
-    assert METHODS["minirl"].weight == Unweighted()
+    batch["importance_sampling_ratio"] = torch.full_like(batch["old_per_token_logps"], 2.0)
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+    assert torch.equal(gradient(trainer._compute_loss(trainer.model, batch), trainer), ours)
 
 
 @pytest.mark.parametrize("width", [1, None], ids=["sequence", "token"])

@@ -13,7 +13,7 @@ import torch
 from examples.information_gain import InformationGain
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.methods import CISPO, METHODS, TokenMean
+from sorl_trl.methods import CISPO, METHODS, token_mean
 from tests.losses import build
 from tests.training import settings, train
 from tests.trajectories import Team, parity_reward, prompts
@@ -60,7 +60,7 @@ COMPOSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "gigpo_penalized": ({"credit": "gigpo", "terms": PENALTY}, {"gamma": 0.9}),
     "filtered": ({"keep": "zero_variance", "terms": "clip_penalty"}, {"reward_funcs": first_groups_agree}),
     "filtered_dapo": (METHODS["dapo"], {"reward_funcs": first_groups_agree}),
-    "cispo": (replace(METHODS["grpo"], surrogate=CISPO(1.2), mean=TokenMean()), {}),
+    "cispo": (replace(METHODS["grpo"], surrogate=CISPO(1.2), mean=token_mean), {}),
     "turn_rewards": ({"terms": "clip_penalty"}, {"reward_funcs": [turn_lengths, parity_reward]}),
 }
 
@@ -124,7 +124,7 @@ class TestInformationGain:
 
 
 def test_what_does_not_combine_is_refused(tmp_path: Path, tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match=r"MicroBatchMean.*`loss_type` 'dapo'"):
+    with pytest.raises(ValueError, match=r"micro_batch_mean.*`loss_type` 'bnpo'"):
         build(tmp_path, tokenizer, {"keep": "zero_variance"}, loss_type="bnpo")
     with pytest.raises(ValueError, match=r"`epsilon` is 0\.2 and `loss_type` is 'cispo', but .* `surrogate`: MiniRL"):
         build(tmp_path, tokenizer, {"surrogate": "minirl"}, loss_type="cispo", importance_sampling_level="token")

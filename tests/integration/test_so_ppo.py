@@ -253,7 +253,7 @@ IA3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CA
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"method": {"credit": "leave_one_out"}}, r"`credit` of `method` is LeaveOneOut\(\).*`method: {credit: gae}`"),
+        ({"method": {"credit": "leave_one_out"}}, r"`credit` of `method` is LeaveOneOut\(\).*`GAE\(\)`"),
         ({"critic_learning_rate": 0.01}, "`critic_learning_rate` is 0.01"),  # a head has no other rate
         ({"critic": "adapter"}, "`critic='adapter'` needs a PEFT model"),
         ({"peft_config": IA3}, "IA3Config"),

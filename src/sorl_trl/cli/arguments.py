@@ -25,7 +25,7 @@ from sorl_trl.command_line import (
 )
 from sorl_trl.diagnostics.callbacks import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer
-from sorl_trl.methods import METHODS, read_method
+from sorl_trl.methods import METHODS
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.rollout.tasks import check_questions
 from sorl_trl.search import SearchArguments
@@ -92,8 +92,6 @@ class TrainerArguments:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.method is not None:
-            read_method(self.method)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from inspect import isclass
 from typing import Any
 
@@ -18,26 +18,25 @@ from sorl_trl.methods.gigpo import *
 from sorl_trl.methods.gspo import *
 from sorl_trl.methods.igpo import *
 from sorl_trl.methods.loop import *
-from sorl_trl.methods.means import *
+from sorl_trl.methods.losses import *
 from sorl_trl.methods.method import *
 from sorl_trl.methods.method import DECIDES, NUMBERS, SINGLE, Method, recipe_name
 from sorl_trl.methods.minirl import *
 from sorl_trl.methods.sorl import *
-from sorl_trl.methods.surrogates import *
 
 _FOUND = [value for value in list(globals().values()) if isinstance(value, Method)]
 METHODS: dict[str, Method] = {method.name: method for method in sorted(_FOUND, key=lambda each: each.name)}
 """The named methods: every `Method` in the `__all__` of a file imported above. `GAE` needs `SOPPOTrainer`."""
-_CLASSES: Mapping[str, tuple[type, ...]] = {
+_ALL: Mapping[str, tuple[Any, ...]] = {
     "surrogate": (PPOMin, MiniRL, CISPO, SAPO, VESPO),
-    "mean": (TurnMean, TrajectoryMean, ConstantMean, TokenMean, MicroBatchMean, TokenSum),
+    "mean": (turn_mean, trajectory_mean, constant_mean, token_mean, micro_batch_mean, token_sum),
     "credit": (GroupMean, LeaveOneOut, GiGPO, Separate, AgentWise, GAE),
     "keep": (ZeroVariance,),
-    "weight": (TurnRatio, Unweighted),
+    "weight": (TurnRatio,),
     "terms": (ClipPenalty,),
 }
-PIECES: dict[str, dict[str, type]] = {
-    field: {recipe_name(each): each for each in classes} for field, classes in _CLASSES.items()
+PIECES: dict[str, dict[str, Any]] = {
+    field: {recipe_name(each.__name__): each for each in pieces} for field, pieces in _ALL.items()
 }
 """The pieces that a recipe can name, by field of `Method`. Beside them it sets `ratio`, `clip` and numbers."""
 _NO_GAIN = "runs of version 0.3 showed no gain"
@@ -48,65 +47,48 @@ _GONE: Mapping[str, str] = {
     "ma_rlhf": "benchmarks/results/macro_actions.md shows no gain over turns",
     **dict.fromkeys(("llds", "not_void", "void"), _NO_GAIN),
     **dict.fromkeys(("ragen2", "starpo_s"), f"{_NO_GAIN}; 'dapo' drops groups with equal rewards"),
+    "unweighted": "'minirl' contains the engine's mismatch",
     **dict.fromkeys(("top_k", "top_p"), f"{_NO_GAIN}; 'zero_variance' drops groups with equal rewards"),
 }
 """Methods and pieces that were removed since version 0.3, and why or what takes their place."""
 
 
 def method_from(value: Any, config: Any) -> Method:
-    """A trainer's method, from what `read_method` reads and the trainer's config.
+    """A trainer's method: a name of `METHODS`, a mapping of pieces, such a mapping in JSON, or a method.
 
-    A mapping of pieces replaces those that the config describes; with a `name`, those of a named method. A named
-    method, or a `Method`, is the whole algorithm, and the config's fields must not ask for another.
-
-    Raises:
-        ValueError: As `read_method`; or a config field asks for another piece than the method decides.
-    """
-    given = read_method(value)
-    if isinstance(given, Method):
-        given.check_decided(config, DECIDES)
-        return given
-    pieces = {field: piece for field, piece in given.items() if field != "name"}
-    if "name" not in given:
-        method = replace(Method.from_config(config), **pieces)
-        method.check_decided(config, pieces)
-        named = next((name for name, each in METHODS.items() if each == method), "")
-        return replace(method, name=named)
-    method = replace(_named(given["name"]), **pieces)
-    method.check_decided(config, DECIDES)
-    return method
-
-
-def read_method(value: Any) -> Method | dict[str, Any]:
-    """Read a name of `METHODS`, a mapping of pieces, such a mapping in JSON, or a method: a method, or its pieces.
-
-    A mapping looks like {"credit": "leave_one_out", "clip": {"low": 0.2}, "terms": [{"clip_penalty": {"coef": 1.0}}]},
-    and may begin with the `name` of a method. A method or a piece of your own is named by its dotted path:
-    "my_module.my_method", {"credit": "my_module.best_of_group"}.
+    A mapping looks like {"credit": "leave_one_out", "clip": {"low": 0.2}, "terms": [{"clip_penalty": {"coef": 1.0}}]}.
+    Its pieces replace those that the config describes or, with a `name`, those of a named method. A method or a piece
+    of your own is named by its dotted path: "my_module.my_method", {"credit": "my_module.best_of_group"}.
 
     Raises:
-        ValueError: A name is unknown, or a piece lacks a given argument.
+        ValueError: A name is unknown, a piece lacks a given argument, or a field of the config asks for another piece
+            than the method decides: all of them, or those of a mapping without a name.
     """
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = _from_json(value)
-    if isinstance(value, Method):
-        return value
-    if isinstance(value, str):
-        return _named(value)
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Method | str | Mapping):
         raise ValueError(f"`method` is {value!r}, but must be a name or a mapping of pieces ({', '.join(DECIDES)}).")
-    pieces = {field: _pieces(field, given) for field, given in value.items() if field != "name"}
-    replace(_named(value.get("name", "so_grpo")), **pieces)  # raises ValueError for a number out of range
-    return pieces | {field: name for field, name in value.items() if field == "name"}
+    given = value if isinstance(value, Mapping) else {"name": value}
+    pieces = {field: _pieces(field, each) for field, each in given.items() if field != "name"}
+    start = _named(given["name"]) if "name" in given else Method.from_config(config)
+    method = replace(start, **pieces)
+    method.check_decided(config, DECIDES if "name" in given else pieces)
+    return method if method.name else replace(method, name=_name_of(method))
+
+
+def _name_of(method: Method) -> str:
+    return next((name for name, each in METHODS.items() if each == method), "")
 
 
 def _named(name: Any) -> Method:
+    if isinstance(name, Method):
+        return name
     if is_dotted(name):
         method = import_named("method", name)
         if not isinstance(method, Method):
             raise ValueError(f"`method` is {name!r}, but that is a {type(method).__name__}, not a `Method`.")
         return method
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise ValueError(
             f"`method` is {name!r}, but must be one of {', '.join(METHODS)}, a mapping of pieces, or the dotted path "
             f"of a `Method`{_advice(str(name), METHODS)}"
@@ -141,38 +123,32 @@ def _piece(field: str, given: Any) -> Any:
     if callable(given):
         return given
     name, arguments = next(iter(given.items())) if isinstance(given, Mapping) and len(given) == 1 else (given, {})
-    known = PIECES[field]
-    if not is_dotted(name) and (not isinstance(name, str) or name not in known):
+    known, called = PIECES[field], f"method.{field}.{name}"
+    if not isinstance(arguments, Mapping | None):
+        raise ValueError(f"`{called}` is {arguments!r}, but must be a mapping of its arguments.")
+    if is_dotted(name):
+        return _made(called, import_named(f"method.{field}", name), arguments or {})
+    if not isinstance(name, str) or name not in known:
         raise ValueError(
             f"`method.{field}` is {given!r}, but must be one of {', '.join(known)}, with its arguments, or the dotted "
             f"path of your own{_advice(str(name), known)}"
         )
-    if not isinstance(arguments, Mapping | None):
-        raise ValueError(f"`method.{field}.{name}` is {arguments!r}, but must be a mapping of its arguments.")
-    if is_dotted(name):
-        return _own_piece(field, name, arguments or {})
-    return _made(f"method.{field}.{name}", known[name], arguments or {})
+    return _made(called, known[name], arguments or {})
 
 
-def _made(called: str, kind: type, arguments: Mapping[str, Any]) -> Any:
-    allowed = [each.name for each in fields(kind)]
-    if unknown := sorted(set(arguments) - set(allowed)):
-        takes = ", ".join(allowed) or "no argument"
-        raise ValueError(f"`{called}` has {unknown[0]!r}, but takes {takes}.")
-    return kind(**arguments)
-
-
-def _own_piece(field: str, path: str, arguments: Mapping[str, Any]) -> Any:
+def _made(called: str, piece: Any, arguments: Mapping[str, Any]) -> Any:
     """A function unchanged; a class, such as a dataclass with settings, called with its arguments."""
-    piece = import_named(f"method.{field}", path)
     if not isclass(piece):
         if arguments:
-            raise ValueError(f"`method.{field}.{path}` has {sorted(arguments)}, but only a class takes arguments.")
+            raise ValueError(f"`{called}` has {sorted(arguments)}, but only a class takes arguments.")
         return piece
+    allowed = [each.name for each in fields(piece)] if is_dataclass(piece) else [*arguments]
+    if unknown := sorted({*arguments} - {*allowed}):
+        raise ValueError(f"`{called}` has {unknown[0]!r}, but takes {', '.join(allowed) or 'no argument'}.")
     try:
         return piece(**arguments)
     except TypeError as error:
-        raise ValueError(f"`method.{field}.{path}` cannot be made with {dict(arguments)}: {error}.") from error
+        raise ValueError(f"`{called}` cannot be made with {dict(arguments)}: {error}.") from error
 
 
 def __getattr__(name: str) -> Any:
@@ -195,6 +171,5 @@ __all__ = [
     "Ratio",
     "ScoredRollout",
     "method_from",
-    "read_method",
-    *sorted(each.__name__ for classes in _CLASSES.values() for each in classes),
+    *sorted(each.__name__ for pieces in _ALL.values() for each in pieces),
 ]

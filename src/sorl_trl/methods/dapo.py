@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl.methods.data import Clip, ScoredRollout
-from sorl_trl.methods.means import TokenMean
+from sorl_trl.methods.losses import token_mean
 from sorl_trl.methods.method import GRPO, Method
 from sorl_trl.ops import differing_groups, group_spread
 
@@ -28,9 +28,7 @@ class ZeroVariance:
     def check(self, method: Method, config: Any) -> None:
         """Raise ValueError if groups have one trajectory, which never differs."""
         if config.num_generations == 1:
-            raise ValueError(
-                f"`num_generations` is 1, but must be at least 2: {self!r} drops groups with equal rewards."
-            )
+            raise ValueError(f"`num_generations` is 1, but must be at least 2: {self!r} compares trajectories.")
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N,) bool."""
@@ -41,7 +39,7 @@ class ZeroVariance:
 DAPO = replace(
     GRPO,
     clip=Clip(0.2, 0.28),
-    mean=TokenMean(),
+    mean=token_mean,
     keep=(ZeroVariance(),),
     name="dapo",
     source="DAPO, arXiv 2503.14476, second-hand",

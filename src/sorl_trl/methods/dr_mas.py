@@ -11,7 +11,7 @@ from torch import Tensor
 from sorl_trl.checks import Checked
 from sorl_trl.methods.credit import SCALES, over_batch
 from sorl_trl.methods.data import Clip, ScoredRollout
-from sorl_trl.methods.means import TokenMean
+from sorl_trl.methods.losses import token_mean
 from sorl_trl.methods.method import GRPO, Method
 from sorl_trl.ops import matched_advantages
 
@@ -58,7 +58,7 @@ class AgentWise(Checked):
 DR_MAS = replace(
     GRPO,
     clip=Clip(0.2, delta=3.0),
-    mean=TokenMean(),
+    mean=token_mean,
     credit=AgentWise(),
     name="dr_mas",
     source="Dr. MAS, arXiv 2602.08847, from the paper and public code",

@@ -1,4 +1,4 @@
-"""Corrections for engine mismatch: the engine has the trainer's weights, but computes other log-probabilities."""
+"""A correction for engine mismatch: the engine has the trainer's weights, but computes other log-probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from sorl_trl.checks import NOT_NEGATIVE, Checked
 from sorl_trl.ops import TurnLayout, turn_broadcast, turn_mismatch
 
-__all__ = ["TurnRatio", "Unweighted"]
+__all__ = ["TurnRatio"]
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,3 @@ class TurnRatio(Checked):
         ratio = turn_mismatch(mismatch, turns)
         ratio = ratio if self.low is None and self.high is None else ratio.clamp(self.low, self.high)
         return torch.where(turns.loss_mask, turn_broadcast(ratio, turns), 1.0)
-
-
-@dataclass(frozen=True)
-class Unweighted:
-    """No weights, for surrogates with ratios that already compare with the policy that sampled."""
-
-    def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
-        """(B, T) ones."""
-        return torch.ones_like(mismatch)

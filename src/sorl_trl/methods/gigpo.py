@@ -36,10 +36,4 @@ class GiGPO(Checked):
         return of_group + self.coef * over_batch(state_credit, rollout, self.scale)
 
 
-GIGPO = replace(
-    GRPO,
-    credit=GiGPO(),
-    gamma=0.95,
-    name="gigpo",
-    source="GiGPO, arXiv 2505.10978, from public code",
-)
+GIGPO = replace(GRPO, credit=GiGPO(), gamma=0.95, name="gigpo", source="GiGPO, arXiv 2505.10978, from public code")

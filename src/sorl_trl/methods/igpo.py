@@ -38,9 +38,4 @@ class Separate(Checked):
         return separate_turn_advantages(kinds, mask, rollout.num_generations, rollout.gamma, self.scale)
 
 
-IGPO = replace(
-    GRPO,
-    credit=Separate(),
-    name="igpo",
-    source="IGPO, arXiv 2510.14967, from the paper and public code",
-)
+IGPO = replace(GRPO, credit=Separate(), name="igpo", source="IGPO, arXiv 2510.14967, from the paper and public code")

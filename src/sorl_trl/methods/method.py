@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from types import SimpleNamespace
 from typing import Annotated, Any, TypeAlias
 
@@ -13,16 +13,20 @@ from torch import Tensor
 from sorl_trl.checks import NOT_NEGATIVE, SHARE, SWITCH, check_fields
 from sorl_trl.methods.credit import GAE, GroupMean
 from sorl_trl.methods.data import Clip, Metrics, MicroBatch, Objective, Ratio, ScoredRollout
-from sorl_trl.methods.means import (
-    ConstantMean,
+from sorl_trl.methods.losses import (
+    CISPO,
+    SAPO,
+    VESPO,
     Mean,
-    MicroBatchMean,
-    TokenMean,
-    TokenSum,
-    TrajectoryMean,
-    TurnMean,
+    PPOMin,
+    Soft,
+    constant_mean,
+    micro_batch_mean,
+    token_mean,
+    token_sum,
+    trajectory_mean,
+    turn_mean,
 )
-from sorl_trl.methods.surrogates import CISPO, SAPO, VESPO, PPOMin
 from sorl_trl.ops import TurnLayout
 
 __all__ = ["GRPO", "PPO", "REINFORCE", "Method"]
@@ -59,7 +63,7 @@ class Method:
     """How far ratios may move before they are clipped."""
     surrogate: Surrogate = field(default_factory=PPOMin)
     """Computes what is maximised and what is clipped."""
-    mean: Mean = field(default_factory=TurnMean)
+    mean: Mean = turn_mean
     """Averages it over a micro-batch; also the critic's loss."""
     credit: Credit | GAE = field(default_factory=GroupMean)
     """Computes the advantages."""
@@ -90,8 +94,18 @@ class Method:
             if not isinstance(pieces, tuple):
                 raise ValueError(f"`{name}` is {pieces!r}, but must be a tuple of functions.")
         for name, piece in self.pieces():
-            if name not in SINGLE and not callable(piece):
+            if name not in (*SINGLE, *NUMBERS) and not callable(piece):
                 raise ValueError(f"`{name}` has {piece!r}, but must be a function: see `sorl_trl.methods`.")
+        if self.keep and self.mean is micro_batch_mean:
+            raise ValueError(
+                "`mean` is micro_batch_mean (`loss_type` 'bnpo'), which cannot leave out what `keep` drops: use "
+                "token_mean ('dapo'), which averages over the whole rollout's tokens, or another."
+            )
+        if self.bias_norm and isinstance(self.surrogate, Soft):
+            raise ValueError(
+                f"`bias_norm` is True, which divides by what clipping removes, but the surrogate is "
+                f"{self.surrogate!r}, which never zeroes a gradient: set `bias_norm` to False."
+            )
 
     @classmethod
     def from_config(cls, config: Any) -> Method:
@@ -117,8 +131,8 @@ class Method:
             credit = f"`credit` of {self._called} is {self.credit!r}"
             if has_critic:
                 raise ValueError(
-                    f"{credit}, but advantages come from the critic: set it to `GAE()` (in a recipe, "
-                    f"{self._in_recipe('credit', GAE())}), or use `SOGRPOTrainer` (`--trainer so_grpo`)."
+                    f"{credit}, but advantages come from the critic: set it to `GAE()` (`gae` in a "
+                    "recipe), or use `SOGRPOTrainer` (`--trainer so_grpo`)."
                 )
             raise ValueError(f"{credit}, which needs a critic: use `SOPPOTrainer` (`--trainer so_ppo`).")
         for _, piece in self.pieces():
@@ -134,11 +148,11 @@ class Method:
             asking = [name for name, _, _ in given if getattr(without[name], piece) != wanted]
             if asking:
                 found = " and ".join(f"`{name}` is {getattr(config, name)!r}" for name in asking)
-                names = " and ".join(f"`{name}`" for name in asking)
+                named = f"name: {self.name}, " if self.name else ""
                 raise ValueError(
-                    f"{found}, but {self._called} decides `{piece}`: {getattr(self, piece)!r}. Leave {names} "
-                    f"out, or give the method `{piece}={wanted!r}` with "
-                    f"`dataclasses.replace` (in a recipe, {self._in_recipe(piece, wanted)})."
+                    f"{found}, but {self._called} decides `{piece}`: {getattr(self, piece)!r}. Keep the default, or "
+                    f"give the method `{piece}={wanted!r}`: with `dataclasses.replace`, or in a recipe, as `method: "
+                    f"{{{named}{piece}: …}}`."
                 )
 
     @property
@@ -149,21 +163,10 @@ class Method:
     def _called(self) -> str:
         return f"`method` {self.name!r}" if self.name else "`method`"
 
-    def _in_recipe(self, field: str, piece: Any) -> str:
-        """How a recipe varies this method."""
-        name = f"name: {self.name}, " if self.name else ""
-        if not is_dataclass(piece):
-            return f"`method: {{{name}{field}: {piece}}}`"
-        settings = "{" + ", ".join(f"{each}: {value}" for each, value, _ in changed(piece)) + "}"
-        chosen = recipe_name(type(piece))
-        if field not in SINGLE:
-            settings = chosen if settings == "{}" else f"{{{chosen}: {settings}}}"
-        return f"`method: {{{name}{field}: {settings}}}`"
-
     def pieces(self) -> list[tuple[str, Any]]:
-        """Every piece that is set, with the name of its field."""
+        """Every piece and number that is set, with the name of its field."""
         found = []
-        for name in PIECE_FIELDS:
+        for name in DECIDES:
             value = getattr(self, name)
             several = value if isinstance(value, tuple) else () if value is None else (value,)
             found += [(name, piece) for piece in several]
@@ -175,8 +178,7 @@ class Method:
 
     def shown(self) -> list[tuple[str, str]]:
         """Every piece and number, by the name of its field, as text."""
-        pieces = [(name, getattr(piece, "__name__", None) or repr(piece)) for name, piece in self.pieces()]
-        return pieces + [(name, repr(getattr(self, name))) for name in NUMBERS]
+        return [(name, getattr(piece, "__name__", None) or repr(piece)) for name, piece in self.pieces()]
 
 
 SINGLE: Mapping[str, type] = {"ratio": Ratio, "clip": Clip}
@@ -185,8 +187,6 @@ NUMBERS = ("gamma", "target_kl", "bias_norm")
 """The fields of `Method` that hold plain values."""
 DECIDES = tuple(each.name for each in fields(Method) if each.compare)
 """The fields of `Method` that decide the algorithm."""
-PIECE_FIELDS = tuple(name for name in DECIDES if name not in NUMBERS)
-"""The fields of `Method` that hold pieces. `ratio` and `clip` are no functions."""
 
 
 def changed(instance: Any) -> list[tuple[str, Any, Any]]:
@@ -200,48 +200,48 @@ def _cap(config: Any) -> float:
 
 
 LOSS_TYPES: Mapping[str, Callable[[Any], tuple[Surrogate, Mean]]] = {
-    "turn": lambda config: (PPOMin(), TurnMean()),
-    "grpo": lambda config: (PPOMin(), TrajectoryMean()),
-    "dr_grpo": lambda config: (PPOMin(), ConstantMean()),
-    "dapo": lambda config: (PPOMin(), TokenMean()),
-    "bnpo": lambda config: (PPOMin(), MicroBatchMean()),
-    "luspo": lambda config: (PPOMin(), TokenSum()),
-    "cispo": lambda config: (CISPO(_cap(config)), TokenMean()),
-    "sapo": lambda config: (SAPO(config.sapo_temperature_pos, config.sapo_temperature_neg), TrajectoryMean()),
+    "turn": lambda config: (PPOMin(), turn_mean),
+    "grpo": lambda config: (PPOMin(), trajectory_mean),
+    "dr_grpo": lambda config: (PPOMin(), constant_mean),
+    "dapo": lambda config: (PPOMin(), token_mean),
+    "bnpo": lambda config: (PPOMin(), micro_batch_mean),
+    "luspo": lambda config: (PPOMin(), token_sum),
+    "cispo": lambda config: (CISPO(_cap(config)), token_mean),
+    "sapo": lambda config: (SAPO(config.sapo_temperature_pos, config.sapo_temperature_neg), trajectory_mean),
     "vespo": lambda config: (
         VESPO(config.vespo_k_pos, config.vespo_lambda_pos, config.vespo_k_neg, config.vespo_lambda_neg),
-        TokenMean(),
+        token_mean,
     ),
 }
 """What each `loss_type` of a config means."""
 
 
-def recipe_name(piece: type) -> str:
-    """What recipes call a piece: the words of its class in lower case, such as `clip_penalty`, `ppo_min` and `minirl`.
+def recipe_name(name: str) -> str:
+    """What recipes call a piece: the words of its name in lower case, such as `clip_penalty`, `ppo_min` and `minirl`.
 
     A word begins with a capital before a lower-case letter or at the end. Other capitals continue the word before.
     """
-    return re.sub(r"(?<=[a-z])(?=[A-Z]([a-z]|$))|(?<=[A-Z])(?=[A-Z][a-z])", "_", piece.__name__).lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z]([a-z]|$))|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 GRPO = Method(
     ratio=Ratio("token"),
     clip=Clip(0.2),
-    mean=TrajectoryMean(),
+    mean=trajectory_mean,
     target_kl=0.0,
     name="grpo",
     source="GRPO, arXiv 2402.03300",
 )
 PPO = replace(
     GRPO,
-    mean=MicroBatchMean(),
+    mean=micro_batch_mean,
     credit=GAE("token"),
     name="ppo",
     source="PPO, arXiv 1707.06347, with GAE, arXiv 1506.02438",
 )
 REINFORCE = replace(
     GRPO,
-    mean=TokenMean(),
+    mean=token_mean,
     credit=GroupMean("batch"),
     name="reinforce",
     source="Search-R1++, arXiv 2602.19526, from its abstract",

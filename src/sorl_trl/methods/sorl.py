@@ -10,7 +10,7 @@ from torch import Tensor
 from sorl_trl.checks import NOT_NEGATIVE, Checked
 from sorl_trl.methods.credit import GAE
 from sorl_trl.methods.data import Clip, Metrics, MicroBatch, Ratio
-from sorl_trl.methods.means import TrajectoryMean
+from sorl_trl.methods.losses import trajectory_mean
 from sorl_trl.methods.method import Method
 from sorl_trl.ops import clip_fraction, gated_kl
 
@@ -60,27 +60,18 @@ SO_PPO_NOTE = replace(SO_GRPO_NOTE, credit=GAE(), name="so_ppo_note")
 
 ST_GRPO = Method(
     clip=Clip(0.2, by_length=False),
-    mean=TrajectoryMean(),
+    mean=trajectory_mean,
     target_kl=0.0,
     bias_norm=True,
     name="st_grpo",
     source="our variant of ST-PPO, arXiv 2511.20718 v1",
 )
 ST_PPO = replace(
-    ST_GRPO,
-    credit=GAE("token"),
-    name="st_ppo",
-    source="ST-PPO, arXiv 2511.20718 v1, from its abstract and reviews",
+    ST_GRPO, credit=GAE("token"), name="st_ppo", source="ST-PPO, arXiv 2511.20718 v1, from its abstract and reviews"
 )
 TURN_PPO = replace(
-    ST_PPO,
-    bias_norm=False,
-    name="turn_ppo",
-    source="Turn-PPO, arXiv 2511.20718 v1, from its abstract and reviews",
+    ST_PPO, bias_norm=False, name="turn_ppo", source="Turn-PPO, arXiv 2511.20718 v1, from its abstract and reviews"
 )
 S_PPO = replace(
-    ST_PPO,
-    ratio=Ratio("token"),
-    name="s_ppo",
-    source="S-PPO, arXiv 2511.20718 v1, from its abstract and reviews",
+    ST_PPO, ratio=Ratio("token"), name="s_ppo", source="S-PPO, arXiv 2511.20718 v1, from its abstract and reviews"
 )

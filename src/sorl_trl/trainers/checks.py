@@ -94,21 +94,20 @@ def check_dataset(trainer: Any) -> None:
 def check_trust_region(trainer: Any) -> None:
     """Warn if the method lets long turns move far, unless the named method does."""
     args, method, most = trainer.args, trainer.method, trainer.args.max_completion_length or sys.maxsize
-    meant = METHODS.get(method.name, Method())
-    off = {}
+    meant, off = METHODS.get(method.name, Method()), []
     if meant.target_kl and not method.target_kl:
-        off["target_kl"] = f"is {method.target_kl!r}", meant.target_kl
+        off.append("`target_kl` is 0")
     if method.ratio.level == "turn" and meant.clip.by_length and not method.clip.by_length:
-        off["scale_clip_range"] = "(the clip's `by_length`) is False", True
+        off.append("`scale_clip_range` (`by_length` of the clip) is False")
     if args.is_on_policy or not off:
         return
     if (rollout := policy_rollout_of(trainer)) is not None:
         most = min(most, rollout.setup(trainer).limits.max_turn_tokens)
     if most > LONG_TURN:
-        given = " and ".join(f"`{name}` {found}" for name, (found, _) in off.items())
-        remedy = " and ".join(f"`{name}={wanted!r}`" for name, (_, wanted) in off.items())
-        problem = f"{given}, but turns may have {most} tokens, and with turns of 76, runs collapsed like that"
-        warn_on_main_process(args, f"{problem}: set {remedy}.")
+        problem = (
+            f"{' and '.join(off)}, but turns may have {most} tokens, and with turns of 76, runs collapsed like that"
+        )
+        warn_on_main_process(args, f"{problem}: keep the default.")
 
 
 def check_names(trainer: Any, name: str, columns: Collection[str]) -> None:

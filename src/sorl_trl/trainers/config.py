@@ -54,17 +54,15 @@ class TurnLevelConfig(GRPOConfig):
         default="turn",
         metadata={
             "help": "The unit that shares one importance ratio: 'turn' (default), as in SORL; 'token', as in PPO and "
-            "GRPO; or 'sequence', as in GSPO. Advantages that differ within a turn or sequence are kept, as in "
-            "GSPO-token."
+            "GRPO; or 'sequence', as in GSPO."
         },
     )
     loss_type: Annotated[str, OneOf(tuple(LOSS_TYPES))] = field(
         default="turn",
         metadata={
-            "help": "How token losses are averaged. 'turn' (default) averages over the tokens of each turn, then over "
-            "the turns of each trajectory, then over trajectories (the SO-PPO objective). 'grpo', 'dr_grpo', 'dapo', "
-            "'bnpo', 'luspo', 'cispo', 'sapo' and 'vespo' are TRL's, with ratios of any level; the last three have "
-            "their own surrogates, which never zero a gradient."
+            "help": "How token losses are averaged. 'turn' (default): over the tokens of each turn, then over turns, "
+            "then over trajectories (the SO-PPO objective). The others are TRL's, with ratios of any level; 'cispo', "
+            "'sapo' and 'vespo' have their own surrogates, which never zero a gradient."
         },
     )
     epsilon: float = field(

@@ -1,8 +1,8 @@
 """The policy's loss, for every method, in the order of its steps.
 
     ratio      w_t = exp(log-ratio of the token, its turn or the sequence)         `MicroBatch.ratio`
-    surrogate  S_t = min(w_t Â_t, clip(w_t, 1 − ε_low, 1 + ε_high) Â_t)            `methods/surrogates.py`
-    mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t                               `methods/means.py`
+    surrogate  S_t = min(w_t Â_t, clip(w_t, 1 − ε_low, 1 + ε_high) Â_t)            `methods/losses.py`
+    mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t                               `methods/losses.py`
     terms      L = −J + λ mean_i f_i KL_i                                          `methods.ClipPenalty`, or others
 
 With the pieces of TRL's loss types and levels, loss, metrics and gradients equal TRL's;
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from sorl_trl.methods import MicroBatch, Objective, TokenMean, TrajectoryMean, TurnMean
+from sorl_trl.methods import MicroBatch, Objective, token_mean, trajectory_mean, turn_mean
 from sorl_trl.ops import bounded_log_ratio
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
@@ -72,14 +72,14 @@ def policy_loss(settings: LossSettings, batch: MicroBatch, scores: Pass) -> tupl
         kl = difference.exp() - difference - 1
         if settings.corrects_kl:
             kl = kl * batch.ratio
-        over_tokens = TrajectoryMean() if isinstance(mean, TurnMean) else mean
-        policy = policy + settings.reference_beta * over_tokens(kl, mask, total, batch)
+        of_kl = trajectory_mean if mean is turn_mean else mean
+        policy = policy + settings.reference_beta * of_kl(kl, mask, total, batch)
         metrics["kl"] = (kl, mask)
 
     # Entropy bonus, router loss
     loss = policy / settings.micro_batches
     if settings.entropy_bonus is not None:
-        metrics["policy_loss"] = loss if isinstance(mean, TokenMean) else policy  # as TRL
+        metrics["policy_loss"] = loss if mean is token_mean else policy  # as TRL
         bonus = settings.entropy_bonus(entropies, mask if entropy_mask is None else mask * entropy_mask)
         loss = loss - bonus / settings.micro_batches
     if settings.router_coef is not None:

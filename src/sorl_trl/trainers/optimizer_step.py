@@ -50,7 +50,11 @@ class ClippingBiasNormalizer:
             return
         stopped = objective.stopped & batch.loss_mask
         if stopped.any():
-            weights = batch.inputs["importance_sampling_ratio"] if settings.weighs_engine else 1.0
+            weights = (
+                batch.inputs["importance_sampling_ratio"]
+                if settings.weighs_engine and not objective.is_weighted
+                else 1.0
+            )
             bias = clipping_bias(batch.ratio, batch.advantages * weights, stopped, batch.loss_mask)
             self.add(bias * batch.row_scale / settings.micro_batches)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sorl_trl import SOGRPOConfig
 from sorl_trl.methods import (
     METHODS,
     AgentWise,
@@ -26,7 +27,7 @@ from sorl_trl.methods import (
     ScoredRollout,
     Separate,
     ZeroVariance,
-    read_method,
+    method_from,
 )
 from sorl_trl.ops import outcome_advantages, turn_layout
 
@@ -203,23 +204,23 @@ class TestDrMAS:
         assert AgentWise()(replace(nobody, agents=None)).count_nonzero() == 0
 
 
+def read(value: Any) -> Method:
+    return method_from(value, SOGRPOConfig("out", use_cpu=True, bf16=False))
+
+
 class TestParsing:
     def test_a_name_a_mapping_json_and_a_method(self) -> None:
         keep = ZeroVariance(), ZeroVariance("f1")
-        expected = {"credit": GiGPO(coef=0.5), "keep": keep, "terms": (ClipPenalty(coef=2.0),)}
+        expected = Method(credit=GiGPO(coef=0.5), keep=keep, terms=(ClipPenalty(coef=2.0),))
         mapping = {
             "credit": {"gigpo": {"coef": 0.5}},
             "keep": ["zero_variance", {"zero_variance": {"reward": "f1"}}],
             "terms": {"clip_penalty": {"coef": 2.0}},
         }
-        assert read_method(mapping) == expected
-        assert read_method(str(mapping).replace("'", '"')) == expected
-        assert read_method(METHODS["gspo"]) is METHODS["gspo"]
-        assert read_method(expected) == expected
-        assert read_method("loop") is METHODS["loop"]
-        assert read_method({"name": "loop", "gamma": 0.9, "clip": {"low": 0.1}, "keep": ZeroVariance()}) == {
-            "name": "loop", "gamma": 0.9, "clip": Clip(0.1), "keep": (ZeroVariance(),)
-        }  # fmt: skip
+        assert read(mapping) == read(str(mapping).replace("'", '"')) == read(expected) == expected
+        assert read("loop") == METHODS["loop"]
+        varied = {"name": "loop", "gamma": 0.9, "clip": {"low": 0.1}, "keep": ZeroVariance()}
+        assert read(varied) == replace(METHODS["loop"], gamma=0.9, clip=Clip(0.1), keep=(ZeroVariance(),))
 
     @pytest.mark.parametrize(
         ("value", "message"),
@@ -243,7 +244,7 @@ class TestParsing:
     )
     def test_what_is_wrong_is_named(self, value: Any, message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            read_method(value)
+            read(value)
 
     def test_a_piece_must_be_a_function(self) -> None:
         with pytest.raises(ValueError, match=r"`keep` is .*, but must be a tuple"):
