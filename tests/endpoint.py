@@ -22,9 +22,9 @@ from sorl_trl.endpoint.conversation import Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.rollout import _endpoint
 from sorl_trl.endpoint.server import CallLimits, Run
-from sorl_trl.endpoint.turns import TurnQueue
 from sorl_trl.rollout import Engine, Generation, RolloutLimits, TurnEnd
 from sorl_trl.rollout.chat import RolloutSetup
+from sorl_trl.rollout.turns import ApiTurns
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows
 from tests.tools import gemma_tokenizer, qwen_tokenizer
 
@@ -168,7 +168,8 @@ def collect(
 @contextmanager
 def without_a_rollout() -> Iterator[Access]:
     """The endpoint, for requests that would end a rollout."""
-    run = Run(0, Conversation(chat_of()), TurnQueue(1, 0), CallLimits(512, None, None))
+    turns = ApiTurns(ScriptedEngine(lambda *_: "", qwen_tokenizer()), 1, 0)
+    run = Run(0, Conversation(chat_of()), turns, CallLimits(512, None, None))
     endpoint = _endpoint("127.0.0.1")
     endpoint.admit([run])
     yield Access(endpoint.base_url, run.key)

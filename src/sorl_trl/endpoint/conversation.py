@@ -122,7 +122,7 @@ class Conversation:
             generation.logprobs,
             versions=generation.versions,
             agent=request.model,
-            routes=new_routes(generation, (each.turn for each in context.parts if isinstance(each, Answer))),
+            routes=new_routes(generation.routes, (each.turn for each in context.parts if isinstance(each, Answer))),
         )
         reason = "length" if not end and cut < 0 else "tool_calls" if calls else "stop"
         answer = call.answer = Answer(turn, message, full, reason, bool(end))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,10 +19,10 @@ from sorl_trl.endpoint.agents import Access, Agent, AgentMistake, Outcome, descr
 from sorl_trl.endpoint.conversation import EXTENDED, NEW_CONTEXT, SPLICED, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.server import CallLimits, Endpoint, Run, check_installed
-from sorl_trl.endpoint.turns import TurnQueue
 from sorl_trl.rollout import Engine, EngineOptions, RolloutLimits, rollout_statistics
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.policy_rollout import MESSAGES, PolicyRollout, rollout_output
+from sorl_trl.rollout.turns import ApiTurns
 from sorl_trl.threads import made_once
 from sorl_trl.types import StopReason, Trajectory
 
@@ -185,11 +184,10 @@ class EndpointRollout(PolicyRollout):
         agents raise one with room for further calls; and in any rollout, if all agents' errors are unrelated to the
         policy, or all lost their connections before a call.
         """
-        began = time.perf_counter()
-        queue = TurnQueue(len(examples), self.engine.rejoin_after)
+        turns = ApiTurns(engine, len(examples), self.engine.rejoin_after)
         try:
             engine.open(len(examples))
-            runs, outcomes = self._run(setup, examples, engine, queue, any_active)
+            runs, outcomes = self._run(setup, examples, engine, turns, any_active)
         finally:
             engine.close()
         reasons = [*map(_stop_reason, runs, outcomes)]
@@ -202,17 +200,14 @@ class EndpointRollout(PolicyRollout):
         output["agent_rewards"] = [*self._rewards]
         if is_conversational({"prompt": prompts[0]}):
             output[MESSAGES] = [run.conversation.completion() for run in runs]
-        times = {"seconds_generating": queue.seconds_generating, "seconds_waiting": queue.seconds_waiting}
-        sampled = sum(len(turn.token_ids) for each in trajectories for turn in each.turns)
-        times["tokens_per_second"] = sampled / (time.perf_counter() - began)
-        return output, self._metrics(runs, outcomes, trajectories, times)
+        return output, self._metrics(runs, outcomes, trajectories, turns.time_spent(trajectories))
 
     def _run(
         self,
         setup: RolloutSetup,
         examples: Sequence[Mapping[str, Any]],
         engine: Engine,
-        queue: TurnQueue,
+        turns: ApiTurns,
         any_active: Callable[[bool], bool],
     ) -> tuple[list[Run], list[Outcome]]:
         """Run all agents to their end, and generate turns for their requests."""
@@ -221,7 +216,7 @@ class EndpointRollout(PolicyRollout):
         most = setup.limits.max_trajectory_tokens
         limits = CallLimits(setup.limits.max_turn_tokens, most, engine.window)
         conversations = [Conversation(chat, i, size) for i in range(size)]
-        shared = (queue, limits, engine.constrains, queue.fail, self._warned)
+        shared = (turns, limits, engine.constrains, turns.fail, self._warned)
         runs = [Run(i, each, *shared) for i, each in enumerate(conversations)]
         endpoint.admit(runs)
         outcomes: list[Future[Outcome]] = []
@@ -229,7 +224,7 @@ class EndpointRollout(PolicyRollout):
             for run, example in zip(runs, examples, strict=True):
                 access = Access(endpoint.base_url, run.key)
                 outcomes.append(run_agent(self.agent, example, access, self.time_limit_s, partial(_end, run)))
-            queue.serve(engine, any_active)
+            turns.serve(any_active)
         except BaseException:
             for outcome in outcomes:
                 outcome.cancel()  # nobody waits for the agents

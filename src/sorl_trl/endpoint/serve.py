@@ -9,9 +9,9 @@ from contextlib import suppress
 from sorl_trl.endpoint.conversation import Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.server import CallLimits, Endpoint, Run
-from sorl_trl.endpoint.turns import TurnQueue
 from sorl_trl.rollout import Engine
 from sorl_trl.rollout.chat import RolloutSetup
+from sorl_trl.rollout.turns import ApiTurns
 
 _MOST_CONTEXTS = 64
 """How many conversations are kept, so that their tokens need not be recomputed."""
@@ -37,17 +37,17 @@ def serve_policy(
 
     Raises the errors of the engine.
     """
-    queue = TurnQueue(1, rejoin_after=0)
+    turns = ApiTurns(engine, 1, rejoin_after=0)
     engine.open(1)
     try:
         conversation = Conversation(ChatFormat.of(setup), most_contexts=_MOST_CONTEXTS)
         limits = CallLimits(setup.limits.max_turn_tokens, None, engine.window)
-        run = Run(0, conversation, queue, limits, engine.constrains)
+        run = Run(0, conversation, turns, limits, engine.constrains)
         run.key = api_key or run.key
         endpoint = Endpoint(host, listener)
         endpoint.admit([run])
         on_ready(endpoint.base_url, run.key)
         with suppress(KeyboardInterrupt):
-            queue.serve(engine)
+            turns.serve()
     finally:
         engine.close()

@@ -23,7 +23,7 @@ from sorl_trl.endpoint.completions import Served
 from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.conversation import Call, Conversation
 from sorl_trl.endpoint.messages import BadRequest, Request
-from sorl_trl.endpoint.turns import RunEnded, TurnQueue, TurnRequest
+from sorl_trl.rollout.turns import ApiRequest, ApiTurns, RunEnded
 from sorl_trl.threads import start
 from sorl_trl.types import StopReason
 
@@ -64,7 +64,7 @@ class Run:
 
     number: int
     conversation: Conversation
-    turns: TurnQueue
+    turns: ApiTurns
     limits: CallLimits
     constrains: bool = False
     """Whether the engine constrains turns to a JSON schema."""
@@ -259,13 +259,13 @@ class Endpoint:
         except BadRequest as refusal:
             run.refuse(refusal)
             raise
-        turn: TurnRequest | None = None
+        turn: ApiRequest | None = None
         try:
             token_ids, schema = [*call.context.token_ids], _schema(run, request)
             _warn_of_ignored(run, completions.without_effect(asked, api.FIELDS, request.schema != schema))
             call.limit = _room(run, call)
             asked_for = token_ids, call.limit, request.stops, schema, request.model
-            turn = TurnRequest(run.number, call.context.row, *asked_for)
+            turn = ApiRequest(run.number, call.context.row, *asked_for)
             run.turns.ask(turn)
             generation = await asyncio.wrap_future(turn.generation)
             return call, run.conversation.finish(call, generation), len(token_ids)

@@ -4,14 +4,21 @@ from sorl_trl.rollout.collector import Collector
 from sorl_trl.rollout.engines.base import Engine, Generation, TurnEnd, generate_turns
 from sorl_trl.rollout.engines.lockstep import Generator, HFGenerator, LockStepEngine
 from sorl_trl.rollout.engines.slots import NotServed, SlotEngine, model_engine
-from sorl_trl.rollout.environment import BatchResponder, Environment, Reply, Responder, RowTurn
+from sorl_trl.rollout.environment import (
+    BatchResponder,
+    Environment,
+    Reply,
+    Responder,
+    RowTurn,
+    environment_statistics,
+)
 from sorl_trl.rollout.observation import ObservationEncoder, Sanitizer
 from sorl_trl.rollout.options import PROTOCOLS, EngineOptions, RolloutArguments, RolloutLimits
 from sorl_trl.rollout.protocol import ChatProtocol, Frame, TagProtocol, chat_message_frame
 from sorl_trl.rollout.responder import EnvironmentResponder
 from sorl_trl.rollout.search_responder import SearchResponder
 from sorl_trl.rollout.tools import ToolBox, Unavailable
-from sorl_trl.rollout.trajectories import AssembledTrajectory, assemble, environment_statistics, rollout_statistics
+from sorl_trl.rollout.trajectories import AssembledTrajectory, assemble, rollout_statistics
 from sorl_trl.search import RetryPolicy
 
 __all__ = [

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
-from sorl_trl.rollout.engines.base import Engine, Generation, check_generation
+from sorl_trl.rollout.engines.base import Engine, Generation
 from sorl_trl.rollout.engines.lockstep import Generator, LockStepEngine
 from sorl_trl.rollout.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.observation import ObservationEncoder
@@ -22,8 +20,9 @@ from sorl_trl.rollout.options import EngineOptions, RolloutLimits
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.rollout.search_responder import SearchResponder
 from sorl_trl.rollout.trajectories import decode, new_routes
+from sorl_trl.rollout.turns import Episode, Episodes, TurnRequest
 from sorl_trl.search import SearchBackend
-from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
+from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -120,229 +119,82 @@ class Collector:
         examples = [{}] * len(prompts) if examples is None else examples
         # A generator that may be sharded is called equally often by all ranks.
         engine = generator if isinstance(generator, Engine) else LockStepEngine(generator, polls_together=True)
-        began = time.perf_counter()
+        segments: list[list[Turn | Observation]] = [[] for _ in prompts]
+        episodes = [self._episode(row, prompts[row], segments[row], engine) for row in range(len(prompts))]
+        turns = Episodes(engine, episodes, self.responder, self.rejoin_after)
         try:
             engine.open(len(prompts))
-            rows = [_Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
-            _end_overlong(rows)
+            _warn_of_overlong(prompts, engine.window)
             self.responder.open(examples)
-            rollout = _Rollout(self, engine, rows)
-            rollout.run(any_active)
+            turns.serve(any_active)
         finally:
             with closing(engine):  # even if closing the environment raises
                 self.responder.close()
-        self.time = rollout.time_spent(time.perf_counter() - began)
-        return [row.finished() for row in rows]
+        parts = zip(prompts, segments, turns.stop_reasons, strict=True)
+        trajectories = [Trajectory(tuple(prompt), tuple(own), reason) for prompt, own, reason in parts]
+        self.time = turns.time_spent(trajectories)
+        return trajectories
 
-
-class _Waiting(NamedTuple):
-    """A row that waits for its reply."""
-
-    due: int
-    """The poll after which the reply rejoins."""
-    row: _Row
-    reply: Future[Reply]
-
-
-class _Rollout:
-    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[_Row]) -> None:
-        self._collector = collector
-        self._engine = engine
-        self._rows = rows
-        self._generating: dict[int, int] = {}
-        """The token budgets of the turns in progress, by row."""
-        self._polls = 0
-        self._waiting: list[_Waiting] = []
-        """In the order of their turns."""
-        self._rejoin_after = 0 if engine.in_turns else collector.rejoin_after
-        self._seconds_generating = self._seconds_waiting = 0.0
-
-    def run(self, any_active: Callable[[bool], bool]) -> None:
-        """Alternate one call of `any_active` and one poll, as every rank does."""
-        for row in self._rows:
-            if row.stop_reason is None:
-                self._submit(row)
-        while any_active(any(row.stop_reason is None for row in self._rows)):
-            began = time.perf_counter()
-            ended = self._engine.poll()
-            self._seconds_generating += time.perf_counter() - began
-            self._take_turns(ended)
-            if self._engine.in_steps:
-                self._rejoin()
-            else:
-                self._rejoin_early()
-            if self._generating and self._engine.idle:
-                raise RuntimeError(f"the engine is idle, but has not returned the turns of rows {[*self._generating]}")
-
-    def time_spent(self, seconds: float) -> dict[str, float]:
-        """Seconds spent polling the engine and waiting for replies, and tokens per second."""
-        sampled = sum(len(each.token_ids) for row in self._rows for each in row.segments if isinstance(each, Turn))
-        return {
-            "seconds_generating": self._seconds_generating,
-            "seconds_waiting": self._seconds_waiting,
-            "tokens_per_second": sampled / seconds,
-        }
-
-    def _submit(self, row: _Row) -> None:
-        self._generating[row.index] = row.budget
-        engine = self._engine.of_agent(self._collector.responder.agent_of(row.index))
-        engine.submit(row.index, row.context, row.budget)
-
-    def _wait(self, rows: Sequence[_Waiting], until: str) -> None:
-        began = time.perf_counter()
-        wait({each.reply for each in rows}, return_when=until)
-        self._seconds_waiting += time.perf_counter() - began
-
-    def _take_turns(self, ended: Sequence[tuple[int, Generation]]) -> None:
-        self._polls += 1
-        asking: list[_Row] = []
-        for index, generation in sorted(ended, key=lambda each: each[0]):
-            check_generation(index, generation, self._generating.pop(index))
-            row = self._rows[index]
-            text = decode(self._collector.tokenizer, generation.token_ids)
-            responder = self._collector.responder
-            action = responder.protocol_of(index, self._collector.protocol).parse(text)
-            row.take_turn(generation, text, action, responder.agent_of(index))
-            if row.stop_reason is not None:
-                self._engine.release(index)
-            elif row.last_turn.action.kind is ActionKind.INVALID:
+    def _episode(
+        self, row: int, prompt_ids: Sequence[int], segments: list[Turn | Observation], engine: Engine
+    ) -> Episode:
+        """A trajectory from its prompt to its end: fills `segments`, and returns the stop reason."""
+        token_ids, taken = [*prompt_ids], 0
+        most, full = self._most_tokens(len(prompt_ids), engine.window)
+        while (room := most - len(token_ids)) > 0:
+            agent = self.responder.agent_of(row)
+            limit = min(self.limits.max_turn_tokens, room)
+            generation: Generation = yield TurnRequest(row, row, token_ids, limit, agent=agent)
+            turn = self._read(row, generation, segments, agent)
+            segments.append(turn)
+            token_ids += turn.token_ids
+            taken += 1
+            kind = turn.action.kind
+            if kind is ActionKind.ANSWER:
+                return StopReason.ANSWERED
+            if kind in (ActionKind.INVALID, ActionKind.MESSAGE) and not generation.stopped:
+                return full if room < self.limits.max_turn_tokens else StopReason.TURN_LIMIT
+            if taken > self.limits.max_turns:
+                return StopReason.MAX_TURNS
+            if kind is ActionKind.INVALID:
                 # The turn stopped at a closing tag or an end-of-sequence token; without the one, at the other.
-                closed_a_tag = any(stop in text for stop in self._collector.protocol.stop_strings)
-                row.observe(self._collector.encoder.invalid_feedback(message_closed=not closed_a_tag))
-                self._go_on(row)
+                closed_a_tag = any(stop in turn.text for stop in self.protocol.stop_strings)
+                seen = self.encoder.invalid_feedback(message_closed=not closed_a_tag)
             else:
-                asking.append(row)
-        self._ask(asking)
+                reply: Reply = yield RowTurn(row, turn)
+                if reply.reward is not None:
+                    segments[-1] = replace(turn, reward=float(reply.reward))
+                if reply.stop is not None:
+                    return reply.stop
+                seen = self.encoder.information(reply.text, reply.passages, reply.role, reply.results)
+            if len(token_ids) + len(seen.token_ids) >= most:  # not a single token of the next turn would fit
+                return full
+            segments.append(seen)
+            token_ids += seen.token_ids
+        return full
 
-    def _ask(self, rows: Sequence[_Row]) -> None:
-        if not rows:
-            return
-        replies = self._collector.responder.ask([RowTurn(row.index, row.last_turn) for row in rows])
-        if not self._engine.in_steps:
-            for reply in replies:
-                reply.add_done_callback(lambda _: self._engine.wake())
-        due = self._polls + self._rejoin_after
-        self._waiting += [_Waiting(due, row, reply) for row, reply in zip(rows, replies, strict=True)]
-
-    def _rejoin(self) -> None:
-        """Process the replies that are due, and wait for those that are late."""
-        while self._waiting:
-            if self._engine.idle:  # no row is decoding, so nothing can continue until then
-                self._polls = max(self._polls, self._waiting[0].due)
-            due = [each for each in self._waiting if each.due <= self._polls]
-            if not due:
-                return
-            self._waiting = self._waiting[len(due) :]
-            self._wait(due, ALL_COMPLETED)
-            for each in due:
-                self._take_reply(each.row, each.reply.result())
-
-    def _rejoin_early(self) -> None:
-        """Process the replies that have arrived. If no row is generating, wait for one."""
-        while self._waiting:
-            if self._engine.idle:
-                self._wait(self._waiting, FIRST_COMPLETED)
-            came = [each for each in self._waiting if each.reply.done()]
-            if not came:
-                return
-            self._waiting = [each for each in self._waiting if each not in came]
-            for each in came:
-                self._take_reply(each.row, each.reply.result())
-
-    def _take_reply(self, row: _Row, reply: Reply) -> None:
-        if reply.reward is not None:
-            row.segments[-1] = replace(row.last_turn, reward=float(reply.reward))
-        if reply.stop is not None:
-            row.stop_reason = reply.stop
-        else:
-            row.observe(self._collector.encoder.information(reply.text, reply.passages, reply.role, reply.results))
-        self._go_on(row)
-
-    def _go_on(self, row: _Row) -> None:
-        if row.stop_reason is None:
-            self._submit(row)
-        else:
-            self._engine.release(row.index)
-
-
-@dataclass(eq=False)
-class _Row:
-    """What one row of a rollout has read and written so far."""
-
-    index: int
-    prompt_ids: tuple[int, ...]
-    limits: RolloutLimits
-    window: int | None
-    """How many tokens the policy can read; None for no limit."""
-    context: list[int] = field(init=False)
-    """The prompt and all segments so far: the context of the next turn."""
-    segments: list[Turn | Observation] = field(default_factory=list)
-    turns: int = 0
-    stop_reason: StopReason | None = None
-
-    def __post_init__(self) -> None:
-        self.context = list(self.prompt_ids)
-
-    @property
-    def last_turn(self) -> Turn:
-        """The turn just taken, which its reply may follow."""
-        last = self.segments[-1]
-        assert isinstance(last, Turn)
-        return last
-
-    @property
-    def budget(self) -> int:
-        """How many tokens the next turn may have; below 1 if there is no room for one."""
-        return min(self.limits.max_turn_tokens, self._room()[0])
-
-    def take_turn(self, generation: Generation, text: str, action: Action, agent: str) -> None:
-        """Append a turn, and set the stop reason if the row ends here."""
-        room, reason = self._room()
-        sampled = generation.token_ids, text, action, generation.logprobs
-        routes = new_routes(generation, (each for each in self.segments if isinstance(each, Turn)))
-        self._append(Turn(*sampled, versions=generation.versions, agent=agent, routes=routes))
-        self.turns += 1
-        if action.kind is ActionKind.ANSWER:
-            self.stop_reason = StopReason.ANSWERED
-        elif action.kind in (ActionKind.INVALID, ActionKind.MESSAGE) and not generation.stopped:
-            self.stop_reason = reason if room < self.limits.max_turn_tokens else StopReason.TURN_LIMIT
-        elif self.turns > self.limits.max_turns:
-            self.stop_reason = StopReason.MAX_TURNS
-
-    def observe(self, observation: Observation) -> None:
-        """Append the reply to the last turn, or end the row if no turn could follow it."""
-        room, reason = self._room()
-        if len(observation.token_ids) >= room:  # not a single token of the next turn would fit after it
-            self.stop_reason = reason
-        else:
-            self._append(observation)
-
-    def finished(self) -> Trajectory:
-        assert self.stop_reason is not None
-        return Trajectory(self.prompt_ids, tuple(self.segments), self.stop_reason)
-
-    def _append(self, segment: Turn | Observation) -> None:
-        self.segments.append(segment)
-        self.context.extend(segment.token_ids)
-
-    def _room(self) -> tuple[int, StopReason]:
-        """How many tokens the trajectory has left, and the stop reason when they are used up."""
+    def _most_tokens(self, prompt: int, window: int | None) -> tuple[int, StopReason]:
+        """How many tokens the policy may read, and the stop reason when they are used up."""
         most = self.limits.max_trajectory_tokens
-        left = (sys.maxsize if most is None else most) - (len(self.context) - len(self.prompt_ids))
-        if self.window is not None and self.window - len(self.context) < left:
-            return self.window - len(self.context), StopReason.CONTEXT_LIMIT
-        return left, StopReason.TRAJECTORY_LIMIT
+        allowed = sys.maxsize if most is None else prompt + most
+        if window is not None and window < allowed:
+            return window, StopReason.CONTEXT_LIMIT
+        return allowed, StopReason.TRAJECTORY_LIMIT
+
+    def _read(self, row: int, generation: Generation, earlier: Sequence[Turn | Observation], agent: str) -> Turn:
+        text = decode(self.tokenizer, generation.token_ids)
+        action = self.responder.protocol_of(row, self.protocol).parse(text)
+        routes = new_routes(generation.routes, (each for each in earlier if isinstance(each, Turn)))
+        sampled = generation.token_ids, text, action, generation.logprobs
+        return Turn(*sampled, versions=generation.versions, agent=agent, routes=routes)
 
 
-def _end_overlong(rows: Sequence[_Row]) -> None:
-    """End the rows with a prompt that leaves no room for a token."""
-    overlong = [row for row in rows if row.budget < 1]
-    for row in overlong:
-        row.stop_reason = StopReason.CONTEXT_LIMIT
-    if overlong:
-        longest = max(len(row.prompt_ids) for row in overlong)
-        logger.warning(
-            "%d of %d prompts are too long: the longest has %d tokens, but prompt and trajectory are limited to %d "
-            "(by the model's positions, `kv_cache_gib`, or `vllm_max_model_length`). Their trajectories have no turn.",
-            *(len(overlong), len(rows), longest, overlong[0].window),
-        )
+def _warn_of_overlong(prompts: Sequence[Sequence[int]], window: int | None) -> None:
+    """Warn of prompts that leave no room for a token."""
+    if window is None or not (overlong := sum(len(prompt) >= window for prompt in prompts)):
+        return
+    logger.warning(
+        "%d of %d prompts are too long: the longest has %d tokens, but prompt and trajectory are limited to %d "
+        "(by the model's positions, `kv_cache_gib`, or `vllm_max_model_length`). Their trajectories have no turn.",
+        *(overlong, len(prompts), max(map(len, prompts)), window),
+    )

@@ -15,7 +15,7 @@ from typing import Any, Protocol, SupportsFloat
 from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.threads import DaemonThreads
-from sorl_trl.types import Passage, StopReason, ToolResult, Turn
+from sorl_trl.types import Passage, StopReason, ToolResult, Trajectory, Turn
 
 THREAD = "sorl-environment"
 """The name of the threads in which environments and searches are called."""
@@ -186,3 +186,24 @@ class BatchResponder(Responder):
             return
         for (_, future), reply in zip(asked, replies, strict=True):
             future.set_result(reply)
+
+
+def environment_statistics(trajectories: Sequence[Trajectory], responder: Responder) -> dict[str, float]:
+    """Means over trajectories of their environments' measures, for each kind of environment if there are several.
+
+    They include the `reward` if the environment gives rewards and, with several kinds, the number of `turns`.
+    Trajectories ended by an infrastructure failure are left out.
+    """
+    found: dict[str, list[float]] = {}
+    for row, trajectory in enumerate(trajectories):
+        if trajectory.stop_reason.is_infrastructure_failure:
+            continue
+        kind = responder.kinds[row] if responder.kinds else None
+        rewards = [turn.reward for turn in trajectory.turns if turn.reward is not None]
+        figures = dict(responder.measures(row)) | ({"reward": sum(rewards)} if rewards else {})
+        if kind is not None:
+            figures["turns"] = len(trajectory.turns)
+        for name, value in figures.items():
+            if value is not None:
+                found.setdefault(name if kind is None else f"{kind}/{name}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}

@@ -6,17 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.rollout.routing import LIVE
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
-
-if TYPE_CHECKING:
-    from sorl_trl.rollout.engines.base import Generation
-    from sorl_trl.rollout.environment import Responder
 
 _LOOKS_LIKE_CONTROL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 _IN_HARDLY_ANY_VOCABULARY = "ᚠ 𓀀 ꙮ"
@@ -116,12 +112,12 @@ def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
     return AssembledTrajectory(completion_ids, env_mask, turn_ids, context_ids, logprobs if has_logprobs else None)
 
 
-def new_routes(generation: Generation, earlier: Iterable[Turn]) -> np.ndarray[Any, Any] | None:
+def new_routes(routes: np.ndarray[Any, Any] | None, earlier: Iterable[Turn]) -> np.ndarray[Any, Any] | None:
     """The routes of tokens that no `earlier` turn of the context covers: a token belongs to its first reader."""
-    if generation.routes is None:
+    if routes is None:
         return None
     known = sum(len(each.routes) for each in earlier)
-    return np.array(generation.routes[known:])  # a copy, which lets go of the others
+    return np.array(routes[known:])  # a copy, which lets go of the others
 
 
 def laid_out_routes(trajectory: Trajectory, size: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
@@ -174,27 +170,6 @@ def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
     reasons = Counter(trajectory.stop_reason for trajectory in trajectories)
     return statistics | {f"stop_reason/{r.value}": _ratio(reasons[r], per_trajectory) for r in StopReason}
-
-
-def environment_statistics(trajectories: Sequence[Trajectory], responder: Responder) -> dict[str, float]:
-    """Means over trajectories of their environments' measures, for each kind of environment if there are several.
-
-    They include the `reward` if the environment gives rewards and, with several kinds, the number of `turns`.
-    Trajectories ended by an infrastructure failure are left out.
-    """
-    found: dict[str, list[float]] = {}
-    for row, trajectory in enumerate(trajectories):
-        if trajectory.stop_reason.is_infrastructure_failure:
-            continue
-        kind = responder.kinds[row] if responder.kinds else None
-        rewards = [turn.reward for turn in trajectory.turns if turn.reward is not None]
-        figures = dict(responder.measures(row)) | ({"reward": sum(rewards)} if rewards else {})
-        if kind is not None:
-            figures["turns"] = len(trajectory.turns)
-        for name, value in figures.items():
-            if value is not None:
-                found.setdefault(name if kind is None else f"{kind}/{name}", []).append(value)
-    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def tool_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -25,9 +25,9 @@ import torch
 from transformers import GenerationConfig, MixtralConfig, MixtralForCausalLM
 
 from sorl_trl import agent_reward
-from sorl_trl.endpoint import Access, EndpointRollout, agents, turns
+from sorl_trl.endpoint import Access, EndpointRollout, agents
 from sorl_trl.endpoint.agents import AgentMistake
-from sorl_trl.rollout import EngineOptions, SlotEngine, TurnEnd
+from sorl_trl.rollout import EngineOptions, SlotEngine, TurnEnd, turns
 from sorl_trl.rollout.routing import Routers
 from sorl_trl.trainers.sampled import check_rollout, sampled_rows
 from sorl_trl.types import StopReason
@@ -135,7 +135,7 @@ def test_what_is_sampled_does_not_depend_on_how_long_tools_take() -> None:
 
 
 def test_agents_may_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(turns, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(turns.ApiTurns, "patience_s", 0.2)
     monkeypatch.setattr(turns, "_CHECK_S", 0.02)
     one_at_a_time, waits = asyncio.Semaphore(1), []
 
@@ -154,32 +154,6 @@ def test_agents_may_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, caplog:
     assert output["agent_rewards"] == [{"reward": 1.0}] * 6
     assert caplog.text.count("the others continue") == 1
     assert len(waits) < 1.5 * len(engine.polled), "it does not wait for the same agents at every step"
-
-
-def test_what_comes_while_the_trainer_takes_in_the_rest_is_not_lost() -> None:
-    queue, engine = turns.TurnQueue(1, 0), ScriptedEngine(lambda *_: f"Hello.{END}", TOKENIZER)
-    lock = queue._news
-
-    class TakenBy:
-        """The lock, which the trainer has just taken when another thread asks for it."""
-
-        def __enter__(self) -> None:
-            queue._news = lock
-            queue._drain(engine)
-            lock.acquire()
-
-        def __exit__(self, *error: object) -> None:
-            lock.release()
-
-    request = turns.TurnRequest(0, 0, [1], 50)
-    queue._news = TakenBy()
-    queue.ask(request)
-    request.generation.add_done_callback(lambda _: queue.end(0))
-    rescue = threading.Timer(60, queue.end, [0])  # or a lost request would be waited for
-    rescue.start()
-    queue.serve(engine)
-    rescue.cancel()
-    assert engine.asked == [(0, [1])]
 
 
 ROWS = {0, 1}
