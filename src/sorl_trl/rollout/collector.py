@@ -31,10 +31,9 @@ class Collector:
     """Runs many trajectories at a time, in which a policy and its environment take turns.
 
     A turn is answered as soon as it ends, while other rows continue generating. Its row continues exactly
-    `rejoin_after` engine polls later, even if the reply came sooner or must be waited for; if no row is generating,
-    the next row continues at once. Samples therefore do not depend on how long replies take, not even through
-    rounding. Two kinds of engine differ: one that generates whole turns (any `Generator`) waits for all replies before
-    it continues, and one that does not count steps (a server) gets each reply as soon as it is available.
+    `rejoin_after` engine polls later, so samples do not depend on how long replies take, not even through rounding.
+    Two kinds of engine differ: with one that generates whole turns (any `Generator`), all rows wait for all replies,
+    and with one that does not count steps (a server), each row continues as soon as it has its reply.
 
     A row may take `max_turns` turns that call a tool or are invalid, followed by one last turn in which it can only
     answer. A turn that reaches a token limit, or the end of the engine's window, ends the row for that reason.
@@ -130,8 +129,8 @@ class Collector:
         finally:
             with closing(engine):  # even if closing the environment raises
                 self.responder.close()
-        parts = zip(prompts, segments, turns.stop_reasons, strict=True)
-        trajectories = [Trajectory(tuple(prompt), tuple(own), reason) for prompt, own, reason in parts]
+        reasons = [turns.stop_reasons[row] for row in range(len(prompts))]
+        trajectories = [*map(Trajectory, map(tuple, prompts), map(tuple, segments), reasons)]
         self.time = turns.time_spent(trajectories)
         return trajectories
 

@@ -71,17 +71,13 @@ class Turns(ABC, Generic[_Request]):
     generating, the next one is due at once. Samples therefore do not depend on how long replies take, not even through
     rounding. Two kinds of engine differ: with one that generates whole turns, all wait for all, and with one that does
     not count steps (a server), each goes on with whatever comes.
-
-    Attributes:
-        seconds_generating: How long the engine was polled.
-        seconds_waiting: How long the engine was idle or waited for a trajectory.
     """
 
     patience_s = math.inf
     """How long the others wait for a late trajectory; 0 once they have waited in vain."""
 
     def __init__(self, engine: Engine, runs: int, rejoin_after: int) -> None:
-        self.seconds_generating = self.seconds_waiting = 0.0
+        self._seconds_generating = self._seconds_waiting = 0.0
         self._began = time.perf_counter()
         self._engine = engine
         self._rejoin_after = 0 if engine.in_turns else rejoin_after
@@ -124,15 +120,15 @@ class Turns(ABC, Generic[_Request]):
         """Seconds spent polling the engine and waiting, and sampled tokens per second of the whole rollout."""
         sampled = sum(len(turn.token_ids) for each in trajectories for turn in each.turns)
         return {
-            "seconds_generating": self.seconds_generating,
-            "seconds_waiting": self.seconds_waiting,
+            "seconds_generating": self._seconds_generating,
+            "seconds_waiting": self._seconds_waiting,
             "tokens_per_second": sampled / (time.perf_counter() - self._began),
         }
 
     def _poll(self) -> None:
         began = time.perf_counter()
         ended = self._engine.poll()
-        self.seconds_generating += time.perf_counter() - began
+        self._seconds_generating += time.perf_counter() - began
         self._polls += 1
         for row, generation in sorted(ended, key=itemgetter(0)):
             request = self._generating[row]
@@ -218,24 +214,20 @@ class Turns(ABC, Generic[_Request]):
         with suppress(Empty):
             change, item = self._news.get(timeout=_CHECK_S)
             change(item)
-        self.seconds_waiting += time.perf_counter() - began
+        self._seconds_waiting += time.perf_counter() - began
         self._take_news()
 
 
 class Episodes(Turns[TurnRequest]):
-    """Turns of episodes, in row r that of `episodes[r]`. The responder gets all turns that one poll ended at once."""
+    """The turns of `episodes`, by row. The responder gets all turns that end in one poll at once."""
 
     def __init__(self, engine: Engine, episodes: Sequence[Episode], responder: Responder, rejoin_after: int) -> None:
         super().__init__(engine, len(episodes), rejoin_after)
         self._episodes, self._responder = episodes, responder
         self._asking: list[RowTurn] = []
         self._held = {row: [None] for row in range(len(episodes))}  # they begin
-        self._ended: dict[int, StopReason] = {}
-
-    @property
-    def stop_reasons(self) -> list[StopReason]:
-        """By row, once all have ended."""
-        return [self._ended[row] for row in range(len(self._episodes))]
+        self.stop_reasons: dict[int, StopReason] = {}
+        """Those of the episodes that have ended, by row."""
 
     def _go_on(self, run: int) -> None:
         (reply,) = self._held.pop(run)
@@ -249,7 +241,7 @@ class Episodes(Turns[TurnRequest]):
         try:
             wanted = self._episodes[run].send(value)
         except StopIteration as end:
-            self._ended[run] = end.value
+            self.stop_reasons[run] = end.value
             self._end(run)
             return
         if isinstance(wanted, TurnRequest):

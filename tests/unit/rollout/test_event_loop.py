@@ -28,7 +28,7 @@ from sorl_trl.rollout import (
     assemble,
 )
 from sorl_trl.search import SearchError, SearchUnavailable
-from sorl_trl.types import Action, ActionKind, Passage, StopReason, Trajectory, Turn
+from sorl_trl.types import Passage, StopReason, Trajectory
 
 from .fakes import PARIS, FakeSearch, SteppingEngine, check_rows, encode, word_tokenizer
 
@@ -144,6 +144,23 @@ def test_a_late_reply_is_waited_for_at_its_poll() -> None:
     assert first.observations[0].text == "<information> Paris </information>"
 
 
+def test_a_rollout_that_waits_for_a_reply_can_be_ended() -> None:
+    """By `any_active`, which raises once the row is away."""
+    held = Held()
+
+    def any_active(active: bool) -> bool:
+        return 1 / (0 if held.asked else 1) > 0
+
+    with pytest.raises(ZeroDivisionError):
+        collector(held).collect([(1,)], Scripted([[SEARCH]]), any_active)
+
+
+def test_an_engine_that_loses_a_turn_is_reported() -> None:
+    engine = Scripted([[SEARCH], [LONG]], lambda poll: engine.rows.clear())
+    with pytest.raises(RuntimeError, match=r"not returned the turns of rows \[0, 1\]"):
+        collector(FakeSearch()).collect([(1,), (2,)], engine)
+
+
 def until_called(search: FakeSearch) -> Any:
     """Before the fourth poll: the first search, of the turns that ended with the third, is under way."""
 
@@ -152,10 +169,6 @@ def until_called(search: FakeSearch) -> Any:
             time.sleep(0.001)
 
     return wait
-
-
-def turn(row: int, query: str) -> RowTurn:
-    return RowTurn(row, Turn((1,), query, Action(ActionKind.SEARCH, query)))
 
 
 def test_a_failing_search_masks_its_row_and_no_other() -> None:
