@@ -111,7 +111,7 @@ class Turns(ABC, Generic[_Request]):
         self._rejoin(any_active)
         while any_active(bool(self._live)):
             if engine.idle and not engine.polls_together:
-                self._wait()
+                self._take_news(_CHECK_S)
             else:
                 self._poll()
             self._rejoin(any_active)
@@ -159,7 +159,7 @@ class Turns(ABC, Generic[_Request]):
             if waited > self.patience_s and (self._held or not self._engine.idle):
                 self._stop_waiting(late, waited)
                 return
-            self._wait()
+            self._take_news(_CHECK_S)
             if not self._engine.polls_together:
                 any_active(True)  # raises if the run has been ended
 
@@ -192,30 +192,21 @@ class Turns(ABC, Generic[_Request]):
         for row in sorted(self._rows.pop(run, ())):
             self._engine.release(row)
 
-    # ---------------------------------------------------------------------------------------------------------------
-    # Other threads
-    # ---------------------------------------------------------------------------------------------------------------
-
     def _tell(self, change: Callable[[Any], None], item: Any) -> None:
         """Have the trainer's thread call `change(item)`. For other threads, which change nothing themselves."""
         self._news.put((change, item))
         if not self._engine.in_steps:
             self._engine.wake()
 
-    def _take_news(self) -> None:
-        with suppress(Empty):
-            while True:
-                change, item = self._news.get_nowait()
-                change(item)
-
-    def _wait(self) -> None:
-        """Wait for news, but not for long."""
+    def _take_news(self, wait_s: float = 0.0) -> None:
+        """Do what other threads want done. If that is nothing, wait for it first."""
         began = time.perf_counter()
         with suppress(Empty):
-            change, item = self._news.get(timeout=_CHECK_S)
-            change(item)
-        self._seconds_waiting += time.perf_counter() - began
-        self._take_news()
+            change, item = self._news.get(timeout=wait_s)
+            while True:
+                change(item)
+                change, item = self._news.get_nowait()
+        self._seconds_waiting += time.perf_counter() - began if wait_s else 0.0
 
 
 class Episodes(Turns[TurnRequest]):
