@@ -115,3 +115,28 @@ def test_a_call_that_nobody_waits_for_is_dropped(monkeypatch: pytest.MonkeyPatch
     assert (output["agent_rewards"], len(trajectory.turns)) == ([{"reward": 1.0}], 1)
     assert "slow" not in TOKENIZER.decode(output["prompt_ids"][0])
     assert metrics["endpoint/new_context"] == 0 and engine.released[0] == 0
+
+
+def test_a_call_ends_with_its_trajectory() -> None:
+    """Although the rollout continues: the other agent's turn ends once the call has been refused."""
+    sampled, refused = threading.Event(), threading.Event()
+    left_alone = list[asyncio.Task[None]]()
+
+    async def call(endpoint: Access) -> None:
+        with pytest.raises(RuntimeError, match="403"):
+            await ask(endpoint, "hi")
+        refused.set()
+
+    async def agent(example: dict[str, Any], endpoint: Access) -> float:
+        if example["i"] == 0:
+            left_alone.append(asyncio.ensure_future(call(endpoint)))
+            return float(await asyncio.to_thread(sampled.wait, 60))
+        return float(await ask(endpoint, "hi") == "Hello.")
+
+    def script(row: int, ids: list[int]) -> str | None:
+        if row == 0:
+            sampled.set()
+        return f"Hello.{END}" if refused.is_set() else None
+
+    output, *_ = collect(agent, 2, script, time_limit_s=60.0)
+    assert output["agent_rewards"][1] == {"reward": 1.0}

@@ -6,7 +6,7 @@ import gc
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -85,21 +85,16 @@ def test_how_long_a_search_takes_changes_nothing(rejoin_after: int) -> None:
 
 
 class Held(Responder):
-    """Replies when it is told to."""
+    """Replies when it is told to, or at once with `reply`."""
 
-    def __init__(self) -> None:
-        self.asked: dict[int, Future[Reply]] = {}
-        self.is_open = False
-
-    def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
-        self.is_open = True
+    def __init__(self, reply: Reply | None = None) -> None:
+        self.reply, self.asked = reply, dict[int, Future[Reply]]()
 
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
         self.asked.update({each.row: Future() for each in turns})
+        for each in turns if self.reply else ():
+            self.asked[each.row].set_result(self.reply)
         return [self.asked[each.row] for each in turns]
-
-    def close(self) -> None:
-        self.is_open = False
 
 
 class Scripted(SteppingEngine):
@@ -131,7 +126,7 @@ SHORT = "<answer> Paris </answer>"
 def test_a_reply_rejoins_after_so_many_polls_though_it_was_there_before() -> None:
     """The search ends with poll 5; the other row goes on until poll 8."""
     engine = Scripted([[SEARCH, SHORT], [LONG]])
-    collector(FakeSearch(), rejoin_after=2).collect([(1,), (2,)], engine)
+    collector(Held(Reply("Paris")), rejoin_after=2).collect([(1,), (2,)], engine)
     assert engine.submitted == [(0, 0), (0, 1), (7, 0)]
 
 
