@@ -123,17 +123,12 @@ LONG = "I I I I I <answer> Paris </answer>"
 SHORT = "<answer> Paris </answer>"
 
 
-def test_a_reply_rejoins_after_so_many_polls_though_it_was_there_before() -> None:
+@pytest.mark.parametrize("early", [Reply("Paris"), None], ids=["early", "late"])
+def test_a_reply_rejoins_after_so_many_polls(early: Reply | None) -> None:
     """The search ends with poll 5; the other row goes on until poll 8."""
-    engine = Scripted([[SEARCH, SHORT], [LONG]])
-    collector(Held(Reply("Paris")), rejoin_after=2).collect([(1,), (2,)], engine)
-    assert engine.submitted == [(0, 0), (0, 1), (7, 0)]
-
-
-def test_a_late_reply_is_waited_for_at_its_poll() -> None:
-    held = Held()
-    replying = threading.Timer(0.05, lambda: held.asked[0].set_result(Reply("Paris")))
-    engine = Scripted([[SEARCH, SHORT], [LONG]], lambda poll: replying.start() if poll == 6 else None)
+    held = Held(early)
+    late = threading.Timer(0.05, lambda: held.asked[0].set_result(Reply("Paris")))
+    engine = Scripted([[SEARCH, SHORT], [LONG]], lambda poll: late.start() if poll == 6 and not early else None)
     (first, _) = collector(held, rejoin_after=2).collect([(1,), (2,)], engine)
     assert engine.submitted == [(0, 0), (0, 1), (7, 0)]
     assert first.observations[0].text == "<information> Paris </information>"
@@ -316,8 +311,5 @@ def test_each_row_goes_as_it_would_alone(scripts: list[list[str]], rejoin_after:
     together = collector(search, rejoin_after).collect(prompts, Scripted(scripts))
     for row, trajectory in enumerate(together):
         (alone,) = collector(search, 0).collect([prompts[row]], Scripted([scripts[row]]))
-        assert (alone.stop_reason, ids(alone)) == (trajectory.stop_reason, ids(trajectory))
-
-
-def ids(trajectory: Trajectory) -> list[tuple[int, ...]]:
-    return [segment.token_ids for segment in trajectory.segments]
+        assert alone.stop_reason is trajectory.stop_reason
+        assert [each.token_ids for each in alone.segments] == [each.token_ids for each in trajectory.segments]
