@@ -118,7 +118,7 @@ def architecture() -> Picture:
     drawn = list[str]()
     for title, where, y, height in (
         ("rollout", "agents/, endpoint/", 16, 126),
-        ("trajectories", "trainers/rollout.py", 166, 96),
+        ("trajectories", "trainers/score.py", 166, 96),
         ("batch", "trainers/batch.py", 286, 74),
         ("loss", "trainers/loss.py", 384, 74),
     ):

@@ -16,7 +16,7 @@ from trl.trainer.utils import pad
 
 from sorl_trl.ops import information_gains, masked_mean
 from sorl_trl.rollout.engines.base import positions_of
-from sorl_trl.trainers.sampled import Sampled
+from sorl_trl.trainers.samples import Sample
 
 
 class InformationGain:
@@ -43,19 +43,20 @@ class InformationGain:
             raise ValueError("InformationGain scores the golden answer after text only, but the policy reads images.")
         self._trainer = trainer
 
-    def __call__(self, _sampled: Sequence[Sampled], **columns: Any) -> list[list[float | None]]:
+    def __call__(self, _samples: Sequence[Sample], **columns: Any) -> list[list[float | None]]:
         """One gain per turn for each of B trajectories, None for turns without. All processes call it together."""
         if self.column not in columns:
             raise ValueError(f"`column` is {self.column!r}, but the data set has no such column: {sorted(columns)}.")
         window = positions_of(self._trainer.accelerator.unwrap_model(self._trainer.model))
-        counts = torch.tensor([len(trajectory.turns) for trajectory in _sampled])
+        trajectories = [each.trajectory for each in _samples]
+        counts = torch.tensor([len(trajectory.spans) for trajectory in trajectories])
         asked = []
-        for row, (trajectory, golden) in enumerate(zip(_sampled, columns[self.column], strict=True)):
+        for row, (trajectory, golden) in enumerate(zip(trajectories, columns[self.column], strict=True)):
             prefix, answer = self._answer(golden)
-            for turn, (start, _) in enumerate(trajectory.turns):
+            for turn, (start, _) in enumerate(trajectory.spans):
                 context = [*trajectory.read_before(start), *prefix]
                 fits = window is None or len(context) + len(answer) <= window
-                if fits and answer and len(trajectory.turns) > 1:  # one turn alone has no gain
+                if fits and answer and len(trajectory.spans) > 1:  # one turn alone has no gain
                     asked.append(((row, turn), context, answer))
         asked.sort(key=lambda each: len(each[1]) + len(each[2]), reverse=True)  # for little padding
         has_turn = torch.arange(max(int(counts.max()), 1)) < counts.unsqueeze(1)

@@ -52,11 +52,10 @@ def conversations(tokenizer, world: World, number: int, seed: int):
     rows = [vars(each) for each in world.train[:number]]
     engine = LockStepEngine(CallingExpert(tokenizer, world, seed))
     prompts = [each["question"] for each in rows]
-    output, metrics = EndpointRollout(langgraph_agent.agent).collect(setup, prompts, rows, engine)
+    made, metrics = EndpointRollout(langgraph_agent.agent).collect(setup, prompts, rows, engine)
     print({name: round(value, 3) for name, value in metrics.items() if name.startswith("endpoint/")})
-    print(f"The expert is right in {sum(each['reward'] for each in output['agent_rewards'])} of {number}")
-    columns = (output[name] for name in ("prompt_ids", "completion_ids", "env_mask"))
-    return [example_of(*row) for row in zip(*columns, strict=True)]
+    print(f"The expert is right in {sum(each.columns['agent_rewards']['reward'] for each in made)} of {number}")
+    return [example_of(each.prompt_ids, each.completion_ids, each.env_mask) for each in made]
 
 
 def main(name: str, folder: Path, seed: int = 0) -> None:

@@ -24,8 +24,10 @@ from sorl_trl.endpoint.rollout import _endpoint
 from sorl_trl.endpoint.server import CallLimits, Run
 from sorl_trl.rollout import Engine, Generation, RolloutLimits, TurnEnd
 from sorl_trl.rollout.chat import RolloutSetup
+from sorl_trl.rollout.policy_rollout import rollout_output
+from sorl_trl.rollout.trajectories import closed
 from sorl_trl.rollout.turns import ApiTurns
-from sorl_trl.trainers.sampled import check_rollout, sampled_rows
+from sorl_trl.trainers.returned import read_output
 from tests.tools import gemma_tokenizer, qwen_tokenizer
 
 END = "<|im_end|>"
@@ -161,8 +163,8 @@ def collect(
         engine = ScriptedEngine(saying, tokenizer, options.pop("window", None))
     rollout = agent if isinstance(agent, EndpointRollout) else EndpointRollout(agent, **options)
     prompts = [row.get("prompt", "w") for row in rows]
-    output, metrics = rollout.collect(setup_of(tokenizer, **limits), prompts, rows, engine)
-    return output, metrics, engine
+    trajectories, metrics = rollout.collect(setup_of(tokenizer, **limits), prompts, rows, engine)
+    return rollout_output(closed(trajectories, tokenizer.eos_token_id, engine.window)), metrics, engine
 
 
 @contextmanager
@@ -237,8 +239,6 @@ def run_agent(
     engine = ScriptedEngine(script, tokenizer)
     engine.constrains = constrains
     output, metrics, _ = collect(agent, [example], engine=engine, tokenizer=tokenizer, **limits)
-    check_rollout(output, 1)
-    keys = ("prompt_ids", "completion_ids", "env_mask", "turn_ids", "context_ids")
-    (sampled,) = sampled_rows(*(output[key] for key in keys))
-    assert [sampled.read_before(start) for start, _ in sampled.turns] == [context for _, context in engine.asked]
+    (found,) = read_output(output, 1)
+    assert [found.read_before(start) for start, _ in found.spans] == [context for _, context in engine.asked]
     return Ran(output, metrics, engine)

@@ -125,8 +125,8 @@ def endpoint(script: Script, search: ScriptedSearch) -> Rollout:
 
     def roll_out() -> tuple[int, list[Interval]]:
         with torch.no_grad():
-            output, metrics = rollout.collect(setup, [""] * len(examples), examples, engine)
-        check_script(script, output["trajectory"])
+            trajectories, metrics = rollout.collect(setup, [""] * len(examples), examples, engine)
+        check_script(script, trajectories)
         if metrics["endpoint/new_context"]:
             raise RuntimeError(f"{metrics['endpoint/new_context']} contexts of each trajectory began anew")
         return engine.prefilled_tokens, engine.intervals

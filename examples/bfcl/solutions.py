@@ -16,7 +16,6 @@ from sorl_trl.rollout import (
     EnvironmentResponder,
     Generation,
     RolloutLimits,
-    assemble,
 )
 
 DONE = "Done."
@@ -58,8 +57,8 @@ def solved_examples(
     collector = Collector(tokenizer, EnvironmentResponder(BFCLEnvironment), ChatProtocol().in_chat(tokenizer), limits)
     trajectories = collector.collect(policy.prompts, policy, examples=rows_of(tasks, compact))
     return [
-        example_of(trajectory.prompt_ids, row.completion_ids, row.env_mask)
-        for trajectory, row in zip(trajectories, assemble(trajectories), strict=True)
+        example_of(trajectory.prompt_ids, trajectory.completion_ids, trajectory.env_mask)
+        for trajectory in trajectories
     ]
 
 

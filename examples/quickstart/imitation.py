@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from sorl_trl.qa import Question, build_prompt_rows, encode_prompts
-from sorl_trl.rollout import Collector, RolloutLimits, assemble
+from sorl_trl.rollout import Collector, RolloutLimits
 from sorl_trl.search import BM25Index
 
 from .expert import (
@@ -257,8 +257,8 @@ def expert_examples(
         index = BM25Index.build(corpus, Path(directory) / "index", show_progress=False)
         trajectories = Collector(tokenizer, index, PROTOCOL, config.limits).collect(prompts, expert)
     return [
-        example_of(trajectory.prompt_ids, row.completion_ids, row.env_mask)
-        for trajectory, row in zip(trajectories, assemble(trajectories), strict=True)
+        example_of(trajectory.prompt_ids, trajectory.completion_ids, trajectory.env_mask)
+        for trajectory in trajectories
     ]
 
 

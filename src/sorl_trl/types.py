@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 
@@ -114,6 +116,8 @@ class Turn:
     """The context that the turn continues."""
     routes: Any = field(default=None, compare=False, repr=False)
     """If the engine reports routes: those (n, L, k) of the tokens that it read and no earlier turn covers."""
+    resumes: bool = False
+    """Whether it continues the turn before it, which tokens of the environment interrupt."""
 
 
 @dataclass(frozen=True)
@@ -143,15 +147,19 @@ class Trajectory:
 
     A context is what the policy read at once. Context 0 continues the prompt. Each other context begins with
     observations that contain everything read there; those with `repeats` come first. Contexts may alternate.
+
+    Everything after the prompt is the completion. The lists of the token-level view have one entry per token of it.
     """
 
     prompt_ids: tuple[int, ...]
     segments: tuple[Turn | Observation, ...]
     stop_reason: StopReason
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What the rollout gives reward functions beside the columns of the dataset, by argument name."""
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        return tuple(s for s in self.segments if isinstance(s, Turn))
+        return tuple(s for s in self.segments if isinstance(s, Turn) and not s.resumes)
 
     @property
     def observations(self) -> tuple[Observation, ...]:
@@ -173,3 +181,75 @@ class Trajectory:
     def answer(self) -> str | None:
         """The policy's first answer. Only its own turns can give one, never an observation."""
         return next((t.action.content for t in self.turns if t.action.kind is ActionKind.ANSWER), None)
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # Token by token
+    # ---------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def completion_ids(self) -> list[int]:
+        """Turns and observations in order; empty only for a trajectory without a turn."""
+        return [token for segment in self.segments for token in segment.token_ids]
+
+    @cached_property
+    def turn_ids(self) -> list[int]:
+        """The turn of each token, −1 if the policy is not trained on it: on all, after an infrastructure failure."""
+        found: list[int] = []
+        turn, is_trained = -1, not self.stop_reason.is_infrastructure_failure
+        for segment in self.segments:
+            is_turn = isinstance(segment, Turn)
+            turn += isinstance(segment, Turn) and not segment.resumes
+            found += [turn if is_turn and is_trained else -1] * len(segment.token_ids)
+        return found
+
+    @property
+    def env_mask(self) -> list[int]:
+        """1 on tokens that the policy sampled and is trained on."""
+        return [int(turn >= 0) for turn in self.turn_ids]
+
+    @cached_property
+    def context_ids(self) -> list[int]:
+        """The context of each token, negative where it only repeats another."""
+        found: list[int] = []
+        for segment in self.segments:
+            repeats = isinstance(segment, Observation) and segment.repeats
+            found += [-segment.context if repeats else segment.context] * len(segment.token_ids)
+        return found
+
+    @property
+    def logprobs(self) -> list[float] | None:
+        """The sampling engine's log-probabilities, 0.0 on observations; None if a turn has none."""
+        found: list[float] = []
+        for segment in self.segments:
+            own = segment.logprobs if isinstance(segment, Turn) else (0.0,) * len(segment.token_ids)
+            if own is None:
+                return None
+            found += own
+        return found
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """For each turn that is trained on, the position of its first token and the position after its last."""
+        first: dict[int, int] = {}
+        end: dict[int, int] = {}
+        for position, turn in enumerate(self.turn_ids):
+            if turn >= 0:
+                first.setdefault(turn, position)
+                end[turn] = position + 1
+        return [(first[turn], end[turn]) for turn in first]
+
+    @property
+    def agents(self) -> list[str]:
+        """The agent of each of these turns, "" if it has none."""
+        return [turn.agent for turn in self.turns] if self.spans else []
+
+    def read_before(self, position: int) -> list[int]:
+        """The tokens that the policy had read, in order, when it wrote the token at `position`."""
+        context = abs(self.context_ids[position])
+        before = zip(self.completion_ids[:position], self.context_ids[:position], strict=True)
+        return [*(() if context else self.prompt_ids), *(token for token, own in before if abs(own) == context)]
+
+    def shown(self, start: int = 0, end: int | None = None) -> list[int]:
+        """The tokens in a range without those that only repeat others."""
+        tokens = zip(self.completion_ids[start:end], self.context_ids[start:end], strict=True)
+        return [token for token, context in tokens if context >= 0]

@@ -19,6 +19,7 @@ from sorl_trl import EndpointRollout, SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.diagnostics.collapse import Rule, level
 from sorl_trl.search import BM25Index, SearchArguments
+from sorl_trl.types import Trajectory
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, teach
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
@@ -102,10 +103,10 @@ class RecordedSearch(SearchRollout):
         self.rollout = self
         self.turns: list[int] = []
 
-    def collect(self, *given: Any) -> tuple[dict[str, Any], dict[str, float]]:
-        output, metrics = super().collect(*given)
-        self.turns.append(max(map(max, output["turn_ids"])) + 1)
-        return output, metrics
+    def collect(self, *given: Any) -> tuple[list[Trajectory], dict[str, float]]:
+        trajectories, metrics = super().collect(*given)
+        self.turns.append(max(len(each.spans) for each in trajectories))
+        return trajectories, metrics
 
 
 class RecordedEndpoint(EndpointRollout):
@@ -116,10 +117,10 @@ class RecordedEndpoint(EndpointRollout):
         self.rollout = self
         self.turns: list[int] = []
 
-    def collect(self, *given: Any) -> tuple[dict[str, Any], dict[str, float]]:
-        output, metrics = super().collect(*given)
-        self.turns.append(max(map(max, output["turn_ids"])) + 1)
-        return output, metrics
+    def collect(self, *given: Any) -> tuple[list[Trajectory], dict[str, float]]:
+        trajectories, metrics = super().collect(*given)
+        self.turns.append(max(len(each.spans) for each in trajectories))
+        return trajectories, metrics
 
 
 def calls_of_two_lengths(example: dict[str, Any], endpoint: Any) -> None:

@@ -51,7 +51,7 @@ def test_every_token_of_a_turn_has_its_agent(tmp_path: Path, tokenizer: Any) -> 
     trainer = build(tmp_path, tokenizer, Team(("searcher", "planner")))
     rollout = trainer._collect(rows(trainer))
     assert rollout.scored.agent_names == names_of(rollout.batch) == ("planner", "searcher")
-    agents = [[(i + k + 1) % 2 for k in range(len(row.turns))] for i, row in enumerate(rollout.sampled)]
+    agents = [[(i + k + 1) % 2 for k in range(len(each.trajectory.spans))] for i, each in enumerate(rollout.samples)]
     found = [[number for number in row if number >= 0] for row in rollout.scored.agents.tolist()]
     assert found == agents and {len(row) for row in agents} == {1, 2, 3}
     before = rollout.batch["turn_ids"].clone()
@@ -81,21 +81,8 @@ def test_who_was_masked_because_it_was_cut_is_compared_as_whose_it_is(tmp_path: 
     trainer = build(tmp_path, tokenizer, Cut(("a", "b")), mask_truncated_completions=True)
     rollout = trainer._collect(rows(trainer))
     assert rollout.batch["completion_mask"].any(1).tolist() == [True, True, False, *[True] * 5]
-    agents = [[(i + k) % 2 for k in range(len(row.turns))] for i, row in enumerate(rollout.sampled)]
+    agents = [[(i + k) % 2 for k in range(len(each.trajectory.spans))] for i, each in enumerate(rollout.samples)]
     assert [row[: len(own)] for row, own in zip(rollout.scored.agents.tolist(), agents, strict=True)] == agents
-
-
-def test_rows_without_names_may_stand_beside_others(tmp_path: Path, tokenizer: Any) -> None:
-    """As in rollouts ahead, if no turn of a group has one."""
-
-    class Half(Team):
-        def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-            output = super().__call__(prompts, trainer)
-            return {**output, "agents": [*output["agents"][:4], *[None] * 4]}
-
-    trainer = build(tmp_path, tokenizer, Half(("a", "b")))
-    found = trainer._collect(rows(trainer)).scored
-    assert found.agent_names == ("", "a", "b") and {*found.agents[4:].flatten().tolist()} == {0, -1}
 
 
 def test_groups_of_several_rollouts_have_the_names_of_all(tmp_path: Path, tokenizer: Any) -> None:
@@ -106,7 +93,7 @@ def test_groups_of_several_rollouts_have_the_names_of_all(tmp_path: Path, tokeni
     rollout = trainer._collect(rows(trainer, 16))
     assert rollout_func.calls == 2
     assert rollout.scored.agent_names == names_of(rollout.batch) == ("a", "b", "c")
-    numbers = [[rollout.scored.agent_names.index(name) for name in row.agents] for row in rollout.sampled]
+    numbers = [[rollout.scored.agent_names.index(name) for name in each.trajectory.agents] for each in rollout.samples]
     assert {number for row in numbers for number in row} == {0, 1, 2}
     assert [[number for number in row if number >= 0] for row in rollout.scored.agents.tolist()] == numbers
     assert rollout.batch["agent_ids"].tolist() == expected(rollout.batch["turn_ids"], numbers)
@@ -116,29 +103,6 @@ def test_without_names_there_is_nothing(tmp_path: Path, tokenizer: Any) -> None:
     trainer = build(tmp_path, tokenizer, FixedRollout())
     rollout = trainer._collect(rows(trainer))
     assert rollout.scored.agents is None and not rollout.batch.keys() & {"agent_ids", "agent_names"}
-
-
-@pytest.mark.parametrize("bad", [["planner"], "p", ["p", 3], 7], ids=["few", "text", "number", "none"])
-def test_what_names_no_agents_is_refused_with_its_row(tmp_path: Path, tokenizer: Any, bad: Any) -> None:
-    class Bad(Team):
-        def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-            output = super().__call__(prompts, trainer)
-            row = [i for i, names in enumerate(output["agents"]) if len(names) == 2][-1]
-            return {**output, "agents": [*output["agents"][:row], bad, *output["agents"][row + 1 :]]}
-
-    trainer = build(tmp_path, tokenizer, Bad(("a", "b")))
-    with pytest.raises(ValueError, match=r"`agents` is .* in row [1-7], .* for each of the row's 2 turns"):
-        trainer._collect(rows(trainer))
-
-
-def test_agents_that_are_no_list_of_rows_are_refused(tmp_path: Path, tokenizer: Any) -> None:
-    class Bad(Team):
-        def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-            return {**super().__call__(prompts, trainer), "agents": 7}
-
-    trainer = build(tmp_path, tokenizer, Bad(("a", "b")))
-    with pytest.raises(ValueError, match=r"`agents` is 7 in row 0"):
-        trainer._collect(rows(trainer))
 
 
 def test_a_resumed_run_logs_the_same_of_each_agent(tmp_path: Path, tokenizer: Any) -> None:

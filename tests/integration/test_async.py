@@ -51,15 +51,16 @@ def build(
     search = Slow(search_index(folder), 0.02)
     trainer = build_agent(folder, search, trainer_class, model=agent_policy().to(dtype), **{**arguments, **overrides})
     trainer.asked = []
-    generate = trainer._generate
+    sample = trainer._sample
 
-    def noted(prompts: list[Any]) -> Any:
-        result = generate(prompts)
+    def noted(rows: list[Any]) -> Any:
+        samples, scored = sample(rows)
         if trainer.model.training:
-            trainer.asked.append((list(prompts), [list(row) for row in result[1]]))
-        return result
+            completions = [each.trajectory.completion_ids for each in samples]
+            trainer.asked.append(([row["prompt"] for row in rows], completions))
+        return samples, scored
 
-    trainer._generate = noted
+    trainer._sample = noted
     return trainer
 
 
@@ -91,7 +92,7 @@ def test_without_staleness_it_is_synchronous_training(tmp_path: Path) -> None:
     torch.manual_seed(1)
     plain.train()
     torch.manual_seed(1)
-    ahead._ahead = ahead.rollout_func = RolloutsAhead(ahead, ahead.rollout_func.__wrapped__, 0)
+    ahead._ahead = RolloutsAhead(ahead, ahead.rollout_func, 0)
     ahead.add_callback(Continuation(ahead._ahead))
     ahead.train()
     assert ahead.asked == plain.asked and len(plain.asked) == 2
@@ -116,7 +117,7 @@ def test_evaluation_asks_the_policy_as_it_is(whole: Any) -> None:
 def test_groups_that_are_completed_first_are_trained_on_first(tmp_path: Path) -> None:
     """The first search ends once two batches have been trained on."""
     trainer = build(tmp_path, async_order="completed", per_device_train_batch_size=8)
-    search, calls = trainer.rollout_func.__wrapped__.search, count()
+    search, calls = trainer.rollout_func.search, count()
     two_taken, in_time = threading.Event(), list[bool]()
 
     def straggle(queries: Any, k: int) -> Any:
@@ -355,7 +356,7 @@ def test_what_was_overtaken_is_taken_up_by_the_same_kind_of_run(tmp_path: Path) 
 def test_a_failure_under_way_reaches_the_training_thread(tmp_path: Path) -> None:
     trainer = build(tmp_path)
     down = ValueError("the index is gone")
-    search = trainer.rollout_func.__wrapped__.search
+    search = trainer.rollout_func.search
 
     def fail(queries: Any, k: int) -> Any:
         raise down
@@ -381,7 +382,7 @@ def test_what_cannot_be_sampled_ahead_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`cast_lm_head_to_fp32`"):
         build(tmp_path / "cast", cast_lm_head_to_fp32=True)
     trainer = build(tmp_path)
-    trainer.rollout_func.__wrapped__.engine = EngineOptions(rollout_engine="lockstep")
+    trainer.rollout_func.engine = EngineOptions(rollout_engine="lockstep")
     with pytest.raises(ValueError, match="'lockstep'"):
         check_ahead(trainer)
     trainer.train_dataset = questions().to_iterable_dataset()

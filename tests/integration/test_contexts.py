@@ -12,6 +12,7 @@ from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.records.trained import read_trained
 from sorl_trl.records.view import training_entry
 from sorl_trl.rollout.policy_rollout import rollout_output
+from sorl_trl.rollout.trajectories import closed
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import SeveralContexts, parity_reward, prompts
@@ -35,7 +36,7 @@ def test_a_run_resumes_exactly_within_a_rollout(tmp_path: Path, tokenizer: Any) 
     whole.train()
     resumed = build(SOPPOTrainer, SOPPOConfig, tmp_path / "resumed", tokenizer, max_steps=4)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert resumed.rollout_func.__wrapped__.calls == 0
+    assert resumed.rollout_func.calls == 0
     for name, weight in resumed.model.state_dict().items():
         assert torch.equal(weight, whole.model.state_dict()[name]), name
     written = list(read_trained(tmp_path / "whole"))
@@ -45,7 +46,7 @@ def test_a_run_resumes_exactly_within_a_rollout(tmp_path: Path, tokenizer: Any) 
 
 def test_what_is_kept_names_agents_and_who_spoke_after_each_turn(tmp_path: Path, tokenizer: Any) -> None:
     def agents(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        return rollout_output([TWO_AGENTS] * len(prompts), tokenizer.eos_token_id, contexts=True)
+        return rollout_output(closed([TWO_AGENTS] * len(prompts), tokenizer.eos_token_id))
 
     fields = {"rollout_func": agents, "max_steps": 1, "save_trajectories_steps": 1}
     build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, **fields).train()

@@ -106,9 +106,9 @@ class TestInformationGain:
         trainer._apply_method = lambda rollout: (seen.append(rollout), apply(rollout))[1]
         rows = [{**row, "answer": ["w5 w6"], "sampled": 1} for row in prompts(2) for _ in range(4)]
         trainer._generate_and_score_completions([dict(row) for row in rows])
-        made, scored, answer = seen[0].sampled, seen[0].scored, tokenizer.encode("w7 w5 w6")
-        for row, each in enumerate(made):
-            starts = [each.turn_ids.index(turn) for turn in range(max(each.turn_ids) + 1)]
+        scored, answer = seen[0].scored, tokenizer.encode("w7 w5 w6")
+        for row, each in enumerate(sample.trajectory for sample in seen[0].samples):
+            starts = [start for start, _ in each.spans]
             before = [[*each.prompt_ids, *each.completion_ids[:start]] for start in starts]
             scores = [self.score(trainer, [*ids, *answer]) for ids in before]
             found = scored.turn_rewards[row, : len(starts) - 1].tolist()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +112,8 @@ def script(trainer: Any, says: Says) -> None:
     """Have the policy follow a script instead of sampling."""
     engine = Scripted(trainer._tokenizer, says)
     if trainer.rollout_func is not None:
-        whole = trainer.rollout_func.__wrapped__
-        trainer.rollout_func = wraps(whole)(lambda prompts, of: whole.sample(prompts, of, engine))
+        roll_out = trainer.rollout_func.roll_out
+        trainer.rollout_func.roll_out = lambda prompts, of, rows, *_: roll_out(prompts, of, rows, engine)
 
     def say(prompt_ids: Any, *_: Any, **__: Any) -> Any:
         return [[*each.token_ids] for each in engine.generate(prompt_ids, ())], None

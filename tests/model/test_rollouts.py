@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from sorl_trl.rollout import TagProtocol, TurnEnd, assemble, model_engine
-from sorl_trl.rollout.policy_rollout import rollout_output
-from sorl_trl.rollout.trajectories import control_tokens, decode, token_texts
+from sorl_trl.rollout import TagProtocol, TurnEnd, model_engine
+from sorl_trl.rollout.trajectories import closed, control_tokens, decode, token_texts
 from sorl_trl.types import ActionKind, Observation, StopReason, Turn
 from tests.model.helpers import FEW_SHOT, collect
 from tests.policies import take_turns
@@ -22,16 +21,16 @@ def test_encoding_again_would_change_what_was_sampled(model: Any, tokenizer: Any
     trajectories = collect(model, tokenizer, [prompt] * 8)
     protocol, controls = TagProtocol(), control_tokens(tokenizer, ())
     changed = answered = 0
-    for trajectory, laid in zip(trajectories, assemble(trajectories), strict=True):
+    for trajectory in trajectories:
         for number, turn in enumerate(trajectory.turns):
             assert turn.text == decode(tokenizer, turn.token_ids) and turn.action == protocol.parse(turn.text)
-            of_turn = zip(laid.completion_ids, laid.turn_ids, strict=True)
+            of_turn = zip(trajectory.completion_ids, trajectory.turn_ids, strict=True)
             assert tuple(token for token, at in of_turn if at == number) == turn.token_ids
         for turn, seen in pairwise(trajectory.segments):
             if isinstance(turn, Turn) and isinstance(seen, Observation) and turn.action.kind is ActionKind.SEARCH:
                 assert not controls.keys() & {*seen.token_ids} and "[|im_end|]" in seen.text
                 answered += 1
-        changed += tokenizer.encode(decode(tokenizer, laid.completion_ids)) != laid.completion_ids
+        changed += tokenizer.encode(decode(tokenizer, trajectory.completion_ids)) != trajectory.completion_ids
     assert changed > 0 and answered > 0
 
 
@@ -75,7 +74,7 @@ def test_the_end_of_the_models_positions(
     assert none.segments == () and len(cut.segments) > 0
     assert isinstance(cut.segments[-1], Turn), "nothing is said that nobody answers"
     assert sum(len(each.token_ids) for each in cut.segments) <= 14
-    output = rollout_output([cut, none], tokenizer.eos_token_id)
-    assert [len(each) for each in output["prompt_ids"]] == [len(prompt)] * 2
-    assert output["completion_ids"][1] == [tokenizer.eos_token_id] and output["env_mask"][1] == [0]
-    assert output["completion_ids"][0][-1] != tokenizer.eos_token_id, "it did not end by itself"
+    cut, none = closed([cut, none], tokenizer.eos_token_id)
+    assert [len(each.prompt_ids) for each in (cut, none)] == [len(prompt)] * 2
+    assert none.completion_ids == [tokenizer.eos_token_id] and none.env_mask == [0]
+    assert cut.completion_ids[-1] != tokenizer.eos_token_id, "it did not end by itself"

@@ -30,7 +30,6 @@ from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.text import one_line
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.config import TurnLevelConfig
-from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.rewards import DEBUG_PAGE
 
 GIB = 2**30
@@ -173,8 +172,8 @@ def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
         return
     trainer.model.eval()
     rows = [trainer.train_dataset[i % len(trainer.train_dataset)] for i in range(REHEARSED)]
-    if isinstance(trainer.rollout_func, RolloutsAhead) and not trainer.use_vllm:
-        trainer.rollout_func = trainer.rollout_func.from_a_copy
+    if trainer._ahead is not None and not trainer.use_vllm:
+        trainer.rollout_func = trainer._ahead.from_a_copy
     with torch.no_grad():
         group = range(trainer.num_generations_eval)
         trainer._generate_and_score_completions([{**row} for row in rows for _ in group])  # each gets columns

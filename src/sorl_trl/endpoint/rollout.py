@@ -21,7 +21,7 @@ from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.server import CallLimits, Endpoint, Run, check_installed
 from sorl_trl.rollout import Engine, EngineOptions, RolloutLimits, rollout_statistics
 from sorl_trl.rollout.chat import RolloutSetup
-from sorl_trl.rollout.policy_rollout import MESSAGES, PolicyRollout, rollout_output
+from sorl_trl.rollout.policy_rollout import MESSAGES, PolicyRollout, with_columns
 from sorl_trl.rollout.turns import ApiTurns
 from sorl_trl.threads import made_once
 from sorl_trl.types import StopReason, Trajectory
@@ -92,9 +92,10 @@ class EndpointRollout(PolicyRollout):
     continues; if its history has changed, it begins a new context of the same trajectory. All agents of a rollout run
     at the same time.
 
-    Besides the keys of `AgentRollout`, it returns `context_ids` and, for reward functions, `agent_rewards`: for each
-    agent, a mapping of the rewards that it returned, or None. For conversational prompts, completions are messages.
-    Metrics of contexts and errors are logged as `endpoint/…`, and rewards that an agent names as `agent/…`.
+    Besides the keys of `AgentRollout`, it returns `context_ids`, if a trajectory has several contexts, and, for reward
+    functions, `agent_rewards`: for each agent, a mapping of the rewards that it returned, or None. For conversational
+    prompts, completions are messages. Metrics of contexts and errors are logged as `endpoint/…`, and rewards that an
+    agent names as `agent/…`.
 
     Args:
         agent: A coroutine function, a function, or the result of `command_agent`. It gets a row of the dataset and an
@@ -176,7 +177,7 @@ class EndpointRollout(PolicyRollout):
         examples: Sequence[Mapping[str, Any]],
         engine: Engine,
         any_active: Callable[[bool], bool] = bool,
-    ) -> tuple[dict[str, Any], dict[str, float]]:
+    ) -> tuple[list[Trajectory], dict[str, float]]:
         """See `PolicyRollout.collect`.
 
         Raises AgentMistake, a ValueError, if an agent sends an unsupported request or returns something other than
@@ -194,13 +195,11 @@ class EndpointRollout(PolicyRollout):
         self._check(outcomes, reasons, any(run.conversation.answers for run in runs))
         self._rewards = [*map(self._reward, outcomes, reasons)]
         trajectories = [run.conversation.trajectory(reason) for run, reason in zip(runs, reasons, strict=True)]
-        output = rollout_output(
-            trajectories, setup.tokenizer.eos_token_id, engine.window, contexts=True, routes=engine.routes
-        )
-        output["agent_rewards"] = [*self._rewards]
+        columns: dict[str, list[Any]] = {"agent_rewards": [*self._rewards]}
         if is_conversational({"prompt": prompts[0]}):
-            output[MESSAGES] = [run.conversation.completion() for run in runs]
-        return output, self._metrics(runs, outcomes, trajectories, turns.time_spent(trajectories))
+            columns[MESSAGES] = [run.conversation.completion() for run in runs]
+        metrics = self._metrics(runs, outcomes, trajectories, turns.time_spent(trajectories))
+        return with_columns(trajectories, **columns), metrics
 
     def _run(
         self,

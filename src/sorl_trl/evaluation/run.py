@@ -275,9 +275,8 @@ def run_batches(
     for batch in batches:
         rows = policy.rows([question for question, _ in batch.samples])
         torch.manual_seed(batch.seed(seed))
-        output, _ = policy.rollout.collect(policy.setup, [row["prompt"] for row in rows], rows, policy.engine)
-        trajectories = output["trajectory"]
-        yield batch, [_evaluated(batch, policy, row, trajectory) for row, trajectory in enumerate(trajectories)]
+        found, _ = policy.rollout.collect(policy.setup, [row["prompt"] for row in rows], rows, policy.engine)
+        yield batch, [_evaluated(batch, policy, row, each) for row, each in enumerate(found)]
 
 
 def _evaluated(batch: Batch, policy: EvaluatedPolicy, row: int, trajectory: Trajectory) -> EvaluatedTrajectory:

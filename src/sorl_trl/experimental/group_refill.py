@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Annotated, Any, ClassVar
 
-import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
-from torch import Tensor
-from torch.nn.functional import pad
 
 from sorl_trl.checks import COUNT
 from sorl_trl.methods import ScoredRollout, ZeroVariance
-from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.agents import agent_fields, agents_of_all, names_of
 from sorl_trl.trainers.base import TurnLevelTrainer
-from sorl_trl.trainers.batch import AGENT_IDS, AGENT_NAMES, own_rows, token_count
+from sorl_trl.trainers.batch import own_rows
 from sorl_trl.trainers.config import TurnLevelConfig
-from sorl_trl.trainers.rollout import Rollout
-
-_OF_TURNS = ("turn_rewards", "has_turn_reward", "states")
-"""The fields of a rollout that have a column per turn."""
-_LEFT = ("prompt_ids", "prompt_mask")
-"""Fields of a batch that are padded on the left. All others begin with the completion."""
-_PADDING: Mapping[str, float] = {"tool_mask": 1, "turn_ids": -1, "importance_sampling_ratio": 1.0}
-"""Field -> its padding value, if that is neither 0 nor the padding token."""
-_TOKENS = ("prompt_ids", "completion_ids")
+from sorl_trl.trainers.samples import Sample
+from sorl_trl.trainers.score import scored_rollout
 
 
 @dataclass
@@ -104,13 +92,6 @@ class GroupRefillTrainer(TurnLevelTrainer):
                 "selects the groups to replace and drops those that cannot be replaced."
             )
         self._differs = found[0]
-        credit = self.method.credit
-        sums = getattr(credit, "aggregation", "sum_then_normalize") == "sum_then_normalize"
-        if getattr(credit, "scale", "group") == "batch" or not sums:
-            raise ValueError(
-                f"`credit` of the method is {credit!r}, but a batch merged from several has no common spread: use the "
-                "scale 'group' or 'none', and 'sum_then_normalize'."
-            )
 
     def _check_dataset(self) -> None:
         dataset, prompts = self.train_dataset, self._prompts_per_batch()
@@ -125,33 +106,33 @@ class GroupRefillTrainer(TurnLevelTrainer):
                 f"many others: at least {2 * prompts} in total."
             )
         if images := {"image", "images"} & set(dataset.column_names):
-            raise ValueError(f"`train_dataset` has {images.pop()!r}, but batches with images cannot be merged.")
+            raise ValueError(f"`train_dataset` has {images.pop()!r}, but rows with images cannot be compared.")
 
     def _prompts_per_batch(self) -> int:
         return int(self.args.generation_batch_size or 0) // int(self.num_generations)
 
-    def _collect(self, inputs: list[dict[str, Any]]) -> Rollout:
+    def _sample(self, rows: list[dict[str, Any]]) -> tuple[list[Sample], ScoredRollout]:
         if not self.model.training:
-            return super()._collect(inputs)
-        fresh = self._fresh_rows(set(gather_object([repr(row) for row in inputs])))
-        rollout = super()._collect(inputs)
-        at_first = differs = self._differs(rollout.scored)
+            return super()._sample(rows)
+        fresh = self._fresh_rows(set(gather_object([repr(row) for row in rows])))
+        samples, scored = super()._sample(rows)
+        at_first = differs = self._differs(scored)
         rounds = 0
         while rounds < self.args.refill_rounds and not differs.all():
             others = next(fresh)
             if others is None:
                 break
             rounds += 1
-            other = super()._collect(self._own_share(others))
-            takes = ~differs & self._differs(other.scored)
-            rollout = merged(rollout, other, takes, self._tokenizer.pad_token_id)
+            replacements, of_others = super()._sample(self._own_share(others))
+            takes = ~differs & self._differs(of_others)
+            own = own_rows(takes.tolist(), len(samples), self.accelerator)
+            samples = [b if taken else a for a, b, taken in zip(samples, replacements, own, strict=True)]
             differs = differs | takes
-        rollout.batch["num_items_in_batch"] = token_count(rollout.batch, self.accelerator)
         metrics = self._metrics["train"]
         metrics["groups/refill_rounds"].append(float(rounds))
         metrics["groups/refilled"].append((differs & ~at_first).float().mean().item())
         metrics["groups/left"].append((~differs).float().mean().item())
-        return rollout
+        return samples, scored_rollout(self._host, samples) if rounds else scored
 
     def _fresh_rows(self, asked: set[str]) -> Iterator[list[dict[str, Any]] | None]:
         """For each round, rows that are not in `asked` nor in an earlier round; None when too few are left.
@@ -170,82 +151,6 @@ class GroupRefillTrainer(TurnLevelTrainer):
         share = len(repeated) // self.accelerator.num_processes
         own: list[dict[str, Any]] = own_rows(repeated, share, self.accelerator)
         return own
-
-
-def merged(first: Rollout, second: Rollout, takes: Tensor, pad_token_id: int) -> Rollout:
-    """A rollout of N trajectories: those of `second` where `takes` (N,) is True, and of `first` elsewhere."""
-    own = first.own(takes)
-    nothing = [None] * len(own)
-    extra = {
-        name: _chosen(first.extra.get(name, nothing), second.extra.get(name, nothing), own.tolist())
-        for name in {**first.extra, **second.extra}
-    }
-    sampled = _chosen(first.sampled, second.sampled, own.tolist())
-    batch = merged_batch(first.batch, second.batch, own, pad_token_id)
-    batch |= agent_fields(sampled, batch["turn_ids"])
-    scored = merged_rollout(first.scored, second.scored, takes)
-    return Rollout(
-        first.accelerator,
-        _chosen(first.rows, second.rows, own.tolist()),
-        sampled,
-        batch,
-        replace(scored, **agents_of_all(first.accelerator, sampled, names_of(batch))),
-        _chosen(first.prompts, second.prompts, own.tolist()),
-        _chosen(first.completions, second.completions, own.tolist()),
-        extra,
-    )
-
-
-def _chosen(first: list[Any], second: list[Any], takes: list[bool]) -> list[Any]:
-    return [b if taken else a for a, b, taken in zip(first, second, takes, strict=True)]
-
-
-def merged_batch(
-    first: Mapping[str, Any], second: Mapping[str, Any], takes: Tensor, pad_token_id: int
-) -> dict[str, Any]:
-    """A batch of B trajectories: the rows of `second` where `takes` (B,) is True, and of `first` elsewhere.
-
-    Fields without a row per trajectory come from `first`. No trajectory may have been dropped yet.
-    """
-    # TRL makes no `tool_mask` if all tokens of a rollout are the policy's.
-    first, second = ({"tool_mask": torch.ones_like(each["completion_mask"]), **each} for each in (first, second))
-    merged: dict[str, Any] = {}
-    for name, value in first.items():
-        if name in (AGENT_IDS, AGENT_NAMES):
-            continue  # each rollout numbers its agents
-        other = second[name]
-        if isinstance(value, list):
-            merged[name] = _chosen(value, other, takes.tolist())
-        elif value.dim() == 0:
-            merged[name] = value
-        else:
-            padding = pad_token_id if name in _TOKENS else _PADDING.get(name, 0)
-            merged[name] = _taken(value, other, takes, padding, on_the_left=name in _LEFT)
-    return merged
-
-
-def merged_rollout(first: ScoredRollout, second: ScoredRollout, takes: Tensor) -> ScoredRollout:
-    """N trajectories of all processes: those of `second` where `takes` (N,) is True, and of `first` elsewhere."""
-    merged: dict[str, Any] = {
-        "turns": turn_layout(_taken(first.turns.turn_ids, second.turns.turn_ids, takes, padding=-1))
-    }
-    for name in (each.name for each in fields(first) if each.name not in ("agents", "agent_names")):
-        value, other = getattr(first, name), getattr(second, name)
-        if name in _OF_TURNS:
-            merged[name] = _taken(value, other, takes)[:, : merged["turns"].num_turns]
-        elif name != "reward_weights" and isinstance(value, Tensor):
-            merged[name] = _taken(value, other, takes)
-    return replace(first, **merged)
-
-
-def _taken(a: Tensor, b: Tensor, takes: Tensor, padding: float = 0, on_the_left: bool = False) -> Tensor:
-    """The rows of `b` where `takes` is True, else those of `a`, with `padding` where one of them is narrower."""
-    if a.dim() == 2:
-        width = max(a.size(1), b.size(1))
-        missing = [width - a.size(1), width - b.size(1)]
-        sides = [(each, 0) if on_the_left else (0, each) for each in missing]
-        a, b = pad(a, sides[0], value=padding), pad(b, sides[1], value=padding)
-    return torch.where(takes.view(-1, *[1] * (a.dim() - 1)), b, a)
 
 
 def _draw(dataset: Dataset, asked: set[str], size: int, seed: str) -> Iterator[list[dict[str, Any]] | None]:

@@ -18,12 +18,11 @@ from sorl_trl.rollout.protocol import ChatProtocol, Frame, TagProtocol, chat_mes
 from sorl_trl.rollout.responder import EnvironmentResponder
 from sorl_trl.rollout.search_responder import SearchResponder
 from sorl_trl.rollout.tools import ToolBox, Unavailable
-from sorl_trl.rollout.trajectories import AssembledTrajectory, assemble, rollout_statistics
+from sorl_trl.rollout.trajectories import rollout_statistics
 from sorl_trl.search import RetryPolicy
 
 __all__ = [
     "PROTOCOLS",
-    "AssembledTrajectory",
     "BatchResponder",
     "ChatProtocol",
     "Collector",
@@ -51,7 +50,6 @@ __all__ = [
     "ToolBox",
     "TurnEnd",
     "Unavailable",
-    "assemble",
     "chat_message_frame",
     "environment_statistics",
     "generate_turns",

@@ -28,7 +28,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.rollout.chat import NO_PROMPT, RolloutSetup, holds_images, messages_of
 from sorl_trl.rollout.observation import Greeter
-from sorl_trl.rollout.policy_rollout import MESSAGES, PROMPTS, TWO_LOOPS, PolicyRollout, rollout_output
+from sorl_trl.rollout.policy_rollout import MESSAGES, PROMPTS, TWO_LOOPS, PolicyRollout, with_columns
 from sorl_trl.rollout.responder import Factory
 from sorl_trl.rollout.trajectories import tool_statistics
 from sorl_trl.search import SearchBackend
@@ -99,7 +99,7 @@ class AgentRollout(PolicyRollout):
         examples: Sequence[Mapping[str, Any]],
         engine: Engine,
         any_active: Callable[[bool], bool] = bool,
-    ) -> tuple[dict[str, Any], dict[str, float]]:
+    ) -> tuple[list[Trajectory], dict[str, float]]:
         """See `PolicyRollout.collect`. Raises ValueError for prompts with images."""
         if any(map(holds_images, prompts)):
             name = type(self).__name__
@@ -121,13 +121,11 @@ class AgentRollout(PolicyRollout):
         metrics = {f"rollout/{name}": value for name, value in statistics.items()}
         for name, value in environment_statistics(trajectories, self._responder).items():
             metrics[f"environment/{name}"] = value
-        output = rollout_output(trajectories, setup.tokenizer.eos_token_id, engine.window, routes=engine.routes)
-        if environments := self._responder.environments:
-            output["environments"] = [*environments]
+        columns = {"environments": self._responder.environments}
         if self.shows_tools:
-            output[MESSAGES], output[PROMPTS] = _as_messages(trajectories, collector, setup.tokenizer), greeted
+            columns |= {MESSAGES: _as_messages(trajectories, collector, setup.tokenizer), PROMPTS: greeted}
             metrics |= tool_statistics(trajectories)
-        return output, metrics
+        return with_columns(trajectories, **columns), metrics
 
     def measures(self, row: int) -> Mapping[str, float | None]:
         return self._responder.measures(row)

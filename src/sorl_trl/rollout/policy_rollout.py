@@ -1,11 +1,12 @@
-"""What all rollouts of a policy share: TRL's call, the sampling engine, and the token lists returned to TRL."""
+"""What all rollouts of a policy share: the sampling engine, what they collect, and the token lists for TRL."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,13 @@ from accelerate import Accelerator
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
-from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, assemble, model_engine
+from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.chat import RolloutSetup
+from sorl_trl.rollout.engines.base import positions_of
 from sorl_trl.rollout.engines.vllm import vllm_engine
-from sorl_trl.rollout.trajectories import laid_out_routes
-from sorl_trl.types import StopReason, Trajectory
+from sorl_trl.rollout.routing import ROUTES
+from sorl_trl.rollout.trajectories import closed, laid_out_routes
+from sorl_trl.types import Trajectory
 
 MESSAGES = "trajectory_messages"
 """The key of trajectories as messages, which this package's trainers pass on as `completions`."""
@@ -30,17 +33,6 @@ TWO_LOOPS = (
 )
 ADDED_COLUMNS = ("trajectory", "agents", "agent_rewards", "environments")
 """What rollouts pass to reward functions beside the columns of the dataset, which must not have these names."""
-
-# The policy, the environment, the agent or an infrastructure failure ended these; the others reached a length limit.
-_COMPLETE = {
-    StopReason.ANSWERED,
-    StopReason.MAX_TURNS,
-    StopReason.ENVIRONMENT_DONE,
-    StopReason.AGENT_ERROR,
-    StopReason.SEARCH_UNAVAILABLE,
-    StopReason.ENVIRONMENT_UNAVAILABLE,
-    StopReason.NO_CALL,
-}
 
 
 class PolicyRollout(ABC):
@@ -61,22 +53,30 @@ class PolicyRollout(ABC):
             raise TypeError(f"engine is {engine!r}, but must be an `EngineOptions`")
         self.engine = engine or EngineOptions()
 
-    def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        self.check(trainer.args, trainer.tools)  # ours have called it already, TRL's never do
-        with policy_engine(trainer, self.stop_strings, self.engine) as (engine, any_active):
-            if asks_for_routes(trainer.args):  # in evaluation, too, as which a dry run rehearses
-                engine.report_routes()
-            return self.sample(prompts, trainer, engine, any_active)
-
-    def sample(
-        self, prompts: list[Any], trainer: GRPOTrainer, engine: Engine, any_active: Callable[[bool], bool] = bool
-    ) -> dict[str, Any]:
-        """The return value and metrics of a call, but sampled with the caller's engine."""
+    def __call__(self, prompts: list[Any], trainer: GRPOTrainer, engine: Engine | None = None) -> dict[str, Any]:
+        """What TRL expects of a `rollout_func`, sampled with the trainer's policy or another `engine`."""
+        self.check(trainer.args, trainer.tools)
         examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
-        output, metrics = self.collect(self.setup(trainer), prompts, examples, engine, any_active)
+        window = positions_of(trainer.accelerator.unwrap_model(trainer.model))
+        trajectories = self.roll_out(prompts, trainer, examples, engine)
+        return rollout_output(closed(trajectories, trainer._tokenizer.eos_token_id, window))
+
+    def roll_out(
+        self,
+        prompts: Sequence[Any],
+        trainer: GRPOTrainer,
+        examples: Sequence[Mapping[str, Any]],
+        engine: Engine | None = None,
+    ) -> list[Trajectory]:
+        """Collect a trajectory for each prompt with the trainer's policy, or another `engine`, and log metrics."""
+        own = policy_engine(trainer, self.stop_strings, self.engine)
+        with own if engine is None else nullcontext((engine, bool)) as (sampler, any_active):
+            if engine is None and asks_for_routes(trainer.args):  # in evaluation, too, as which a dry run rehearses
+                sampler.report_routes()
+            found, metrics = self.collect(self.setup(trainer), prompts, examples, sampler, any_active)
         for name, value in metrics.items():
             trainer._log_metric(name, value)
-        return output
+        return found
 
     @abstractmethod
     def collect(
@@ -86,8 +86,8 @@ class PolicyRollout(ABC):
         examples: Sequence[Mapping[str, Any]],
         engine: Engine,
         any_active: Callable[[bool], bool] = bool,
-    ) -> tuple[dict[str, Any], dict[str, float]]:
-        """Collect a trajectory for each prompt. Returns what TRL expects of a `rollout_func`, and metrics by name.
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        """Collect a trajectory for each prompt. Returns them, with what reward functions get, and metrics by name.
 
         Args:
             setup: The result of the method `setup`.
@@ -131,48 +131,25 @@ class PolicyRollout(ABC):
             raise ValueError("`max_completion_length` is None, but must limit trajectories: set it.")
 
 
-def rollout_output(
-    trajectories: Sequence[Trajectory],
-    eos_token_id: int,
-    window: int | None = None,
-    contexts: bool = False,
-    routes: tuple[int, int] | None = None,
-) -> dict[str, Any]:
-    """The return value of a `rollout_func`: one row per trajectory, no context with more tokens than the `window`.
+def rollout_output(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Trajectories as a `rollout_func` returns them. `context_ids` and `routes` are left out if none has any."""
+    output: dict[str, Any] = {"prompt_ids": [[*each.prompt_ids] for each in trajectories]}
+    for key in ("completion_ids", "env_mask", "turn_ids", "logprobs"):
+        output[key] = [getattr(each, key) for each in trajectories]
+    if any(row is None for row in output["logprobs"]):  # TRL takes them for the whole batch, or not at all
+        output["logprobs"] = None
+    if any(any(each.context_ids) for each in trajectories):
+        output["context_ids"] = [each.context_ids for each in trajectories]
+    if routes := [turn.routes for each in trajectories for turn in each.turns if turn.routes is not None]:
+        output[ROUTES] = [laid_out_routes(each, routes[0].shape[1:]) for each in trajectories]
+    return output | {name: [each.columns[name] for each in trajectories] for name in trajectories[0].columns}
 
-    A complete trajectory ends in an end-of-sequence token, so TRL does not count it as cut, unless it is full.
-    `contexts` adds the context of each token, and `routes` the engine's experts (`laid_out_routes`). If turns have
-    agents, the agent of each trained turn is included.
-    """
-    rows = assemble(trajectories)
-    # A prompt without a turn was too long to be read. Kept whole, it would lengthen every row of the batch.
-    longest = max((len(t.prompt_ids) for t in trajectories if t.segments), default=1)
-    prompt_ids = [list(t.prompt_ids[:longest]) for t in trajectories]
-    output: dict[str, Any] = {"prompt_ids": prompt_ids, "trajectory": [*trajectories]}
-    for key in ("completion_ids", "env_mask", "turn_ids", *(["context_ids"] if contexts else [])):
-        output[key] = [list(getattr(row, key)) for row in rows]
-    if any(turn.agent for each in trajectories for turn in each.turns):
-        trained = [() if each.stop_reason.is_infrastructure_failure else each.turns for each in trajectories]
-        output["agents"] = [[turn.agent for turn in turns] for turns in trained]
-    has_logprobs = all(row.logprobs is not None for row in rows)
-    output["logprobs"] = [list(row.logprobs or ()) for row in rows] if has_logprobs else None
-    for i, (trajectory, row) in enumerate(zip(trajectories, rows, strict=True)):
-        last = abs(row.context_ids[-1]) if row.context_ids else 0
-        read = sum(abs(context) == last for context in row.context_ids) + (0 if last else len(prompt_ids[i]))
-        is_complete = trajectory.stop_reason in _COMPLETE and not (window is not None and read >= window)
-        if not trajectory.segments or (is_complete and output["completion_ids"][i][-1] != eos_token_id):
-            output["completion_ids"][i].append(eos_token_id)
-            output["env_mask"][i].append(0)
-            output["turn_ids"][i].append(-1)
-            if contexts:
-                output["context_ids"][i].append(last)
-            if has_logprobs:
-                output["logprobs"][i].append(0.0)
-    if routes is not None:
-        sizes = [len(prompt) + len(ids) for prompt, ids in zip(prompt_ids, output["completion_ids"], strict=True)]
-        of_rows = zip(trajectories, sizes, strict=True)
-        output["routes"] = [laid_out_routes(trajectory, size, routes) for trajectory, size in of_rows]
-    return output
+
+def with_columns(trajectories: Sequence[Trajectory], **columns: Sequence[Any] | None) -> list[Trajectory]:
+    """Trajectories with further columns, each a value per trajectory, or None for no such column."""
+    given = {name: values for name, values in columns.items() if values}
+    added = [{name: values[i] for name, values in given.items()} for i in range(len(trajectories))]
+    return [replace(each, columns={**each.columns, **own}) for each, own in zip(trajectories, added, strict=True)]
 
 
 def asks_for_routes(args: Any) -> bool:

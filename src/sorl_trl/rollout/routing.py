@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ROUTES = "routes"
+"""Key of a rollout and a batch: for each row (n, L, k) int16, the experts of its n tokens in each layer, or `LIVE`."""
 LIVE = -1
 """Placeholder for an expert: the router chooses freely for this token."""
 _SOFTMAX = ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "MixtralTopKRouter", "GptOssTopKRouter")

@@ -1,11 +1,11 @@
-"""Trajectories as tokens: their texts, the lists that training reads, and the statistics logged under `rollout/`."""
+"""Trajectories as tokens: their texts, their end, their routes, and the statistics logged under `rollout/`."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,49 +67,46 @@ def _stands_for_unknown_words(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.unk_token_id in tokenizer.encode(_IN_HARDLY_ANY_VOCABULARY, add_special_tokens=False)
 
 
-@dataclass(frozen=True)
-class AssembledTrajectory:
-    """A completion, token by token; all lists have its length."""
-
-    completion_ids: list[int]
-    """Turns and observations in order; empty only for a trajectory without a turn."""
-    env_mask: list[int]
-    """1 on tokens that the policy sampled and is trained on."""
-    turn_ids: list[int]
-    """The turn's index, counted from 0, where `env_mask` is 1; −1 elsewhere."""
-    context_ids: list[int]
-    """The context of each token, negative where it only repeats another."""
-    logprobs: list[float] | None
-    """The sampling engine's log-probabilities, 0.0 on observations; None if a turn has none."""
+# The policy, the environment, the agent or an infrastructure failure ended these; the others reached a length limit.
+_COMPLETE = {
+    StopReason.ANSWERED,
+    StopReason.MAX_TURNS,
+    StopReason.ENVIRONMENT_DONE,
+    StopReason.AGENT_ERROR,
+    StopReason.SEARCH_UNAVAILABLE,
+    StopReason.ENVIRONMENT_UNAVAILABLE,
+    StopReason.NO_CALL,
+}
 
 
-def assemble(trajectories: Sequence[Trajectory]) -> list[AssembledTrajectory]:
-    """Lay out each trajectory token by token.
+def closed(trajectories: Sequence[Trajectory], eos_token_id: int, window: int | None = None) -> list[Trajectory]:
+    """Trajectories as they are trained on. Their columns include the trajectory itself and, if any is named, agents.
 
-    A trajectory ended by an infrastructure failure keeps its tokens, all with `env_mask` 0 and `turn_ids` −1.
+    A complete trajectory ends in an end-of-sequence token, so that TRL does not count it as cut, unless its context
+    fills the `window`. If the policy did not write the token, it is an observation. A prompt that was too long to be
+    read is cut to the longest that was read, because it would lengthen every row of a batch.
     """
-    return [_assemble_one(trajectory) for trajectory in trajectories]
+    longest = max((len(each.prompt_ids) for each in trajectories if each.segments), default=1)
+    are_named = any(turn.agent for each in trajectories for turn in each.turns)
+    made = []
+    for each in trajectories:
+        agents = {"agents": each.agents} if are_named else {}
+        prompt_ids = each.prompt_ids if each.segments else each.prompt_ids[:longest]
+        segments = _closed(each, eos_token_id, window)
+        columns = {"trajectory": each, **each.columns, **agents}
+        made.append(replace(each, prompt_ids=prompt_ids, segments=segments, columns=columns))
+    return made
 
 
-def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
-    trained = not trajectory.stop_reason.is_infrastructure_failure
-    completion_ids: list[int] = []
-    turn_ids: list[int] = []
-    context_ids: list[int] = []
-    logprobs: list[float] = []
-    turn = 0
-    for segment in trajectory.segments:
-        size = len(segment.token_ids)
-        is_turn = isinstance(segment, Turn)
-        completion_ids += segment.token_ids
-        turn_ids += [turn if is_turn and trained else -1] * size
-        repeats = isinstance(segment, Observation) and segment.repeats
-        context_ids += [-segment.context if repeats else segment.context] * size
-        logprobs += (segment.logprobs or ()) if isinstance(segment, Turn) else [0.0] * size
-        turn += is_turn
-    has_logprobs = all(turn.logprobs is not None for turn in trajectory.turns)
-    env_mask = [int(turn_id >= 0) for turn_id in turn_ids]
-    return AssembledTrajectory(completion_ids, env_mask, turn_ids, context_ids, logprobs if has_logprobs else None)
+def _closed(trajectory: Trajectory, eos_token_id: int, window: int | None) -> tuple[Turn | Observation, ...]:
+    segments = trajectory.segments
+    context = segments[-1].context if segments else 0
+    read = sum(len(each.token_ids) for each in segments if each.context == context)
+    read += 0 if context else len(trajectory.prompt_ids)
+    is_cut = trajectory.stop_reason not in _COMPLETE or (window is not None and read >= window)
+    if segments and (is_cut or segments[-1].token_ids[-1:] == (eos_token_id,)):
+        return segments
+    return *segments, Observation((eos_token_id,), "", context=context)
 
 
 def new_routes(routes: np.ndarray[Any, Any] | None, earlier: Iterable[Turn]) -> np.ndarray[Any, Any] | None:
@@ -120,14 +117,15 @@ def new_routes(routes: np.ndarray[Any, Any] | None, earlier: Iterable[Turn]) -> 
     return np.array(routes[known:])  # a copy, which lets go of the others
 
 
-def laid_out_routes(trajectory: Trajectory, size: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """The experts that the engine chose for each token of prompt and completion, (`size`, L, k).
+def laid_out_routes(trajectory: Trajectory, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """The (n, L, k) experts that the engine chose for each of the n tokens of prompt and completion.
 
-    They are `LIVE` where unknown: from the last token of a context's last turn on, and for tokens appended to a
-    completion. Raises RuntimeError if a turn's routes do not cover exactly the tokens that no earlier turn covers.
+    They are `LIVE` where unknown: from the last token of a context's last turn on. Raises RuntimeError if a turn's
+    routes do not cover exactly the tokens that no earlier turn covers.
     """
-    routes = np.full((size, *shape), LIVE, dtype=np.int16)
     place = len(trajectory.prompt_ids)
+    size = place + sum(len(segment.token_ids) for segment in trajectory.segments)
+    routes = np.full((size, *shape), LIVE, dtype=np.int16)
     left = {0: [*range(place)]}
     for segment in trajectory.segments:
         own = left.setdefault(segment.context, [])

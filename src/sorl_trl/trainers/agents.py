@@ -12,27 +12,33 @@ from torch import Tensor
 from sorl_trl.methods import MicroBatch, ScoredRollout
 from sorl_trl.ops import is_outside, kl_to_old, turn_broadcast
 from sorl_trl.trainers.batch import AGENT_IDS, AGENT_NAMES, gather_rows
-from sorl_trl.trainers.sampled import Sampled, padded
+from sorl_trl.trainers.returned import padded
+from sorl_trl.types import Trajectory
 
 
-def agent_fields(sampled: Sequence[Sampled], turn_ids: Tensor) -> dict[str, Any]:
-    """The fields of a batch that give each turn's agent; none if no turn has a name. All processes call it together.
+def agent_fields(trajectories: Sequence[Trajectory], names: tuple[str, ...], turn_ids: Tensor) -> dict[str, Any]:
+    """The fields of a batch that give each turn's agent, by its number in `names`; none without names.
 
     Names belong to one rollout and stay with their numbers when a batch is shuffled, split or saved.
     """
-    names = tuple(sorted({*gather_object(sorted({name for row in sampled for name in row.agents}))}))
-    if not any(names):
-        return {}
-    numbers = padded([[names.index(name) + 1 for name in row.agents] for row in sampled], 0).to(turn_ids.device)
-    return {AGENT_IDS: turn_broadcast(numbers, turn_ids) - 1, AGENT_NAMES: [names] * len(sampled)}
-
-
-def agents_of_all(accelerator: Accelerator, sampled: Sequence[Sampled], names: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a `ScoredRollout` that give each turn's agent, whether the turn is masked or not."""
     if not names:
         return {}
-    numbers = padded([[names.index(name) for name in row.agents] for row in sampled], -1).to(accelerator.device)
-    return {"agents": gather_rows(accelerator, numbers, padding=-1), "agent_names": names}
+    numbers = padded([[names.index(name) + 1 for name in each.agents] for each in trajectories], 0)
+    by_token = turn_broadcast(numbers.to(turn_ids.device), turn_ids) - 1
+    return {AGENT_IDS: by_token, AGENT_NAMES: [names] * len(trajectories)}
+
+
+def agents_of_all(accelerator: Accelerator, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """The fields of a `ScoredRollout` that give each turn's agent, whether the turn is masked or not.
+
+    There are none if no turn has a name. All processes call it together.
+    """
+    names = tuple(sorted({*gather_object(sorted({name for each in trajectories for name in each.agents}))}))
+    if not any(names):
+        return {}
+    numbers = padded([[names.index(name) for name in each.agents] for each in trajectories], -1)
+    numbers = gather_rows(accelerator, numbers.to(accelerator.device), padding=-1)
+    return {"agents": numbers, "agent_names": names}
 
 
 def names_of(batch: Mapping[str, Any]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from sorl_trl.files import raise_if_disk_full
-from sorl_trl.methods import ClipPenalty, Method, MicroBatch, TurnRatio, method_from
+from sorl_trl.methods import ClipPenalty, Method, MicroBatch, ScoredRollout, TurnRatio, method_from
 from sorl_trl.methods.method import Credit
 from sorl_trl.ops import masked_mean, turn_broadcast, turn_layout
 from sorl_trl.records.resume_point import resume_point
@@ -38,6 +38,7 @@ from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,
     check_dataset,
+    check_names,
     check_reward_names,
     check_trained,
     check_trust_region,
@@ -51,9 +52,11 @@ from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, MetricSums, TrajectoryDump
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
+from sorl_trl.trainers.pack import Rollout, kept_masks, log_table, mismatch_of, pack
+from sorl_trl.trainers.returned import check_callable
 from sorl_trl.trainers.rewards import RewardWatch, rewarding_turns
-from sorl_trl.trainers.rollout import Rollout, collect, kept_masks, log_table, mismatch_of
-from sorl_trl.trainers.sampled import checked_rollout
+from sorl_trl.trainers.samples import Sample, sample
+from sorl_trl.trainers.score import score
 from sorl_trl.trainers.vllm_policy import used_by_trl
 
 
@@ -110,9 +113,7 @@ class TurnLevelTrainer(GRPOTrainer):
             check_ahead(self)
             by_completion = args.async_order == "completed"
             self._ahead = RolloutsAhead(self, self.rollout_func, args.async_staleness, by_completion)
-            self.rollout_func = self._ahead
-        elif self.rollout_func is not None:
-            self.rollout_func = checked_rollout(self.rollout_func)
+        check_callable(self.rollout_func)
         check_dataset(self)
         check_trust_region(self)
         if args.compares_with_sampler:
@@ -160,6 +161,17 @@ class TurnLevelTrainer(GRPOTrainer):
         rollout.batch["turn_counts"] = turn_layout(rollout.batch["turn_ids"]).counts.cpu()
         return rollout.batch
 
+    def _collect(self, inputs: list[dict[str, Any]]) -> Rollout:
+        """A trajectory for each of this process's rows of the dataset, as tensors, with its scores."""
+        check_names(self, "The dataset", inputs[0])  # those of a stream are known only now
+        return pack(self._host, *self._sample(inputs))
+
+    def _sample(self, rows: list[dict[str, Any]]) -> tuple[list[Sample], ScoredRollout]:
+        """Trajectories with their rewards, and what all processes know about them."""
+        self.rollout_examples = [dict(row) for row in rows]
+        samples = sample(self._host, rows)
+        return samples, score(self._host, samples)
+
     @profiling_decorator  # type: ignore[untyped-decorator]
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """The next micro-batch, from a new rollout once all updates on the last one are done, as in TRL."""
@@ -173,10 +185,6 @@ class TurnLevelTrainer(GRPOTrainer):
             split = micro_batches(shuffled, count, per_step, "tree" in self._forward.layouts, processes)
             self._buffered_inputs = [unsplit_pixel_values_by_grid(each) for each in split]
         return self._buffered_inputs[self._step % count]
-
-    def _collect(self, inputs: list[dict[str, Any]]) -> Rollout:
-        """Generate, score and reward a trajectory for each of this process's rows of the dataset."""
-        return collect(self._host, inputs)
 
     @torch.no_grad()
     def _score(self, model: Any, batch: Mapping[str, Any], values: bool = False, replay: bool = False) -> Pass:

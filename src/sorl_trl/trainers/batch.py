@@ -90,7 +90,7 @@ def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
         return
     if tokens == 0 and accelerator.is_main_process:
         logger.warning("Every trajectory of this generation batch was dropped: the policy learns nothing from it.")
-    batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * keep
+    batch["tool_mask"] = batch["tool_mask"] * keep
     turn_ids = torch.where(kept, batch["turn_ids"], -1)  # may skip an index, so turns are counted again
     batch["turn_ids"] = torch.where(turn_ids >= 0, turn_starts(turn_ids).long().cumsum(1) - 1, -1)
     batch["num_items_in_batch"] = counts[-1]

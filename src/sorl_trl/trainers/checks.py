@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import sys
 from collections.abc import Collection
@@ -18,7 +17,8 @@ from sorl_trl.rollout.engines.slots import NotServed, check_served
 from sorl_trl.rollout.policy_rollout import ADDED_COLUMNS, PolicyRollout
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.trainers.config import TurnLevelConfig
-from sorl_trl.trainers.rewards import OF_TRL, SAMPLED, check_needed
+from sorl_trl.trainers.rewards import OF_TRL, SAMPLES, check_needed
+from sorl_trl.trainers.samples import is_direct
 
 logger = logging.getLogger(__name__)
 LONG_TURN = 50
@@ -32,9 +32,8 @@ def warn_on_main_process(args: TurnLevelConfig, message: str) -> None:
 
 
 def policy_rollout_of(trainer: Any) -> PolicyRollout | None:
-    """The trainer's `PolicyRollout`, unwrapped from output checks and asynchronous sampling; None if it has none."""
-    rollout = inspect.unwrap(trainer.rollout_func) if trainer.rollout_func else None
-    return rollout if isinstance(rollout, PolicyRollout) else None
+    """The trainer's `PolicyRollout`; None if it has none."""
+    return trainer.rollout_func if isinstance(trainer.rollout_func, PolicyRollout) else None
 
 
 def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
@@ -115,7 +114,7 @@ def check_names(trainer: Any, name: str, columns: Collection[str]) -> None:
     rollout = policy_rollout_of(trainer)
     if "prompt" not in columns and (rollout is None or rollout.needs_prompts):
         raise ValueError(f"{name} has the columns {[*columns]}, but must have `prompt`.")
-    taken = {*OF_TRL, SAMPLED} | ({*ADDED_COLUMNS} if rollout is not None else set())
+    taken = {*OF_TRL, SAMPLES} | ({*ADDED_COLUMNS} if rollout is not None else set())
     if found := sorted(taken & {*columns}):
         raise ValueError(
             f"{name} has the column {found[0]!r}, but reward functions get something else under that name: rename it."
@@ -144,7 +143,7 @@ def check_ahead(trainer: Any) -> None:
 
 
 def _why_not_ahead(trainer: Any, args: TurnLevelConfig, rollout: PolicyRollout | None) -> str | None:
-    if rollout is None or type(rollout).__call__ is not PolicyRollout.__call__:
+    if rollout is None or not is_direct(rollout):
         return (
             "that takes `tools`, or an `AgentRollout` or an `EndpointRollout` as `rollout_func`: override its "
             "`collect`, not its `__call__`"

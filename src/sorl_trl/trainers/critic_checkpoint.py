@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, AutoModelForCausalLM
 
-from sorl_trl.rollout import assemble
 from sorl_trl.rollout.engines.slots.support import IN_SEGMENTS
 from sorl_trl.trainers.config import SOPPOConfig
 from sorl_trl.trainers.critic import (
@@ -37,7 +36,6 @@ from sorl_trl.trainers.critic import (
     known_adapter,
     trained_dtype,
 )
-from sorl_trl.trainers.sampled import Sampled
 from sorl_trl.types import Trajectory
 
 CRITIC_FOLDER = "critic"
@@ -229,11 +227,10 @@ class ValueModel(nn.Module):
         """
         places: list[list[tuple[tuple[int, int], int]]] = []
         texts: dict[tuple[int, int], Tensor] = {}  # what was read in a row's context before its last turn
-        for number, (trajectory, row) in enumerate(zip(trajectories, assemble(trajectories), strict=True)):
-            sampled = Sampled(trajectory.prompt_ids, row.completion_ids, row.turn_ids, row.context_ids)
+        for number, trajectory in enumerate(trajectories):
             places.append([])
-            for start, _ in sampled.turns:
-                read, context = sampled.read_before(start), (number, row.context_ids[start])
+            for start, _ in trajectory.spans:
+                read, context = trajectory.read_before(start), (number, trajectory.context_ids[start])
                 texts[context] = torch.tensor(read)
                 places[-1].append((context, len(read) - 1))
         if not texts:

@@ -20,13 +20,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from sorl_trl.rollout.engines.slots.support import is_bidirectional, rope_of_batch
+from sorl_trl.rollout.routing import ROUTES
 from sorl_trl.trainers.batch import loss_mask_of
 from sorl_trl.trainers.checks import warn_on_main_process
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of
 from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.layouts import LAYOUTS, Plan, attend_in_segments, is_flash, plan_of, why_not_packed
 from sorl_trl.trainers.prompts import IMAGE_INPUTS
-from sorl_trl.trainers.router_replay import ROUTES, Routing, replayed_routers
+from sorl_trl.trainers.router_replay import Routing, replayed_routers
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ _entropy_bonus_enabled, entropy_coef, use_adaptive_entropy,          the entropy
 _last_world_entropy, _entropy_window_stats                           may follow a target
 current_gradient_accumulation_steps, state, accelerator              how an update is split
 model, ref_model, _get_per_token_logps_and_entropies                 the models, and TRL's pass
-_generate, _calculate_rewards                                        sampling, and calling reward functions
+_generate, rollout_func, vllm_generation, _last_loaded_step,         sampling, and calling reward functions
+_calculate_rewards
 num_generations, num_generations_eval,                               groups and rewards
 reward_weights, reward_func_names
 use_vllm, vllm_importance_sampling_…                                 TRL's correction of the engine
@@ -25,6 +26,7 @@ from typing import Any, cast
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+from trl.extras.profiling import profiling_context
 
 from sorl_trl.methods import Method
 from sorl_trl.trainers.config import TurnLevelConfig
@@ -128,16 +130,32 @@ class Host:
 
     @property
     def ahead(self) -> Any:
-        """The `RolloutsAhead` that sample during training, or None: rollouts are then made when they are needed."""
-        return self.trainer._ahead if self.is_training else None
+        """The `RolloutsAhead` that sample during a run, or None: rollouts are then made when they are needed."""
+        ahead = self.trainer._ahead
+        return ahead if self.is_training and ahead is not None and ahead.is_running else None
 
     # ---------------------------------------------------------------------------------------------------------------
     # A rollout
     # ---------------------------------------------------------------------------------------------------------------
 
     def generate(self, prompts: list[Any]) -> Any:
-        """What TRL returns of its `rollout_func` or engine."""
+        """What TRL returns of its engine."""
         return self.trainer._generate(prompts)
+
+    def load_engine(self) -> None:
+        """Send vLLM the policy's weights if it has earlier ones, as TRL does before a rollout."""
+        trainer = self.trainer
+        if trainer.use_vllm and self.step != trainer._last_loaded_step:
+            with profiling_context(trainer, "sync_weights"):
+                trainer.vllm_generation.sync_weights()
+            trainer._last_loaded_step = self.step
+
+    def count_tokens(self, tokens: int) -> float:
+        """The number of tokens in all rollouts of training, to which TRL's state adds these `tokens`."""
+        state = self.trainer.state
+        if self.is_training:
+            state.num_input_tokens_seen += tokens
+        return cast(float, state.num_input_tokens_seen)
 
     def rewards_of(self, rows: list[Any], prompts: list[Any], completions: list[Any], ids: list[Any]) -> Tensor:
         """All processes' (N, F) rewards, from this process's rows, prompts, completions and completion ids."""
@@ -182,10 +200,13 @@ class Host:
         return (trainer.vllm_importance_sampling_mode, *bounds)
 
     @property
-    def ends(self) -> set[int] | None:
-        """The ids that end a whole completion, if truncated ones are masked."""
-        trainer = self.trainer
-        return {*trainer.eos_token_ids, self.tokenizer.pad_token_id} if trainer.mask_truncated_completions else None
+    def ends(self) -> set[int]:
+        """The ids that end a whole completion."""
+        return {*self.trainer.eos_token_ids, self.tokenizer.pad_token_id}
+
+    @property
+    def masks_truncated(self) -> bool:
+        return bool(self.trainer.mask_truncated_completions)
 
     @property
     def pad_to_multiple_of(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Asynchronous rollouts: a `rollout_func` that samples the next batches while the trainer trains on one.
+"""Asynchronous rollouts: they sample the next batches while the trainer trains on one.
 
 See docs/how_to/async.md.
 """
@@ -104,7 +104,7 @@ class Part:
     engine: Engine | None = None
     """None if a checkpoint had its result."""
     thread: threading.Thread = field(init=False, repr=False)
-    result: Future[tuple[dict[str, Any], dict[str, float]]] = field(default_factory=Future)
+    result: Future[tuple[list[Trajectory], dict[str, float]]] = field(default_factory=Future)
     """What `PolicyRollout.collect` returns or raises."""
 
     @property
@@ -113,7 +113,7 @@ class Part:
 
 
 class RolloutsAhead:
-    """A `rollout_func` that samples this process's batches before training needs them, and returns one per call.
+    """Samples this process's batches before training needs them, and returns one per call of `next`.
 
     In a run (`running`), the dataloader only sets the pace: with each of its batches the trainer asks for one rollout.
     The rollouts' rows are read here, each once, in the order of the dataloader's sampler. Batch b begins once the
@@ -124,7 +124,7 @@ class RolloutsAhead:
     batches, so no turn is more than 3 * `staleness` versions old.
 
     Everything that involves random numbers, other processes or metrics happens in the training thread, when a part
-    begins and when it is taken. In evaluation and outside a run, the call samples at once.
+    begins and when it is taken.
 
     Args:
         trainer: Only the training thread reads it.
@@ -134,7 +134,7 @@ class RolloutsAhead:
     """
 
     def __init__(self, trainer: Any, rollout: PolicyRollout, staleness: int, by_completion: bool = False) -> None:
-        self.rollout = self.__wrapped__ = rollout  # under the second name, `inspect.unwrap` finds it
+        self.rollout = rollout
         self._trainer, self._staleness = trainer, staleness
         self._grace = 2 * staleness if by_completion else 0
         rows = int(trainer.args.generation_batch_size) // trainer.accelerator.num_processes
@@ -207,42 +207,40 @@ class RolloutsAhead:
         self._overtaken, self._overtook = ({(b, number) for b, number in state[key]} for key in ("late", "early"))
         self._kept = state.get("kept", {})
 
-    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """The output of the rollout, to which training adds `rows` and `sampled_at_step`.
+    @property
+    def is_running(self) -> bool:
+        """Whether a run takes asynchronous rollouts. Otherwise, and in evaluation, the policy samples at once."""
+        return self._policy is not None
 
-        `rows` are the rows of the dataset, one per trajectory, and `sampled_at_step` is the number of optimizer steps
-        made when the oldest part on any process began. All processes call it together. All raise the error of a failed
-        rollout, and RuntimeError if the dataloader's prompts are not those that its sampler announced.
+    def next(self, prompts: list[Any]) -> tuple[list[dict[str, Any]], list[Trajectory], int]:
+        """Rows of the dataset, their trajectories, and the number of optimizer steps made when the oldest began.
+
+        The number is that of all processes, which call it together. `prompts` are those of the dataloader. All
+        processes raise the error of a failed rollout, and RuntimeError if these are not the prompts that the
+        dataloader's sampler announced.
         """
-        if self._policy is None or not trainer.model.training:
-            return self.rollout(prompts, trainer)
+        self._renew(prompts)
         raise_on_all_ranks(self._trainer, self._begin_next, prompts)
         parts, waited = self._wait_for_parts()
         self._take(parts)
         self._log(parts, waited)
         self._taken += 1
-        outputs = [part.result.result()[0] for part in parts]
-        unnamed = {"agents": [None] * self._rows_of_part}  # of a part in which no turn has an agent
-        keys = dict.fromkeys(key for each in outputs for key in each)
-        output = {key: [row for each in outputs for row in {**unnamed, **each}[key]] for key in keys}
-        sampled_at = min(gather_object([min(part.step for part in parts)]))
-        return {**output, "rows": [row for part in parts for row in part.rows], "sampled_at_step": sampled_at}
+        step = min(gather_object([min(part.step for part in parts)]))
+        found = [each for part in parts for each in part.result.result()[0]]
+        return [row for part in parts for row in part.rows], found, step
 
-    def renew(self, prompts: list[Any]) -> None:
-        """In a run, give the sampling policy the trainer's weights before a rollout is requested.
-
-        All processes call it together, and all raise the error of a failed rollout.
-        """
-        if self._policy is not None:
-            # Before weights are sent, because a server may be gone.
-            raise_on_all_ranks(self._trainer, self._raise_failures)
-            prompt_ids = raise_on_all_ranks(self._trainer, lambda: self._setup.encode(prompts[:1])[0])
-            self._policy.renew(self._taken, prompt_ids)
+    def _renew(self, prompts: list[Any]) -> None:
+        """Give the sampling policy the trainer's weights before a rollout is requested."""
+        assert self._policy is not None
+        # Before weights are sent, because a server may be gone.
+        raise_on_all_ranks(self._trainer, self._raise_failures)
+        prompt_ids = raise_on_all_ranks(self._trainer, lambda: self._setup.encode(prompts[:1])[0])
+        self._policy.renew(self._taken, prompt_ids)
 
     def from_a_copy(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Sample a rollout at once, from a copy of the policy as asynchronous rollouts do: for a rehearsal."""
         engine = PolicyCopies(trainer).engine(self._end(self.rollout.setup(trainer)), self.rollout.engine)
-        return self.rollout.sample(prompts, trainer, engine)
+        return self.rollout(prompts, trainer, engine)
 
     def _begin_next(self, prompts: list[Any]) -> None:
         """Begin batches up to `staleness` in advance, but none beyond the end of the run."""
@@ -311,18 +309,18 @@ class RolloutsAhead:
         self._overtook = {place for place in self._overtook if place[0] > self._taken}
 
     def _log(self, parts: list[Part], waited: float) -> None:
-        outputs, metrics = zip(*(part.result.result() for part in parts), strict=True)
+        trajectories, metrics = zip(*(part.result.result() for part in parts), strict=True)
         ages, changed = [], []
-        for part, output in zip(parts, outputs, strict=True):
-            for turn in (turn for trajectory in output["trajectory"] for turn in trajectory.turns):
+        for part, own in zip(parts, trajectories, strict=True):
+            for turn in (turn for each in own for turn in each.turns):
                 asked, answered = turn.versions or (part.version, part.version)
                 ages.append(self._taken - asked)
                 changed.append(asked != answered)
         oldest = max(gather_object([max(ages, default=0)]))
         turns = max(len(ages), 1)
-        own = {"async/age_mean": sum(ages) / turns, "async/turns_across_versions": sum(changed) / turns}
-        own |= {"async/age_max": float(oldest), "async/seconds_waiting": waited}
-        for name, value in (item for each in (*metrics, own) for item in each.items()):
+        figures = {"async/age_mean": sum(ages) / turns, "async/turns_across_versions": sum(changed) / turns}
+        figures |= {"async/age_max": float(oldest), "async/seconds_waiting": waited}
+        for name, value in (item for each in (*metrics, figures) for item in each.items()):
             self._trainer._log_metric(name, value)
 
 
@@ -386,11 +384,11 @@ def _warn_of_what_is_not_kept(reason: str) -> None:
 
 
 def _unpacked(packed: Tensor, place: tuple[int, int], rows: list[dict[str, Any]]) -> Part | None:
-    """The part that was packed; None if its prompts are not those of `rows`."""
-    version, step, prompts, output, metrics = _read(packed)
+    """The part that was packed; None if its prompts are not those of `rows`, or another version packed it."""
+    version, step, prompts, trajectories, metrics = _read(packed)
     part = Part(place, version, step, rows)
-    part.result.set_result((output, metrics))
-    return part if part.prompts == prompts else None
+    part.result.set_result((trajectories, metrics))
+    return part if part.prompts == prompts and isinstance(trajectories, list) else None
 
 
 def _read(packed: Tensor) -> Any:

@@ -29,8 +29,8 @@ from sorl_trl.rollout.trajectories import decode, token_texts
 from sorl_trl.trainers.batch import GENERATED_AT
 from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.host import Host
-from sorl_trl.trainers.rollout import Rollout
-from sorl_trl.trainers.sampled import Sampled
+from sorl_trl.trainers.pack import Rollout
+from sorl_trl.trainers.samples import Sample
 from sorl_trl.types import StopReason, Trajectory
 
 DETAILS = (
@@ -254,8 +254,7 @@ class TrajectoryDump(TrainerCallback):
         """Add to a rollout's batch the facts about trajectories that its tensors lack."""
         if self.args.save_trajectories_steps:
             totals = rollout.own(rollout.scored.totals()).tolist()
-            columns = zip(rollout.rows, rollout.sampled, totals, strict=True)
-            rollout.batch[_ASKED] = [_asked(*each) for each in columns]
+            rollout.batch[_ASKED] = [_asked(*each) for each in zip(rollout.samples, totals, strict=True)]
 
     @torch.no_grad()
     def observe(self, batch: MicroBatch, objective: Objective) -> None:
@@ -306,18 +305,19 @@ def _clip_states(batch: MicroBatch, objective: Objective) -> list[list[str]]:
     return [[names[state] for state in row] for row in states.tolist()]
 
 
-def _asked(example: Mapping[str, Any], sampled: Sampled, reward: float) -> dict[str, Any]:
+def _asked(sample: Sample, reward: float) -> dict[str, Any]:
     """Facts about a trajectory that a batch's tensors lack, in types that a checkpoint can store.
 
     The columns of a training set may have any type, and a column of one of these names may mean something else.
     """
+    example = sample.row
     question, golden = example.get("question"), example.get("golden_answers")
     answers = golden if isinstance(golden, Sequence) and not isinstance(golden, str) else [golden]
     found = example.get("trajectory")
     trajectory = found if isinstance(found, Trajectory) else None
     turns = trajectory.turns if trajectory else ()
     return {
-        "tokens": len(sampled.completion_ids),
+        "tokens": len(sample.trajectory.completion_ids),
         "question": question if isinstance(question, str) else None,
         "golden_answers": [str(answer) for answer in answers if answer is not None],
         "reward": None if math.isnan(reward) else reward,
@@ -326,5 +326,5 @@ def _asked(example: Mapping[str, Any], sampled: Sampled, reward: float) -> dict[
         "actions": [turn.action.tool or turn.action.kind.value for turn in turns],
         "turn_rewards": [turn.reward for turn in turns],
         "roles": [reply.role if reply else "" for reply in trajectory.replies] if trajectory else [],
-        "agents": [*sampled.agents],
+        "agents": sample.trajectory.agents,
     }

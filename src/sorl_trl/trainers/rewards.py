@@ -16,10 +16,10 @@ from trl.trainer.utils import is_async_callable
 from sorl_trl.methods import ScoredRollout
 from sorl_trl.rollout.policy_rollout import ADDED_COLUMNS
 from sorl_trl.trainers.host import Host
-from sorl_trl.trainers.sampled import Sampled
+from sorl_trl.trainers.samples import Sample
 
-SAMPLED = "_sampled"
-"""A parameter that a reward function may have, to get the `Sampled` of each trajectory, with its tokens."""
+SAMPLES = "_samples"
+"""A parameter that a reward function may have, to get the `Sample` of each trajectory, with its tokens."""
 TURN_IDS = "turn_ids"
 """A parameter that a reward function may have, to get the turn of each token, for each completion.
 A dataset column of this name takes precedence."""
@@ -88,59 +88,59 @@ def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
 
     For each completion, the function may return a float (an outcome reward), a sequence with one float per turn (None
     for a turn that has none), or `None` (not scored by this function), in any mixture. NaN counts as `None`, as in
-    TRL; a trajectory with an infinite reward is not scored at all. The floats per turn go into the trajectory's
-    `turn_rewards`, and TRL gets their sum. A call without `SAMPLED`, as an overridden `_calculate_rewards` may make,
+    TRL; a trajectory with an infinite reward is not scored at all. The floats per turn go into the sample's
+    `turn_rewards`, and TRL gets their sum. A call without `SAMPLES`, as an overridden `_calculate_rewards` may make,
     reaches the function as it is.
     """
     if isinstance(reward_func, nn.Module):
         return reward_func
-    takes_sampled, takes_turns = (_takes(reward_func, each) for each in (SAMPLED, TURN_IDS))
+    takes_samples, takes_turns = (_takes(reward_func, each) for each in (SAMPLES, TURN_IDS))
 
-    def given(arguments: dict[str, Any]) -> tuple[list[Sampled], dict[str, Any]]:
-        sampled: list[Sampled] = arguments.pop(SAMPLED)
-        own: dict[str, Any] = {SAMPLED: sampled} if takes_sampled else {}
+    def given(arguments: dict[str, Any]) -> tuple[list[Sample], dict[str, Any]]:
+        samples: list[Sample] = arguments.pop(SAMPLES)
+        own: dict[str, Any] = {SAMPLES: samples} if takes_samples else {}
         if takes_turns:
-            own[TURN_IDS] = [list(row.turn_ids) for row in sampled]
+            own[TURN_IDS] = [[*each.trajectory.turn_ids] for each in samples]
         check_needed(reward_func, name, {**own, **arguments})
-        return sampled, {**own, **arguments}
+        return samples, {**own, **arguments}
 
     if is_async_callable(reward_func):
 
         @wraps(reward_func, updated=())
         async def rewards_async(*positional: Any, **arguments: Any) -> Any:
-            if SAMPLED not in arguments:
+            if SAMPLES not in arguments:
                 return await reward_func(*positional, **arguments)
-            sampled, arguments = given(arguments)
-            return _recorded(await reward_func(*positional, **arguments), sampled, index, name)
+            samples, arguments = given(arguments)
+            return _recorded(await reward_func(*positional, **arguments), samples, index, name)
 
         return rewards_async
 
     @wraps(reward_func, updated=())
     def rewards(*positional: Any, **arguments: Any) -> Any:
-        if SAMPLED not in arguments:
+        if SAMPLES not in arguments:
             return reward_func(*positional, **arguments)
-        sampled, arguments = given(arguments)
-        return _recorded(reward_func(*positional, **arguments), sampled, index, name)
+        samples, arguments = given(arguments)
+        return _recorded(reward_func(*positional, **arguments), samples, index, name)
 
     return rewards
 
 
-def _recorded(returned: Iterable[Any], sampled: Sequence[Sampled], index: int, name: str) -> list[Any]:
+def _recorded(returned: Iterable[Any], samples: Sequence[Sample], index: int, name: str) -> list[Any]:
     """Record the turn rewards of one function, and return one number (or `None`) per completion for TRL."""
     if not isinstance(returned, Iterable):
         raise ValueError(
             f"The reward function {name!r} returned {returned!r}, but must return a list with one reward for each of "
-            f"{len(sampled)} completions."
+            f"{len(samples)} completions."
         )
     rewards = list(returned)
-    if len(rewards) != len(sampled):
+    if len(rewards) != len(samples):
         return rewards  # TRL raises, and names the function and both counts
-    return [_record(reward, sampled[row], row, index, name) for row, reward in enumerate(rewards)]
+    return [_record(reward, samples[row], row, index, name) for row, reward in enumerate(rewards)]
 
 
-def _record(reward: Any, trajectory: Sampled, row: int, index: int, name: str) -> Any:
+def _record(reward: Any, sample: Sample, row: int, index: int, name: str) -> Any:
     reward = reward.tolist() if hasattr(reward, "tolist") else reward  # tensors and arrays
-    if not trajectory.turns and reward is None:
+    if not sample.trajectory.spans and reward is None:
         return 0.0  # masked out in any case; for None, TRL would print all that the function was given
     if reward is None or _is_number(reward):
         return reward
@@ -150,7 +150,7 @@ def _record(reward: Any, trajectory: Sampled, row: int, index: int, name: str) -
             f"The reward function {name!r} returned {reward!r} for trajectory {row}. A reward is a number, a list "
             "with one number per turn, or None."
         )
-    count = len(trajectory.turns)
+    count = len(sample.trajectory.spans)
     if count == 0:
         return None  # masked out of the loss, even if the function saw generated turns
     if len(reward) != count:
@@ -164,17 +164,17 @@ def _record(reward: Any, trajectory: Sampled, row: int, index: int, name: str) -
         return None
     if torch.tensor(given).isinf().any():
         return math.inf  # leaves the trajectory out
-    trajectory.turn_rewards[index] = turn_rewards
+    sample.turn_rewards[index] = turn_rewards
     return math.fsum(given)
 
 
-def scorable(host: Host, sampled: Sequence[Sampled], rewards_per_func: Tensor) -> Tensor:
+def scorable(host: Host, samples: Sequence[Sample], rewards_per_func: Tensor) -> Tensor:
     """All processes' (N, F) rewards, with NaN for trajectories that cannot be scored. Their shares are logged.
 
     A trajectory without policy tokens, for example because search was down, carries no information about the policy.
     An infinite reward would make the advantages of its whole group NaN.
     """
-    own = torch.tensor([not row.turns for row in sampled], device=host.accelerator.device)
+    own = torch.tensor([not each.trajectory.spans for each in samples], device=host.accelerator.device)
     without_turn = host.accelerator.gather(own)
     left_out = without_turn | rewards_per_func.isinf().any(1)
     rewards_per_func = torch.where(left_out.unsqueeze(1), torch.nan, rewards_per_func)
@@ -186,22 +186,22 @@ def scorable(host: Host, sampled: Sequence[Sampled], rewards_per_func: Tensor) -
 
 
 def split_rewards(
-    sampled: Sequence[Sampled], rewards_per_func: Tensor, weights: Tensor, num_turns: int
+    samples: Sequence[Sample], rewards_per_func: Tensor, weights: Tensor, num_turns: int
 ) -> SplitRewards:
     """Separate turn rewards from outcomes, each as the weighted sum over all functions.
 
     Args:
-        sampled: B trajectories, with their turn rewards.
+        samples: B trajectories, with their turn rewards.
         rewards_per_func: (B, F) of these trajectories, NaN where a function gave none.
         weights: (F,).
         num_turns: K.
     """
-    table = rewards_per_func.new_full((len(sampled), num_turns, len(weights)), torch.nan)
+    table = rewards_per_func.new_full((len(samples), num_turns, len(weights)), torch.nan)
     outcomes = rewards_per_func.clone()
-    for row, trajectory in enumerate(sampled):
-        if not trajectory.turns:
+    for row, sample in enumerate(samples):
+        if not sample.trajectory.spans:
             outcomes[row] = torch.nan
-        for index, rewards in trajectory.turn_rewards.items():
+        for index, rewards in sample.turn_rewards.items():
             given = [math.nan if each is None else each for each in rewards]
             table[row, : len(given), index] = table.new_tensor(given)
             outcomes[row, index] = torch.nan
@@ -215,7 +215,7 @@ def split_rewards(
 
 def check_needed(reward_func: Callable[..., Any], name: str, columns: Collection[str]) -> None:
     """Raise ValueError if a reward function needs an argument that is neither among `columns` nor given by TRL."""
-    always = {*OF_TRL, "environments", SAMPLED, TURN_IDS}
+    always = {*OF_TRL, "environments", SAMPLES, TURN_IDS}
     try:
         parameters = inspect.signature(reward_func).parameters.values()
     except (TypeError, ValueError):  # for example, a function in C

@@ -20,15 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sorl_trl.rollout.routing import LIVE, Routers
+from sorl_trl.rollout.routing import LIVE, ROUTES, Routers
+from sorl_trl.rollout.trajectories import laid_out_routes
 from sorl_trl.trainers.adapters import within_and_recomputed
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE
 from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.layouts import Plan
-from sorl_trl.trainers.sampled import Sampled
-
-ROUTES = "routes"
-"""Field of a batch: for each row (n, L, k) int16, the experts of its n tokens in each layer, or `LIVE`."""
+from sorl_trl.types import Trajectory
 
 
 @dataclass(frozen=True)
@@ -76,24 +74,32 @@ def replayed_routers(host: Host, policy: Any) -> Routers | None:
 
 
 def engine_routes(
-    batch: Mapping[str, Any], rows: Sequence[Sampled], given: Sequence[Any] | None, shape: tuple[int, int]
+    batch: Mapping[str, Any], trajectories: Sequence[Trajectory], shape: tuple[int, int]
 ) -> list[Tensor]:
-    """The experts that an engine chose, as `ROUTES`. Raises ValueError if they are missing or have another shape."""
-    if given is None:
+    """The experts that an engine chose, as `ROUTES`: those that a function returned, or else those of the turns.
+
+    Raises ValueError if they are missing or have another shape.
+    """
+    given = [each.columns.get(ROUTES) for each in trajectories]
+    turns = [turn for each in trajectories for turn in each.turns]
+    if turns and all(each is None for each in (*given, *(turn.routes for turn in turns))):
         raise ValueError(
             "`router_replay` is 'r3', but the rollout did not return `routes`, the experts that its engine chose: use "
             "`SearchRollout`, `AgentRollout` or `EndpointRollout`."
         )
     lengths = (batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)).tolist()
-    for number, own in enumerate(given):
-        wanted = (len(rows[number].prompt_ids) + len(rows[number].completion_ids), *shape)
-        if tuple(own.shape) != wanted:
+    routes = []
+    for number, (each, own, length) in enumerate(zip(trajectories, given, lengths, strict=True)):
+        found = laid_out_routes(each, shape) if own is None else own
+        wanted = (len(each.prompt_ids) + len(each.completion_ids), *shape)
+        if tuple(found.shape) != wanted:
             raise ValueError(
-                f"The rollout's `routes` have the shape {tuple(own.shape)} in row {number}, but must have {wanted}: "
+                f"The rollout's `routes` have the shape {tuple(found.shape)} in row {number}, but must have {wanted}: "
                 "tokens of prompt and completion, mixture layers, experts of a token."
             )
-    # A completion that is masked because it was cut is not read.
-    return [torch.as_tensor(own[:length], dtype=torch.int16) for own, length in zip(given, lengths, strict=True)]
+        # A completion that is masked because it was cut is not read.
+        routes.append(torch.as_tensor(found[:length], dtype=torch.int16))
+    return routes
 
 
 def log_gaps(host: Host, batch: Mapping[str, Any], logps: Tensor) -> None:

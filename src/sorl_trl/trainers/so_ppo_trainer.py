@@ -28,7 +28,7 @@ from sorl_trl.trainers.critic import Critic, FollowPolicy, detached_critic, is_c
 from sorl_trl.trainers.critic_checkpoint import CRITIC_FOLDER, find_critic, restore_critic, save_critic, setup_critic
 from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.optimizer_step import PolicyRest, clip_apart, move_to_own_groups
-from sorl_trl.trainers.rollout import Rollout
+from sorl_trl.trainers.pack import Rollout
 
 
 class SOPPOTrainer(TurnLevelTrainer):

@@ -29,7 +29,7 @@ from sorl_trl.endpoint import Access, EndpointRollout, agents
 from sorl_trl.endpoint.agents import AgentMistake
 from sorl_trl.rollout import EngineOptions, SlotEngine, TurnEnd, turns
 from sorl_trl.rollout.routing import Routers
-from sorl_trl.trainers.sampled import check_rollout, sampled_rows
+from sorl_trl.trainers.returned import read_output
 from sorl_trl.types import StopReason
 from tests.endpoint import END, HTTP, SEARCH, ScriptedEngine, ask, ask_sdk, collect, end_time_limits, setup_of
 from tests.model_families import GQA, build
@@ -63,12 +63,10 @@ def marked_in_a_thread(example: dict[str, Any], endpoint: Access) -> float:
 def test_agents_never_mix(agent: Any, size: int) -> None:
     output, _, engine = collect(agent, size, echo)
     assert output["agent_rewards"] == [{"reward": 1.0}] * size
-    check_rollout(output, size)
-    keys = ("prompt_ids", "completion_ids", "env_mask", "turn_ids", "context_ids")
-    for number, row in enumerate(sampled_rows(*(output[key] for key in keys))):
+    for number, row in enumerate(read_output(output, size)):
         text = TOKENIZER.decode([*row.prompt_ids, *row.completion_ids])
         assert {*re.findall(r"mark[0-9]+x", text)} == {f"mark{number}x"}
-        assert [row.read_before(start) for start, _ in row.turns] == [ids for at, ids in engine.asked if at == number]
+        assert [row.read_before(start) for start, _ in row.spans] == [ids for at, ids in engine.asked if at == number]
     assert len(engine.asked) == size * (3 if agent is marked else 1)
     assert output["agents"] == [["role1", "role3", "role1"] if agent is marked else ["policy"]] * size
 
@@ -150,8 +148,8 @@ def test_agents_may_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, caplog:
 
     engine = ScriptedEngine(sampling_for(40), TOKENIZER)
     rollout = EndpointRollout(agent)
-    output, _ = rollout.collect(setup_of(TOKENIZER), ["hi"] * 6, [{}] * 6, engine, any_active)
-    assert output["agent_rewards"] == [{"reward": 1.0}] * 6
+    found, _ = rollout.collect(setup_of(TOKENIZER), ["hi"] * 6, [{}] * 6, engine, any_active)
+    assert [each.columns["agent_rewards"] for each in found] == [{"reward": 1.0}] * 6
     assert caplog.text.count("the others continue") == 1
     assert len(waits) < 1.5 * len(engine.polled), "it does not wait for the same agents at every step"
 

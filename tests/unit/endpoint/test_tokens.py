@@ -16,8 +16,7 @@ from sorl_trl.endpoint import completions
 from sorl_trl.endpoint.conversation import FIRST, SPLICED, Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.rollout import Generation
-from sorl_trl.rollout.policy_rollout import rollout_output
-from sorl_trl.trainers.sampled import check_rollout, sampled_rows
+from sorl_trl.rollout.trajectories import laid_out_routes
 from sorl_trl.types import StopReason, Trajectory
 from tests.endpoint import SEARCH, chat_of
 from tests.tools import HOSTILE
@@ -178,18 +177,13 @@ def test_each_turn_is_trained_on_once_after_what_the_policy_read(family: str, se
         agent.conversation.cancel(call)
     turns = [agent.answered[call] for call in agent.conversation._calls]
     trajectory = agent.conversation.trajectory(StopReason.ENVIRONMENT_DONE)
-    output = rollout_output([trajectory], chat.tokenizer.eos_token_id, contexts=True, routes=(1, 1))
-    check_rollout(output, 1)
-    per_token = [output[key] for key in ("prompt_ids", "completion_ids", "env_mask", "turn_ids", "context_ids")]
-    (row,) = sampled_rows(*per_token)
-    assert [row.read_before(start) for start, _ in row.turns] == [read for read, _ in turns]
-    assert [tuple(row.completion_ids[start:end]) for start, end in row.turns] == [sampled for _, sampled in turns]
-    assert sum(output["env_mask"][0]) == sum(len(sampled) for _, sampled in turns)
+    assert [trajectory.read_before(start) for start, _ in trajectory.spans] == [read for read, _ in turns]
+    said = [tuple(trajectory.completion_ids[start:end]) for start, end in trajectory.spans]
+    assert said == [sampled for _, sampled in turns]
+    assert sum(trajectory.env_mask) == sum(len(sampled) for _, sampled in turns)
     assert sum(agent.conversation.counts.values()) == len(turns)
-    assert agent.conversation.completion_length == sum(context >= 0 for context in row.context_ids) - (
-        per_token[1][0][-1] == chat.tokenizer.eos_token_id and per_token[3][0][-1] == -1
-    )
-    check_routes(trajectory, output["routes"][0].ravel())
+    assert agent.conversation.completion_length == len(trajectory.shown())
+    check_routes(trajectory, laid_out_routes(trajectory, (1, 1)).ravel())
 
 
 def check_routes(trajectory: Trajectory, routes: Any) -> None:

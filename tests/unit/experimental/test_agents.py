@@ -291,7 +291,7 @@ class TestCheckpoints:
         whole.train()
         for step in (3, 4):
             resumed = build(tmp_path / f"from-{step}", tokenizer, agents=TEAM[::-1], **options, save_steps=100)
-            resumed.rollout_func.__wrapped__.calls = 1
+            resumed.rollout_func.calls = 1
             resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
             assert resumed.optimizer.state_dict()["param_groups"] == whole.optimizer.state_dict()["param_groups"]
             ours, theirs = (steps_after(step, trainer.state.log_history) for trainer in (resumed, whole))

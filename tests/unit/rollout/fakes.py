@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.rollout import Engine, Generation, assemble
+from sorl_trl.rollout import Engine, Generation
 from sorl_trl.types import Passage, Trajectory, Turn
 from tests import policies
 
@@ -154,13 +154,13 @@ class SteppingEngine(Engine):
 
 
 def check_rows(trajectories: Sequence[Trajectory]) -> None:
-    """Assembled, each shows its trajectory exactly: the tokens in order, and which turn each of them is of."""
-    for trajectory, row in zip(trajectories, assemble(trajectories), strict=True):
+    """Token by token, each is shown exactly: the tokens in order, and which turn each of them is of."""
+    for trajectory in trajectories:
         trained = not trajectory.stop_reason.is_infrastructure_failure
         turns = iter(range(len(trajectory.turns)))
         number = [next(turns) if isinstance(each, Turn) and trained else -1 for each in trajectory.segments]
-        assert row.completion_ids == [token for each in trajectory.segments for token in each.token_ids]
+        assert trajectory.completion_ids == [token for each in trajectory.segments for token in each.token_ids]
         numbered = zip(number, trajectory.segments, strict=True)
-        assert row.turn_ids == [turn for turn, each in numbered for _ in each.token_ids]
-        assert row.env_mask == [int(turn >= 0) for turn in row.turn_ids]
+        assert trajectory.turn_ids == [turn for turn, each in numbered for _ in each.token_ids]
+        assert trajectory.env_mask == [int(turn >= 0) for turn in trajectory.turn_ids]
         assert all(turn.token_ids for turn in trajectory.turns)

@@ -15,11 +15,9 @@ from sorl_trl.rollout import (
     RolloutLimits,
     SearchResponder,
     TagProtocol,
-    assemble,
     rollout_statistics,
 )
 from sorl_trl.rollout.environment import Reply, RowTurn
-from sorl_trl.rollout.policy_rollout import rollout_output
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Observation, StopReason, Trajectory
 
@@ -87,7 +85,7 @@ def test_a_turn_is_that_of_the_agent_who_was_next_when_it_was_sampled() -> None:
     (trajectory,) = collector.collect([(11,)], ScriptedGenerator({11: [SILENCE, SEARCH, ANSWER]}))
     assert [turn.agent for turn in trajectory.turns] == ["planner", "planner", "searcher"]
     lost = replace(trajectory, stop_reason=StopReason.SEARCH_UNAVAILABLE)
-    assert rollout_output([trajectory, lost], 1)["agents"] == [["planner", "planner", "searcher"], []]
+    assert (trajectory.agents, lost.agents) == (["planner", "planner", "searcher"], [])
 
 
 def test_ids_and_logprobs_are_those_that_were_sampled() -> None:
@@ -167,9 +165,8 @@ def test_a_prompt_that_fills_the_window_has_no_turn(caplog: pytest.LogCaptureFix
     assert [t.segments == () for t in trajectories] == [False, True, True]
     assert generator.calls == [[(11, 11, 11)]]
     assert "2 of 3 prompts are too long" in caplog.text and "the longest has 9 tokens" in caplog.text
-    rows = assemble(trajectories)
     check_rows(trajectories)
-    assert [len(row.completion_ids) for row in rows] == [3, 0, 0]
+    assert [len(each.completion_ids) for each in trajectories] == [3, 0, 0]
     assert rollout_statistics(trajectories)["stop_reason/context_limit"] == pytest.approx(2 / 3)
 
 

@@ -25,7 +25,6 @@ from sorl_trl.rollout import (
     RowTurn,
     SearchResponder,
     TagProtocol,
-    assemble,
 )
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.types import Passage, StopReason, Trajectory
@@ -167,7 +166,7 @@ def test_a_failing_search_masks_its_row_and_no_other() -> None:
     engine = Scripted([[SEARCH, SHORT], ["<search> Paris </search>"], [LONG]], until_called(search))
     trajectories = collector(search).collect([(1,), (2,), (3,)], engine)
     assert [t.stop_reason.value for t in trajectories] == ["answered", "search_unavailable", "answered"]
-    assert [any(row.env_mask) for row in assemble(trajectories)] == [True, False, True]
+    assert [any(each.env_mask) for each in trajectories] == [True, False, True]
 
 
 class PickySearch(FakeSearch):

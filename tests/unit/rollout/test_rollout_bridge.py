@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sorl_trl.rollout import EngineOptions
 from sorl_trl.rollout.agent_rollout import SearchRollout
 from sorl_trl.rollout.policy_rollout import policy_engine, rollout_output
+from sorl_trl.rollout.trajectories import closed
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
-from sorl_trl.trainers.sampled import check_rollout, sampled_rows
+from sorl_trl.trainers.returned import read_output
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.agents import LIMITS, VOCABULARY, build_agent
 from tests.policies import build_moe_policy, build_policy
 from tests.unit.evaluation.trajectories import TWO_AGENTS
 
 EOS = 1
-FIELDS = ("completion_ids", "env_mask", "turn_ids", "context_ids")
+
+
+def output_of(trajectories: list[Trajectory], window: int | None = None) -> dict[str, Any]:
+    return rollout_output(closed(trajectories, EOS, window))
 
 
 def turn(*ids: int, with_logprobs: bool = True) -> Turn:
@@ -60,15 +66,15 @@ def test_a_complete_trajectory_ends_in_an_eos_that_is_not_trained_on(
         [0, 0, -1, -1, 1, -1] if trained else [-1] * 6,
         [-0.5, -0.6, 0.0, 0.0, -0.9, 0.0],
     )
-    output = rollout_output([searched(stop_reason)], EOS)
+    output = output_of([searched(stop_reason)])
     assert row(output) == tuple(each[: 5 + ends] for each in expected)
-    assert row(rollout_output([trajectory(turn(5, EOS))], EOS))[0] == [5, EOS], "the policy's own is not doubled"
+    assert row(output_of([trajectory(turn(5, EOS))]))[0] == [5, EOS], "the policy's own is not doubled"
 
 
 def test_one_turn_without_logprobs_leaves_all_without() -> None:
     """TRL takes them for the whole batch or not at all."""
     partly = trajectory(turn(5), Observation((7,), ""), turn(6, with_logprobs=False))
-    output = rollout_output([trajectory(turn(5)), partly], EOS)
+    output = output_of([trajectory(turn(5)), partly])
     assert output["logprobs"] is None
     assert output["completion_ids"] == [[5, EOS], [5, 7, 6, EOS]]
 
@@ -76,17 +82,14 @@ def test_one_turn_without_logprobs_leaves_all_without() -> None:
 def test_of_several_contexts_the_last_one_ends_and_each_has_a_window_of_its_own() -> None:
     """Context 0 has 7 tokens with the prompt; until the searcher's last turn, context 1 has 6."""
     searching = replace(TWO_AGENTS, segments=TWO_AGENTS.segments[:-2])
-    output = rollout_output([TWO_AGENTS, searching], EOS, window=8, contexts=True)
-    check_rollout(output, 2)
+    output = output_of([TWO_AGENTS, searching], window=8)
     assert [ids[-2:] for ids in output["completion_ids"]] == [[13, EOS], [12, EOS]]
     assert [contexts[-2:] for contexts in output["context_ids"]] == [[0, 0], [1, 1]]
-    (of_agents, _) = sampled_rows(*(output[key] for key in ("prompt_ids", *FIELDS)), window=8)
-    read = [of_agents.read_before(start) for start, _ in of_agents.turns]
-    assert read == [[2, 3], [4, 7, 8], [4], [4, 7, 8, 9, 14], [2, 3, 5, 6, 15, 16]]
+    assert [each.segments[-1].context for each in read_output(output, 2)] == [0, 1]
     for trajectory, size in ((TWO_AGENTS, 7), (searching, 6)):
-        ends = [rollout_output([trajectory], EOS, window)["completion_ids"][0][-1] for window in (size, size + 1)]
+        ends = [output_of([trajectory], window)["completion_ids"][0][-1] for window in (size, size + 1)]
         assert (ends[0] != EOS, ends[1] == EOS) == (True, True)
-    assert "context_ids" not in rollout_output([searched(StopReason.ANSWERED)], EOS)
+    assert "context_ids" not in output_of([searched(StopReason.ANSWERED)])
 
 
 def test_nothing_is_known_of_the_routes_of_what_no_engine_has_read() -> None:
@@ -94,12 +97,40 @@ def test_nothing_is_known_of_the_routes_of_what_no_engine_has_read() -> None:
     known = turn(5, 6)
     known = replace(known, routes=np.array([[[0, 1]], [[2, 3]], [[4, 5]]], dtype=np.int16))
     unread = Trajectory((2, 3, 4, 5), (), StopReason.CONTEXT_LIMIT)
-    output = rollout_output([trajectory(known), unread], EOS, routes=(1, 2))
+    output = output_of([trajectory(known), unread])
     assert [len(ids) for ids in (*output["prompt_ids"], *output["completion_ids"])] == [2, 2, 3, 1]
     routes, of_unread = (each.tolist() for each in output["routes"])
     assert routes == [[[0, 1]], [[2, 3]], [[4, 5]], [[-1, -1]], [[-1, -1]]]
     assert of_unread == [[[-1, -1]]] * 3
-    assert "routes" not in rollout_output([trajectory(known)], EOS)
+    assert "routes" not in output_of([trajectory(turn(5))])
+
+
+def test_a_rollout_is_the_same_through_trls_lists(tmp_path: Path) -> None:
+    """As when a user's function calls it: tensors, metrics and what reward functions get."""
+    batches, metrics, shown = [], [], []
+    for is_wrapped in (False, True):
+        seen: list[Any] = []
+        folder = tmp_path / str(is_wrapped)
+        folder.mkdir()
+        torch.manual_seed(0)
+        trainer = build_agent(folder, reward_funcs=[partial(noted_reward, seen)], mask_truncated_completions=True)
+        if is_wrapped:
+            trainer.rollout_func = lambda prompts, of, rollout=trainer.rollout_func: rollout(prompts, of)
+        torch.manual_seed(3)
+        trainer.model.eval()
+        rows = [{"prompt": prompt, "golden_answers": ["oslo"]} for prompt in ("where rome", "where") * 4]
+        batches.append(trainer._generate_and_score_completions(rows))
+        metrics.append(
+            {k: v for k, v in trainer._metrics["eval"].items() if "seconds" not in k and "per_second" not in k}
+        )
+        shown.append(seen)
+    assert batches[0].keys() == batches[1].keys() and metrics[0] == metrics[1] and shown[0] == shown[1]
+    assert all(torch.equal(batches[1][name], value) for name, value in batches[0].items())
+
+
+def noted_reward(seen: list[Any], **columns: Any) -> list[float]:
+    seen.append({name: value for name, value in columns.items() if isinstance(value, list)})
+    return [float(len(each.turns)) for each in columns["trajectory"]]
 
 
 def test_routes_come_with_rollouts(tmp_path: Path) -> None:
@@ -107,7 +138,7 @@ def test_routes_come_with_rollouts(tmp_path: Path) -> None:
     trainer = build_agent(tmp_path, model=build_moe_policy(vocab_size=len(VOCABULARY)))
     trainer.args.router_replay = "r3"
     trainer.model.train()
-    rollout, prompts = trainer.rollout_func.__wrapped__, ["where rome", "where"]
+    rollout, prompts = trainer.rollout_func, ["where rome", "where"]
     for sample in (rollout, RolloutsAhead(trainer, rollout, 1).from_a_copy):
         output = sample(prompts, trainer)
         for i, made in enumerate(output["trajectory"]):
@@ -156,6 +187,6 @@ def test_images_are_refused(tmp_path: Path) -> None:
 def test_prompts_are_encoded_as_trl_encodes_them(tmp_path: Path, prompts: Any) -> None:
     trainer = build_agent(tmp_path, chat_template_kwargs={"before": "oslo"})
     trainer.processing_class.chat_template = "{{ before }} {% for m in messages %}{{ m.content }} {% endfor %}"
-    encoded = trainer.rollout_func.__wrapped__.setup(trainer).encode(prompts)
+    encoded = trainer.rollout_func.setup(trainer).encode(prompts)
     assert encoded == trainer._tokenize_prompts(prompts)[0]
     assert trainer.processing_class.decode(encoded[0]).startswith("oslo") == (prompts[0] != "where rome")

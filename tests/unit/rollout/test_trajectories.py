@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sorl_trl.rollout import assemble, rollout_statistics
+from sorl_trl.rollout import rollout_statistics
 from sorl_trl.rollout.trajectories import laid_out_routes
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.unit.evaluation.trajectories import TWO_AGENTS
@@ -26,14 +26,26 @@ DOWN = Trajectory((1,), (turn(ActionKind.INVALID, 3), FEEDBACK, FRANCE), StopRea
 
 def test_contexts_are_laid_out_as_they_alternate() -> None:
     """What an infrastructure failure ended keeps its contexts, too, but nothing is trained on."""
-    (row,) = assemble([TWO_AGENTS])
+    row = replace(TWO_AGENTS)
     assert row.completion_ids == [5, 6, 4, 7, 8, 9, 4, 10, 11, 14, 12, 15, 16, 13]
     assert row.context_ids == [0, 0, -1, 1, 1, 1, -2, 2, 2, 1, 1, 0, 0, 0]
     assert row.turn_ids == [0, 0, -1, -1, -1, 1, -1, 2, 2, -1, 3, -1, -1, 4]
     assert row.env_mask == [1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 1, 0, 0, 1]
     assert row.logprobs == [-0.5, -0.6, 0.0, 0.0, 0.0, -0.9, 0.0, -1.0, -1.1, 0.0, -1.2, 0.0, 0.0, -1.3]
-    (down,) = assemble([replace(TWO_AGENTS, stop_reason=StopReason.ENVIRONMENT_UNAVAILABLE)])
-    assert down == replace(row, turn_ids=[-1] * 14, env_mask=[0] * 14)
+    down = replace(TWO_AGENTS, stop_reason=StopReason.ENVIRONMENT_UNAVAILABLE)
+    assert (down.turn_ids, down.env_mask, down.spans, down.agents) == ([-1] * 14, [0] * 14, [], [])
+    assert (down.context_ids, down.logprobs) == (row.context_ids, row.logprobs)
+
+
+def test_where_turns_lie_and_what_the_policy_read_before_them() -> None:
+    """A turn may be interrupted by a token of the environment's, and contexts may alternate."""
+    assert TWO_AGENTS.spans == [(0, 2), (5, 6), (7, 9), (10, 11), (13, 14)]
+    assert [TWO_AGENTS.read_before(start) for start, _ in TWO_AGENTS.spans][1:3] == [[4, 7, 8], [4]]
+    assert TWO_AGENTS.shown(2, 7) == [7, 8, 9]
+    first, seen = turn(ActionKind.MESSAGE, 5), Observation((8,), "")
+    interrupted = Trajectory((1,), (first, seen, replace(first, resumes=True), first), StopReason.MAX_TURNS)
+    assert (interrupted.turn_ids, interrupted.spans) == ([0, -1, 0, 1], [(0, 3), (3, 4)])
+    assert interrupted.turns == (first, first)
 
 
 def routed(trajectory: Trajectory, *by_turn: list[int]) -> Trajectory:
@@ -46,22 +58,22 @@ def routed(trajectory: Trajectory, *by_turn: list[int]) -> Trajectory:
 def test_routes_are_laid_out_by_context() -> None:
     """Here each token goes to the expert of its own number. What follows the last turn of a context has none."""
     known = routed(TWO_AGENTS, [2, 3, 5], [4, 7, 8], [4, 10], [9, 14], [6, 15, 16])
-    found = laid_out_routes(known, 18, (1, 1))
-    assert (found.dtype, found.shape) == (np.int16, (18, 1, 1))
-    assert found.ravel().tolist() == [2, 3, 5, 6, 4, 7, 8, 9, 4, 10, -1, 14, -1, 15, 16, -1, -1, -1]
+    found = laid_out_routes(known, (1, 1))
+    assert (found.dtype, found.shape) == (np.int16, (16, 1, 1))
+    assert found.ravel().tolist() == [2, 3, 5, 6, 4, 7, 8, 9, 4, 10, -1, 14, -1, 15, 16, -1]
     ends_with = replace(known, segments=(*known.segments, Observation((20,), "", context=2)))
-    assert laid_out_routes(ends_with, 19, (1, 1)).ravel().tolist() == [*found.ravel()[:17], -1, -1]
+    assert laid_out_routes(ends_with, (1, 1)).ravel().tolist() == [*found.ravel(), -1]
 
 
 def test_routes_that_are_no_engine_s_are_refused_or_left_out() -> None:
     wrong = routed(TWO_AGENTS, [2, 3, 5], [4, 7, 8], [4, 10], [9, 14, 12], [6, 15, 16])
     with pytest.raises(RuntimeError, match="routes of 3 tokens, not 2"):
-        laid_out_routes(wrong, 18, (1, 1))
+        laid_out_routes(wrong, (1, 1))
     partly = routed(TWO_AGENTS, [2, 3, 5], [4, 7, 8], [4, 10], [9, 14], [6, 15, 16])
     segments = [replace(s, routes=None) if s.token_ids == (12,) else s for s in partly.segments]
     partly = replace(partly, segments=tuple(segments))
-    found = laid_out_routes(partly, 18, (1, 1)).ravel().tolist()
-    assert found == [2, 3, 5, 6, 4, 7, 8, -1, 4, 10, -1, -1, -1, 15, 16, -1, -1, -1]
+    found = laid_out_routes(partly, (1, 1)).ravel().tolist()
+    assert found == [2, 3, 5, 6, 4, 7, 8, -1, 4, 10, -1, -1, -1, 15, 16, -1]
 
 
 def test_statistics_of_a_batch() -> None:

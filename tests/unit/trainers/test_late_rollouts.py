@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
@@ -16,10 +18,16 @@ from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from sorl_trl.trainers import late_rollouts, vllm_policy
-from sorl_trl.trainers.late_rollouts import Part, RolloutsAhead, _packed
+from sorl_trl.trainers.late_rollouts import Part, RolloutsAhead, _packed, _unpacked
+from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 
 GROUPS, ROWS, PROMPTS = 2, 2, 6
 """Of a batch, of a group, and in the data set: an epoch is three batches."""
+
+
+class Setup(RolloutSetup):
+    def encode(self, prompts: Any, tools: Any = None) -> Any:
+        return [[prompt] for prompt in prompts]
 
 
 class Run:
@@ -62,7 +70,7 @@ class Run:
         """The state at the end."""
 
     def setup(self, trainer: Any) -> RolloutSetup:
-        return RolloutSetup(None, None, {}, [1], RolloutLimits())
+        return Setup(None, None, {}, [1], RolloutLimits())
 
     def fork(self) -> Run:
         return self
@@ -80,11 +88,11 @@ class Run:
             found += [indices[i : i + size] for i in range(0, len(indices), size)]
         return found[: self.batches]
 
-    def collect(self, setup: Any, prompts: list[int], *_: Any) -> tuple[dict[str, Any], dict[str, float]]:
+    def collect(self, setup: Any, prompts: list[int], *_: Any) -> tuple[list[Trajectory], dict[str, float]]:
         self.begun.append((tuple(prompts), self.now))
         self.wait(prompts)
-        turn = SimpleNamespace(versions=None)
-        return {"completion_ids": list(prompts), "trajectory": [SimpleNamespace(turns=[turn])] * len(prompts)}, {}
+        turn = Turn((1,), "", Action(ActionKind.MESSAGE))
+        return [Trajectory((prompt,), (turn,), StopReason.MAX_TURNS) for prompt in prompts], {}
 
     def wait(self, prompts: list[int]) -> None:
         time.sleep(self.latencies[len(self.begun) % len(self.latencies)])
@@ -98,9 +106,9 @@ class Run:
             self.ahead.begin_at(self.now)
             for batch in range(self.now, self.batches if until is None else until):
                 self.now = batch
-                output = self.ahead(expected[batch], self.trainer)
-                taken.append([row["prompt"] for row in output["rows"]])
-                assert output["completion_ids"] == taken[-1]
+                rows, trajectories, _ = self.ahead.next(expected[batch])
+                taken.append([row["prompt"] for row in rows])
+                assert [each.prompt_ids[0] for each in trajectories] == taken[-1]
             self.left = self.ahead.state_dict()
         return taken
 
@@ -160,7 +168,7 @@ def test_a_straggler_is_passed_by_for_as_many_batches_as_allowed() -> None:
 
 def test_the_end_of_a_run_ends_what_is_under_way() -> None:
     class Endless(Run):
-        def collect(self, setup: Any, prompts: list[int], *given: Any) -> tuple[dict[str, Any], dict[str, float]]:
+        def collect(self, setup: Any, prompts: list[int], *given: Any) -> tuple[list[Trajectory], dict[str, float]]:
             *_, go_on = given
             while prompts != self.expected()[0] and go_on(True):
                 time.sleep(0.001)
@@ -169,37 +177,38 @@ def test_the_end_of_a_run_ends_what_is_under_way() -> None:
     run = Endless(4, 1, False, [0.0])
     with run.ahead.running():
         run.ahead.begin_at(0)
-        run.ahead(run.expected()[0], run.trainer)
+        run.ahead.next(run.expected()[0])
     assert not [each for each in threading.enumerate() if each.name.startswith("sorl-ahead")]
 
 
 def test_what_a_checkpoint_cannot_hold_is_said(caplog: pytest.LogCaptureFixture) -> None:
     part = Part((0, 0), 0, 0, [{"prompt": "a"}])
-    part.result.set_result(({"environments": [threading.Lock()]}, {}))
+    made = Trajectory((1,), (), StopReason.MAX_TURNS, {"environments": threading.Lock()})
+    part.result.set_result(([made], {}))
     assert _packed(part) is None and "samples them anew" in caplog.text
 
 
-def test_groups_with_agents_and_without_are_one_batch() -> None:
-    class Team(Run):
-        def collect(self, setup: Any, prompts: list[int], *_: Any) -> tuple[dict[str, Any], dict[str, float]]:
-            output, metrics = super().collect(setup, prompts)
-            is_named = prompts[0] == self.expected()[0][0]
-            return {**output, **({"agents": [["a"]] * ROWS} if is_named else {})}, metrics
-
-    run = Team(2, 0, True, [0.0])
-    with run.ahead.running():
-        run.ahead.begin_at(0)
-        output = run.ahead(run.expected()[0], run.trainer)
-    assert output["agents"] == [
-        ["a"] if prompt == run.expected()[0][0] else None for prompt in output["completion_ids"]
-    ]
+def test_a_part_is_what_it_was_unless_an_earlier_version_packed_it() -> None:
+    part = Part((0, 0), 2, 3, [{"prompt": "a"}])
+    trajectory = Trajectory(
+        (1,), (Turn((2,), "", Action(ActionKind.MESSAGE)),), StopReason.MAX_TURNS, {"agent_rewards": {"reward": 1.0}}
+    )
+    part.result.set_result(([trajectory], {"turns": 1.0}))
+    packed = _packed(part)
+    assert packed is not None and _unpacked(packed, part.place, [{"prompt": "b"}]) is None
+    found = _unpacked(packed, part.place, part.rows)
+    assert found is not None and (found.version, found.step, found.result.result()) == (2, 3, part.result.result())
+    assert found.result.result()[0][0].columns == trajectory.columns
+    buffer = BytesIO()
+    torch.save((2, 3, ["a"], {"completion_ids": [[2]]}, {"turns": 1.0}), buffer)
+    assert _unpacked(torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8), (0, 0), part.rows) is None
 
 
 def test_another_batch_than_the_sampler_has_shown_is_an_error() -> None:
     run = Run(4, 1, False, [0.0])
     with run.ahead.running(), pytest.raises(RuntimeError, match="neither changes nor skips rows"):
         run.ahead.begin_at(0)
-        run.ahead([99] * 4, run.trainer)
+        run.ahead.next([99] * 4)
 
 
 def test_a_mistake_of_another_process_is_not_taken_for_an_engine_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,11 @@ import torch
 
 from sorl_trl import EndpointRollout
 from sorl_trl.trainers.batch import micro_batches
-from sorl_trl.trainers.rollout import mismatch_of
-from sorl_trl.trainers.sampled import Sampled, check_rollout, checked_rollout, sampled_rows, state_keys
+from sorl_trl.trainers.pack import mismatch_of
+from sorl_trl.trainers.returned import check_callable, read_output
+from sorl_trl.trainers.samples import _check_window
+from sorl_trl.trainers.score import state_keys
+from sorl_trl.types import Trajectory
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What a rollout function returns
@@ -29,8 +32,8 @@ def output(**overrides: Any) -> dict[str, Any]:
     }
 
 
-def checked(**overrides: Any) -> dict[str, Any]:
-    return checked_rollout(lambda prompts, trainer: output(**overrides))(["a", "b"], None)
+def checked(**overrides: Any) -> list[Trajectory]:
+    return read_output(output(**overrides), 2)
 
 
 CONTEXTS = {"turn_ids": None, "context_ids": [[0, -1, 1], [0]]}
@@ -48,6 +51,11 @@ CONTEXTS = {"turn_ids": None, "context_ids": [[0, -1, 1], [0]]}
         ({**CONTEXTS, "context_ids": [[0, 1, 2], [0]]}, "`context_ids` is 2 at token 2 of row 0"),  # its first
         ({**CONTEXTS, "context_ids": [[0, 1, -1], [0]]}, "`context_ids` is -1 at token 2 of row 0"),  # a repetition
         ({**CONTEXTS, "turn_ids": [[0, -1, 0], [0]]}, "`context_ids` are 0 and 1 within turn 0 of row 0"),
+        *(
+            ({"agents": [bad, ["p"]]}, "`agents` is .* in row 0, .* for each of the row's 2 turns")
+            for bad in (["p"], "pq", ["p", 3], 7)
+        ),
+        ({"agents": 7}, "`agents` is 7 in row 0"),
     ],
 )
 def test_bad_rollouts_are_named(overrides: dict[str, Any], message: str) -> None:
@@ -65,18 +73,33 @@ def test_what_is_no_integer_is_refused_with_the_name_of_its_field(key: str, row:
 
 def test_what_a_rollout_may_leave_out_or_return_as_tensors() -> None:
     """TRL wants the key `logprobs`, and takes `None` for it alone. Turn ids imply the mask."""
-    assert checked(env_mask=None) == output()
-    bare = {"logprobs": None, **{key: output()[key] for key in ("prompt_ids", "completion_ids")}}
-    assert checked(env_mask=None, turn_ids=None) == bare
-    rows = {**output(), "context_ids": [[0, -1, 1], [0]]}
-    names = ("env_mask", "turn_ids", "context_ids")
-    assert checked(**{name: [torch.tensor(row) for row in rows[name]] for name in names}) == rows
-    check_rollout(rows, 2)
+    assert checked(env_mask=None) == checked()
+    bare = checked(env_mask=None, turn_ids=None)
+    assert [each.turn_ids for each in bare] == [[0, 0, 0], [0]]
+    rows = {**output(logprobs=[[-1.0, 0.0, None], [-2.0]]), "context_ids": [[0, -1, 1], [0]]}
+    names = ("completion_ids", "env_mask", "turn_ids", "context_ids")
+    found, same = (
+        read_output({**rows, **each}, 2) for each in ({}, {n: [*map(torch.tensor, rows[n])] for n in names})
+    )
+    first, second = found
+    assert [each.prompt_ids for each in found] == [(4,), (4, 5)]
+    assert {name: [getattr(each, name) for each in (first, second)] for name in names} == {n: rows[n] for n in names}
+    assert second.logprobs == [-2.0] and first.logprobs[:2] == [-1.0, 0.0] and math.isnan(first.logprobs[2])
+    assert [each.segments[:1] for each in same] == [each.segments[:1] for each in found]
+    with pytest.raises(ValueError, match=r"must return keys \['logprobs'\]"):
+        read_output({key: rows[key] for key in ("prompt_ids", "completion_ids")}, 2)
 
 
-def turns(ids: Any, mask: Any, recorded: Any, contexts: Any = None, window: int | None = None) -> list[Any]:
-    rows = sampled_rows([[3]] * len(ids), ids, mask, recorded, contexts, window)
-    return [list(row.turn_ids) for row in rows]
+def test_other_fields_are_columns_and_agents_name_turns() -> None:
+    found = checked(agents=[["a", "b"], None], seen=[3, 4], both="x")
+    columns = [{"agents": ["a", "b"], "seen": 3, "both": "x"}, {"agents": None, "seen": 4, "both": "x"}]
+    assert [each.columns for each in found] == columns and [each.agents for each in found] == [["a", "b"], [""]]
+
+
+def turns(ids: Any, mask: Any, recorded: Any, contexts: Any = None) -> list[Any]:
+    rows = {"prompt_ids": [[3]] * len(ids), "completion_ids": ids, "logprobs": None}
+    found = read_output({**rows, "env_mask": mask, "turn_ids": recorded, "context_ids": contexts}, len(ids))
+    return [each.turn_ids for each in found]
 
 
 def test_turns_are_recorded_or_runs_of_the_mask() -> None:
@@ -84,6 +107,7 @@ def test_turns_are_recorded_or_runs_of_the_mask() -> None:
     ids, recorded = [[4, 5, 6]], [[0, 1, 1]]
     assert turns(ids, [[1, 1, 1]], recorded) == recorded
     assert turns(ids, [[1, 0, 1]], None) == [[0, -1, 1]]
+    assert turns(ids, [[1, 0, 1]], [[0, -1, 0]]) == [[0, -1, 0]], "interrupted"
     assert turns(ids, None, None) == [[0, 0, 0]]
     assert turns([[4] * 6], [[1, 0, 1, 1, 0, 1]], None, [[0, -1, 1, 0, -2, 2]]) == [[0, -1, 1, 2, -1, 3]]
     with pytest.raises(ValueError, match="turn_ids"):
@@ -91,10 +115,11 @@ def test_turns_are_recorded_or_runs_of_the_mask() -> None:
 
 
 def test_a_context_longer_than_the_policy_reads_is_named() -> None:
-    ids, mask, contexts = [[4, 5, 6, 7]], [[1, 0, 0, 1]], [[0, -1, 1, 1]]
-    assert turns(ids, mask, None, contexts, window=3) == [[0, -1, -1, 1]]
+    rows = {"completion_ids": [[4, 5, 6, 7]], "env_mask": [[1, 0, 0, 1]], "context_ids": [[0, -1, 1, 1]]}
+    found = read_output({"prompt_ids": [[3]], "logprobs": None, **rows}, 1)
+    _check_window(found, 3)
     with pytest.raises(ValueError, match="context 1 of row 0 has 3 tokens, but the policy can read at most 2"):
-        turns(ids, mask, None, contexts, window=2)
+        _check_window(found, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -102,25 +127,12 @@ def test_a_context_longer_than_the_policy_reads_is_named() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def trajectory(
-    prompt: list[int], completion: list[int], turn_ids: list[int], contexts: list[int] | None = None
-) -> Sampled:
-    return Sampled(prompt, completion, turn_ids, contexts or [0] * len(completion))
-
-
 def keys(*rows: tuple[list[int], ...]) -> list[list[int]]:
     """Of trajectories of prompt, completion, turn ids and, where there are several, context ids."""
-    made = [trajectory(*row) for row in rows]
-    return state_keys(made, max(len(row.turns) for row in made)).tolist()
-
-
-def test_where_turns_lie_and_what_the_policy_read_before_them() -> None:
-    """A turn may be interrupted by a token of the environment's, and contexts may alternate."""
-    assert trajectory([5], [7] * 7, [-1, 0, 0, -1, 1, 2, -1]).turns == [(1, 3), (4, 5), (5, 6)]
-    assert trajectory([5], [7] * 4, [0, -1, 0, 1]).turns == [(0, 3), (3, 4)]
-    assert trajectory([5], [7, 7], [-1, -1]).turns == []
-    row = trajectory([5, 6], [7, 30, 31, 8, 20, 9], [0, -1, -1, 1, -1, 2], [0, -1, 1, 1, 0, 0])
-    assert [row.read_before(start) for start, _ in row.turns] == [[5, 6], [30, 31], [5, 6, 7, 20]]
+    names = ("prompt_ids", "completion_ids", "turn_ids", "context_ids")
+    columns = zip(*((*row, [0] * len(row[1]))[:4] for row in rows), strict=True)
+    made = read_output({"logprobs": None, **dict(zip(names, map(list, columns), strict=True))}, len(rows))
+    return state_keys(made, max(len(each.spans) for each in made)).tolist()
 
 
 def test_a_state_is_the_last_observation() -> None:
@@ -157,7 +169,7 @@ def test_keys_are_int64_and_the_same_in_every_process() -> None:
     assert len(set(many)) == 200
     assert min(many) >= 0 and max(many) > 2**61
     assert keys(([5], [7], [0])) == [[5850268771259085613]], "of another process"
-    assert state_keys([trajectory([5], [1] * 3, [-1] * 3)] * 2, 0).shape == (2, 0)
+    assert state_keys([checked(turn_ids=[[-1] * 3, [0]], env_mask=None)[0]] * 2, 0).shape == (2, 0)
     assert keys(([5], [20], [-1]), ([5], [7], [0]))[0] == [0], "without a turn"
 
 
@@ -221,4 +233,4 @@ async def agent(example: Any, endpoint: Any) -> float:
 @pytest.mark.parametrize("given", [agent, EndpointRollout])
 def test_an_agent_is_no_rollout_function(given: Any) -> None:
     with pytest.raises(TypeError, match=r"`rollout_func` is the .*EndpointRollout\(agent\)"):
-        checked_rollout(given)
+        check_callable(given)

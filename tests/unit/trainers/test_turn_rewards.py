@@ -9,21 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.trainers.rewards import SAMPLED, RewardWatch, SplitRewards, rewarding_turns, split_rewards
-from sorl_trl.trainers.sampled import Sampled
+from sorl_trl.trainers.rewards import SAMPLES, RewardWatch, SplitRewards, rewarding_turns, split_rewards
+from sorl_trl.trainers.samples import Sample
+from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 
 
-def trajectories(counts: Sequence[int]) -> list[Sampled]:
-    return [Sampled([5], [7] * max(count, 1), [*range(count)] or [-1], [0] * max(count, 1)) for count in counts]
+def samples(counts: Sequence[int]) -> list[Sample]:
+    turn = Turn((7,), "", Action(ActionKind.MESSAGE))
+    return [Sample(Trajectory((5,), (turn,) * count, StopReason.MAX_TURNS), {}, 0, "", "") for count in counts]
 
 
-def record(returned: list[Any], counts: list[int]) -> tuple[list[Sampled], list[float | None]]:
-    sampled = trajectories(counts)
-    return sampled, rewarding_turns(lambda **_: returned, 0, "hits")(**{SAMPLED: sampled})
+def record(returned: list[Any], counts: list[int]) -> tuple[list[Sample], list[float | None]]:
+    made = samples(counts)
+    return made, rewarding_turns(lambda **_: returned, 0, "hits")(**{SAMPLES: made})
 
 
-def split(sampled: list[Sampled], rewards: Tensor, weights: Tensor) -> SplitRewards:
-    return split_rewards(sampled, rewards, weights, max(len(row.turns) for row in sampled))
+def split(sampled: list[Sample], rewards: Tensor, weights: Tensor) -> SplitRewards:
+    return split_rewards(sampled, rewards, weights, max(len(each.trajectory.spans) for each in sampled))
 
 
 def test_trl_sees_the_sum_and_the_turns_are_kept() -> None:
@@ -75,7 +77,7 @@ def test_a_missing_column_is_named_with_those_there_are() -> None:
     def right(completions: Any, answer: Any, *, level: int = 0, **_: Any) -> list[float]:
         return [1.0]
 
-    given = {SAMPLED: trajectories([1]), "completions": ["a"], "prompts": ["b"], "log_extra": None, "gold": ["a"]}
+    given = {SAMPLES: samples([1]), "completions": ["a"], "prompts": ["b"], "log_extra": None, "gold": ["a"]}
     with pytest.raises(ValueError, match=r"'right' needs `answer`, but the columns are \['gold'\]"):
         rewarding_turns(right, 0, "right")(**given)
     assert rewarding_turns(right, 0, "right")(**given, answer=["a"]) == [1.0]

@@ -1,0 +1,217 @@
+"""Makes one batch of tensors of all trajectories of a rollout, scored by old policy and reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+from torch.nn.functional import pad as pad_width
+from trl.trainer.utils import nanmax, nanmin, pad, use_adapter
+
+from sorl_trl.methods import ScoredRollout
+from sorl_trl.ops import bounded_log_ratio, engine_ratio
+from sorl_trl.records.resume_point import ranks_where
+from sorl_trl.rollout.chat import tabular
+from sorl_trl.rollout.routing import ROUTES
+from sorl_trl.trainers.agents import agent_fields
+from sorl_trl.trainers.batch import (
+    GENERATED_AT,
+    OLD_POLICY_STEP,
+    drop,
+    gather_rows,
+    loss_mask_of,
+    own_rows,
+    token_count,
+)
+from sorl_trl.trainers.host import Host
+from sorl_trl.trainers.prompts import image_inputs
+from sorl_trl.trainers.router_replay import engine_routes, log_gaps
+from sorl_trl.trainers.samples import Sample
+from sorl_trl.types import Trajectory
+
+
+@dataclass
+class Rollout:
+    """One trajectory for each of B dataset rows on this process, and N on all processes, group by group."""
+
+    accelerator: Accelerator
+    samples: list[Sample]
+    scored: ScoredRollout
+    """What all processes know about the N trajectories: the input of credit and `keep`."""
+    batch: dict[str, Any]
+    """TRL's dictionary of tensors, which training shuffles, splits and reads."""
+
+    def own(self, gathered: Tensor) -> Tensor:
+        """The B rows of this process."""
+        return own_rows(gathered, len(self.samples), self.accelerator)
+
+    def gather(self, values: Tensor, padding: int = 0) -> Tensor:
+        """(B, T) of this process to (N, T) of all processes, with `padding` where a process has fewer columns."""
+        return gather_rows(self.accelerator, values, padding)
+
+    def drop(self, keep: Tensor) -> None:
+        """Take everything outside `keep`, (B,) or (B, T) bool, out of the loss and its denominators."""
+        drop(self.batch, keep, self.accelerator)
+
+
+def pack(host: Host, samples: list[Sample], scored: ScoredRollout) -> Rollout:
+    """The batch of scored trajectories: tensors, images and routes, then a pass of old policy and reference."""
+    trajectories = [each.trajectory for each in samples]
+    batch = tensors(host, trajectories)
+    batch |= agent_fields(trajectories, scored.agent_names, batch["turn_ids"])
+    images = [each.images for each in samples]
+    if any(each is not None for each in images):
+        batch |= image_inputs(host.trainer, [each.prompt for each in samples], images, batch)
+    if host.args.router_replay != "none" and host.is_training:
+        batch[ROUTES] = engine_routes(batch, trajectories, host.forward.routers.shape)
+    sampled_at = samples[0].step
+    batch[GENERATED_AT] = torch.tensor(sampled_at)
+    batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if host.args.compares_with_sampler else host.step)
+    _score_old_policy(host, batch)
+    if host.reference_beta != 0.0:
+        batch["ref_per_token_logps"] = _score_reference(host, batch)
+    if host.corrects_engine:
+        batch["importance_sampling_ratio"] = engine_weights(host, batch)
+    return Rollout(host.accelerator, samples, scored, batch)
+
+
+def tensors(host: Host, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """The part of TRL's batch that sampling alone determines, for the trajectories of this process."""
+    pad_id, device = host.tokenizer.pad_token_id, host.accelerator.device
+
+    def padded_tensor(rows: Sequence[Sequence[Any]], value: int, side: str = "right") -> Tensor:
+        each = [torch.tensor(row) for row in rows]
+        width = host.pad_to_multiple_of
+        made: Tensor = pad(each, padding_value=value, padding_side=side, pad_to_multiple_of=width)
+        return made.to(device)
+
+    prompts, completions = zip(*((each.prompt_ids, each.completion_ids) for each in trajectories), strict=True)
+    batch: dict[str, Any] = {
+        "prompt_ids": padded_tensor(prompts, pad_id, "left"),
+        "prompt_mask": padded_tensor([[1] * len(row) for row in prompts], 0, "left"),
+        "completion_ids": padded_tensor(completions, pad_id),
+        "completion_mask": padded_tensor([[1] * len(row) for row in completions], 0),
+        "tool_mask": padded_tensor([each.env_mask for each in trajectories], 1),
+    }
+    logprobs = [row for each in trajectories if (row := each.logprobs) is not None]
+    if len(logprobs) == len(trajectories):
+        batch["sampling_per_token_logps"] = padded_tensor(logprobs, 0)
+    if any(any(each.context_ids) for each in trajectories):
+        batch["context_ids"] = padded_tensor([each.context_ids for each in trajectories], 0)
+    if host.masks_truncated:
+        ends = host.ends
+        is_whole = torch.tensor([[row[-1] in ends] for row in completions], device=device).int()
+        for name in ("completion_mask", "tool_mask"):
+            batch[name] = batch[name] * is_whole
+    turn_ids = padded_tensor([each.turn_ids for each in trajectories], -1)
+    batch["turn_ids"] = torch.where(loss_mask_of(batch).bool(), turn_ids, -1)
+    batch["num_items_in_batch"] = token_count(batch, host.accelerator)
+    return batch
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Old policy and engine
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def _score_old_policy(host: Host, batch: dict[str, Any]) -> None:
+    """Put the log-probabilities that ratios compare with into a batch, and the values of a critic.
+
+    Without them, ratios compare the policy with itself, as in TRL. No pass is made if ratios compare with the
+    asynchronous sampling policy and all of its log-probabilities are known.
+    """
+    is_ahead = host.args.async_staleness > 0 and host.is_training
+    is_sampler = is_ahead and host.args.compares_with_sampler
+    is_reused = host.args.gradient_accumulation_steps % host.args.cycle_steps != 0
+    is_compared = is_ahead or is_reused or host.corrects_engine
+    sampling: Any = batch.get("sampling_per_token_logps")
+    is_known = is_sampler and not ranks_where(bool(sampling.isnan().any()))
+    logps = None
+    if host.has_critic or (is_compared and not is_known):
+        scores = host.score(host.model, batch, values=host.has_critic, replay=True)
+        logps = scores.logps
+        if ROUTES in batch:
+            log_gaps(host, batch, logps)
+        if scores.values is not None:
+            batch["old_values"] = scores.values
+    if is_compared:
+        old: Any = sampling if is_known else logps
+        batch["old_per_token_logps"] = torch.where(sampling.isnan(), old, sampling) if is_sampler else old
+
+
+def _score_reference(host: Host, batch: dict[str, Any]) -> Tensor:
+    """(B, T) log-probabilities of the reference: a separate model, or the policy without its adapter."""
+    if host.reference_model is not None:
+        return host.score(host.reference_model, batch).logps
+    policy = host.accelerator.unwrap_model(host.model)
+    with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
+        return host.score(host.model, batch).logps
+
+
+def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
+    """(B, T) d_t = log π_old − log μ of each model token, bounded; 0 where it is NaN and outside model tokens.
+
+    An appended end-of-sequence token is not a model token, because the engine did not sample it.
+    """
+    width = turn_ids.size(1)
+    difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"])[:, :width]
+    known = (turn_ids >= 0) & ~difference.isnan()
+    return bounded_log_ratio(torch.where(known, difference, 0.0))
+
+
+def engine_weights(host: Host, batch: Mapping[str, Any]) -> Tensor:
+    """TRL's weights π_old/μ of tokens (B, T) or sequences (B, 1), and their metrics."""
+    (mode, *bounds), mask = host.engine_ratio_mode, loss_mask_of(batch).bool()
+    difference = batch["old_per_token_logps"] - batch["sampling_per_token_logps"]
+    ratio = engine_ratio(difference, mask, mode, *bounds)
+    gather, zero = host.accelerator.gather, difference.new_zeros(())
+    logged = host.metrics
+    known = difference[mask & ~difference.isnan()].abs()
+    mean, largest = (known.mean(), known.max()) if known.numel() else (zero, zero)
+    logged["sampling/sampling_logp_difference/mean"].append(gather(mean).mean().item())
+    logged["sampling/sampling_logp_difference/max"].append(gather(largest).max().item())
+    shown = ratio.flatten() if mode.startswith("sequence") else ratio[mask]
+    low, mean, high = (shown.min(), shown.mean(), shown.max()) if shown.numel() else (zero, zero, zero)
+    logged["sampling/importance_sampling_ratio/min"].append(nanmin(gather(low)).item())
+    logged["sampling/importance_sampling_ratio/mean"].append(gather(mean).nanmean().item())
+    logged["sampling/importance_sampling_ratio/max"].append(nanmax(gather(high)).item())
+    return ratio
+
+
+def kept_masks(host: Host, rollout: Rollout) -> list[Tensor]:
+    """What each piece of `keep` keeps of this process's rows, (B,) or (B, T) bool. The shares are logged.
+
+    T is the padded width of the batch.
+    """
+    masks = []
+    width = rollout.batch["completion_ids"].size(1)
+    for piece in host.method.keep:
+        keep = piece(rollout.scored).bool()
+        name = getattr(piece, "__name__", type(piece).__name__)
+        share = keep if keep.dim() == 1 else keep[rollout.scored.turns.loss_mask]
+        host.metrics[f"keep/{name}"].append(share.float().mean().item())
+        own = rollout.own(keep)
+        if own.dim() == 2:
+            own = pad_width(own[:, :width], (0, max(width - own.size(1), 0)), value=True)
+        masks.append(own)
+    return masks
+
+
+def log_table(host: Host, rollout: Rollout, advantages: Tensor) -> None:
+    """Put the rollout into TRL's table of completions, with (N,) advantages. Processes share the order of names."""
+    logs = host.table
+    logs["prompt"].extend(gather_object([each.prompt for each in rollout.samples]))
+    logs["completion"].extend(gather_object([tabular(each.completion) for each in rollout.samples]))
+    for i, name in enumerate(rollout.scored.reward_names):
+        logs["rewards"][name].extend(rollout.scored.rewards_per_func[:, i].tolist())
+    for name in sorted({*gather_object([*{name for each in rollout.samples for name in each.extra}])}):
+        logs["extra"][name].extend(gather_object([each.extra.get(name) for each in rollout.samples]))
+    logs["advantages"].extend(advantages.tolist())
+    images = [each.images for each in rollout.samples]
+    if host.logs_images and any(each is not None for each in images):
+        logs["images"].extend(gather_object(images))
