@@ -23,9 +23,9 @@ import trl
 from trl import GRPOTrainer
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.experimental import GroupRefillTrainer, MultiAgentTrainer
+from sorl_trl.experimental import GroupRefillTrainer
 
-OURS = (SOGRPOTrainer, SOPPOTrainer, GroupRefillTrainer, MultiAgentTrainer)
+OURS = (SOGRPOTrainer, SOPPOTrainer, GroupRefillTrainer)
 OVERRIDDEN = {
     "trl:GRPOTrainer._clip_grad_norm": {"9cfad6062fd3835b"},
     "trl:GRPOTrainer._compute_loss": {"f6b6366f4bb7515d"},

@@ -264,7 +264,7 @@ class Endpoint:
             token_ids, schema = [*call.context.token_ids], _schema(run, request)
             _warn_of_ignored(run, completions.without_effect(asked, api.FIELDS, request.schema != schema))
             call.limit = _room(run, call)
-            asked_for = token_ids, call.limit, request.stops, schema, request.model
+            asked_for = token_ids, call.limit, request.stops, schema
             turn = ApiRequest(run.number, call.context.row, *asked_for)
             run.turns.ask(turn)
             generation = await asyncio.wrap_future(turn.generation)

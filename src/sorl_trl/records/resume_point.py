@@ -84,8 +84,7 @@ def _problems(folder: Path) -> Iterator[str]:
     sharded = [*folder.glob("global_step*"), *folder.glob("pytorch_model_fsdp*")]  # by DeepSpeed, or by FSDP
     if not sharded:
         yield from (f"{folder / name} is missing" for name in _PARTS if not (folder / name).is_file())
-        named = [folder / name for name in (*WEIGHTS, *ADAPTERS)]
-        if not any(file.is_file() for file in [*named, *folder.glob(f"*/{ADAPTERS[0]}")]):
+        if not any((folder / name).is_file() for name in (*WEIGHTS, *ADAPTERS)):
             yield f"{folder} has no weights, such as {SAFE_WEIGHTS_NAME}"
     elif sharded[0].name.startswith("global_step") and not (folder / "latest").is_file():
         yield f"{folder / 'latest'} is missing, which points DeepSpeed to its shards"

@@ -143,7 +143,7 @@ class Collector:
         while (room := most - len(token_ids)) > 0:
             agent = self.responder.agent_of(row)
             limit = min(self.limits.max_turn_tokens, room)
-            generation: Generation = yield TurnRequest(row, row, token_ids, limit, agent=agent)
+            generation: Generation = yield TurnRequest(row, row, token_ids, limit)
             turn = self._read(row, generation, segments, agent)
             segments.append(turn)
             token_ids += turn.token_ids

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -164,8 +163,7 @@ def policy_engine(
     """The engine that samples from the trainer's policy, and a function that tells whether any rank is still active.
 
     If parameters stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`), or vLLM is
-    spread over ranks, every rank must poll equally often; otherwise ranks are independent. A trainer whose agents have
-    separate weights combines several engines in its method `agent_engine`.
+    spread over ranks, every rank must poll equally often; otherwise ranks are independent.
     """
     accelerator = trainer.accelerator
     end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
@@ -188,8 +186,7 @@ def policy_engine(
         trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
     ):
         how = (options.rollout_engine, options.kv_cache_gib, sharded)
-        make = partial(model_engine, model, end, trainer.generation_config, *how)
-        engine = trainer.agent_engine(make) if hasattr(trainer, "agent_engine") else make()
+        engine = model_engine(model, end, trainer.generation_config, *how)
         try:
             yield engine, _active_on(engine, accelerator)
         except BaseException as error:  # it would keep TRL's contexts from restoring anything

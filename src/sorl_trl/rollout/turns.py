@@ -40,7 +40,6 @@ class TurnRequest:
     limit: int
     stops: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
-    agent: str = ""
 
 
 @dataclass(eq=False)
@@ -180,8 +179,7 @@ class Turns(ABC, Generic[_Request]):
         self._due.pop(request.run, None)
         self._generating[request.row] = request
         self._rows[request.run].add(request.row)
-        engine = self._engine.of_agent(request.agent)
-        engine.submit(request.row, request.token_ids, request.limit, request.stops, request.schema)
+        self._engine.submit(request.row, request.token_ids, request.limit, request.stops, request.schema)
 
     def _leave(self, run: int) -> None:
         self._due[run] = self._polls + self._rejoin_after

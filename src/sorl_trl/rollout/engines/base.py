@@ -104,9 +104,6 @@ class Engine(ABC):
             "`rollout_engine='slots'` (in `EngineOptions`) or `use_vllm=True`."
         )
 
-    memory_share: float = 1.0
-    """The share of the memory for keys and values that it may take, where several engines divide it."""
-
     @abstractmethod
     def open(self, rows: int) -> None:
         """Begin a rollout of `rows` trajectories. Nothing is kept from the previous rollout.
@@ -122,10 +119,6 @@ class Engine(ABC):
     def rollout_seed(self) -> int:
         """The seed that was set, or a new one."""
         return draw_seed() if self.seed is None else self.seed
-
-    def of_agent(self, agent: str) -> Engine:
-        """The engine for an agent's turns: this one, unless agents have separate weights."""
-        return self
 
     @abstractmethod
     def submit(

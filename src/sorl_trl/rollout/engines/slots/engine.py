@@ -104,7 +104,7 @@ class SlotEngine(Engine):
         self.prefilled_tokens = 0
         self._row_seed = self.rollout_seed() if self._sampler.is_random else None
         self._rows, self._waiting = {}, []
-        budget = (self._cache_bytes or _free_bytes(self._base.device)) * self.memory_share
+        budget = self._cache_bytes or _free_bytes(self._base.device)
         self._table = SlotTable(int(budget) // self._bytes_per_token)
         room = self._table.most_tokens + 1  # a turn ends without reading the last token that it samples
         self.window = room if self._positions is None else min(room, self._positions)
