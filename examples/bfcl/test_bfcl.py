@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
 
 pytest.importorskip("bfcl_eval")
 
@@ -22,10 +23,16 @@ from tests.tools import qwen_tokenizer
 from examples.bfcl import tasks as command
 from examples.bfcl.calls import Call, WrongCall, read_calls
 from examples.bfcl.environment import BFCLEnvironment, BFCLTools
-from examples.bfcl.solutions import SolutionPolicy
 from examples.bfcl.tasks import BFCL_SETS, Task, load_tasks, package, rows_of, task_of
-from sorl_trl.qa import environment_reward, solved_reward
-from sorl_trl.rollout import ChatProtocol, Collector, EnvironmentResponder, RolloutLimits, environment_statistics
+from sorl_trl.qa import encode_prompts, environment_reward, solved_reward
+from sorl_trl.rollout import (
+    ChatProtocol,
+    Collector,
+    EnvironmentResponder,
+    Generation,
+    RolloutLimits,
+    environment_statistics,
+)
 from sorl_trl.types import Action, ActionKind, StopReason, Turn
 
 TASKS = [task for name in BFCL_SETS for task in load_tasks(name)]
@@ -283,6 +290,34 @@ def test_too_many_steps_end_the_trajectory() -> None:
     assert [reply.stop for reply in replies] == [None] * 3 + [StopReason.ENVIRONMENT_DONE]
     assert not environment.solved
     assert environment.measures()["force_terminated"] == 1
+
+
+class SolutionPolicy:
+    """A `Generator` that answers each request with one message of its calls, and then reports that it is done."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task], compact: bool) -> None:
+        self._tokenizer = tokenizer
+        self.prompts = encode_prompts(tokenizer, rows_of(tasks, compact))
+        # A shortened task may be the beginning of another, with the same prompt.
+        by_length = sorted(zip(map(tuple, self.prompts), tasks, strict=True), key=lambda each: len(each[1].requests))
+        self._messages = {prompt: messages_of(task) for prompt, task in by_length}
+
+    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+        """See `Generator.generate`."""
+        return [self._generate(context, most) for context, most in zip(contexts, max_new_tokens, strict=True)]
+
+    def _generate(self, context: Sequence[int], most: int) -> Generation:
+        prompt = next(prompt for prompt in self._messages if tuple(context[: len(prompt)]) == prompt)
+        ends = list(context[len(prompt) :]).count(self._tokenizer.eos_token_id)  # of its messages and of the others'
+        message = self._messages[prompt][ends // 2]
+        ids = (*self._tokenizer.encode(message, add_special_tokens=False), self._tokenizer.eos_token_id)
+        return Generation(ids[:most], None, stopped=len(ids) <= most)
+
+
+def messages_of(task: Task) -> list[str]:
+    """For each request the calls that solve it, if there are any, and that it is done."""
+    made = (([f"[{', '.join(calls)}]"] if calls else []) + ["Done."] for calls in task.solution)
+    return [message for messages in made for message in messages]
 
 
 @pytest.mark.parametrize("compact", [False, True])
