@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.util import find_spec
 from inspect import isclass
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from sorl_trl.command_line import (
     take_config,
 )
 from sorl_trl.diagnostics.callbacks import ACTIONS
+from sorl_trl.evaluation.policy import ModelArguments, Parts
 from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.methods import METHODS
 from sorl_trl.rollout import EngineOptions, RolloutArguments
@@ -159,6 +161,14 @@ class Arguments:
     @property
     def trainer_class(self) -> type[TurnLevelTrainer]:
         return TRAINERS[self.trainer.trainer]
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What asks the policy, for the trainer and for a dry run."""
+        asked, trust = self.model, self.config.trust_remote_code
+        model = ModelArguments(str(asked.model_name_or_path or ""), asked.model_revision, trust_remote_code=trust)
+        lengths = self.config.max_completion_length, self.config.chat_template_kwargs or {}
+        return Parts(model, self.rollout, self.engine, self.search, *lengths)
 
     @property
     def is_evaluated(self) -> bool:

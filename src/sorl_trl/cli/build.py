@@ -1,32 +1,26 @@
-"""Builds what the arguments describe: questions, rollout, trainer."""
+"""Builds the trainer that the arguments describe, with its questions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
 
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, ProgressCallback
+from transformers import ProgressCallback
 from trl import get_peft_config, get_quantization_config
 from trl.data_utils import is_conversational
 
 from sorl_trl import qa
-from sorl_trl.checks import import_named
 from sorl_trl.cli.arguments import AGENT_REWARD, Arguments, reward_function
-from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
 from sorl_trl.diagnostics.callbacks import CollapseGuard, TurnProgressCallback
-from sorl_trl.evaluation.policy import load_tokenizer, make_rollout
-from sorl_trl.rollout import Collector
 from sorl_trl.rollout.policy_rollout import ADDED_COLUMNS
-from sorl_trl.rollout.tasks import check_read, load_rows, prompt_rows
-from sorl_trl.search import NoSearch
+from sorl_trl.rollout.tasks import check_read, load_rows
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.rewards import check_needed
 
 
-def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, Dataset | None]:
+def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
     """Load the prompts for training and evaluation.
 
     Raises ValueError if the arguments are inconsistent.
@@ -38,11 +32,11 @@ def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tu
     questions = [*train, *(evaluation or ())]
     check_read(rollout, questions, arguments.given)
     check_rewards(arguments, questions)
-    prompts = Dataset.from_list(prompt_rows(train, rollout, tokenizer))
+    prompts = Dataset.from_list(arguments.parts.rows(train))
     for name in () if rollout.rollout_func else task.rewards:  # a `rollout_func` may add columns
         check_needed(reward_function(name), name, [*prompts.column_names, *ADDED_COLUMNS])
     prompts.info.dataset_name = Path(task.train_questions).name  # for the model card
-    return prompts, evaluation and Dataset.from_list(prompt_rows(evaluation, rollout, tokenizer))
+    return prompts, evaluation and Dataset.from_list(arguments.parts.rows(evaluation))
 
 
 def _spread(questions: Sequence[qa.Question], limit: int | None) -> list[qa.Question]:
@@ -75,68 +69,35 @@ def check_rewards(arguments: Arguments, questions: Sequence[qa.Question]) -> Non
                 )
 
 
-def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The trainer's `rollout_func`: the user's own, or one of this package with an agent, an environment or a search.
-
-    Protocol and limits are checked against the tokenizer before the search engine is opened, because that may index a
-    corpus.
-    """
-    config, rollout = arguments.config, arguments.rollout
-    if rollout.rollout_func:
-        return import_named("rollout_func", rollout.rollout_func)
-    limits, search = rollout.limits(config.max_completion_length), None
-    if rollout.searches:
-        Collector(tokenizer, NoSearch(), rollout.tag_protocol(tokenizer, config.chat_template_kwargs), limits)
-        with config.main_process_first(desc="opening the search engine"):
-            search = arguments.search.build_search().backend
-    return make_rollout(rollout, arguments.engine, limits, search)
-
-
-def tokenizer_of(arguments: Arguments) -> PreTrainedTokenizerBase:
-    """Load the policy's tokenizer. Raises UserMistake if there is none, or it lacks a required chat template."""
-    model = arguments.model
-    if model.model_name_or_path is None:
-        raise UserMistake("`model_name_or_path` is missing: give a checkpoint's folder or a Hub id")
-    check_checkpoint(model.model_name_or_path)
-    revision, trust = model.model_revision, arguments.config.trust_remote_code
-    tokenizer: PreTrainedTokenizerBase = load_tokenizer(model.model_name_or_path, revision, trust)
-    with mistakes():
-        arguments.rollout.check_template(tokenizer)
-    return tokenizer
-
-
-def build_trainer(arguments: Arguments, rollout: Any = None) -> TurnLevelTrainer:
+def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
     """Build the trainer that a recipe and a command line describe, with its model, data, rollout and callbacks.
 
-    `rollout` is the result of `build_rollout`, if it was called before.
-
     Raises:
-        UserMistake: Something named in the arguments is missing or cannot be loaded.
+        UserMistake, ValueError: Something named in the arguments is missing, does not fit, or cannot be loaded.
     """
-    task, config, model = arguments.task, arguments.config, arguments.model
-    tokenizer = tokenizer_of(arguments)
+    task, config, model, parts = arguments.task, arguments.config, arguments.model, arguments.parts
     config.model_init_kwargs = {
         "revision": model.model_revision,
         "attn_implementation": model.attn_implementation,
         "dtype": model.dtype,
         **(config.model_init_kwargs or {}),
     }
-    train_dataset, eval_dataset = load_prompts(arguments, tokenizer)
-    rollout = rollout or build_rollout(arguments, tokenizer)
+    train_dataset, eval_dataset = load_prompts(arguments)
+    parts.check(is_conversational(train_dataset[0]))
+    with config.main_process_first(desc="opening the search engine"):
+        rollout = parts.rollout_func
     trainer = arguments.trainer_class(
         model=model.model_name_or_path,
         reward_funcs=[reward_function(name) for name in task.rewards],
         args=config,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
-        processing_class=tokenizer,
+        processing_class=parts.tokenizer,
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
         rollout_func=rollout,
         method=arguments.trainer.method,
     )
-    if arguments.rollout.environment:  # whose protocol may not fit the prompts
-        rollout.collector(rollout.setup(trainer), is_conversational(train_dataset[0]))
     if task.collapse_guard != "off":
         trainer.add_callback(CollapseGuard(task.collapse_guard))
     if not config.disable_tqdm:

@@ -21,7 +21,7 @@ from transformers import SchedulerType
 from transformers.trainer_utils import SaveStrategy
 
 from sorl_trl.cli.arguments import Arguments
-from sorl_trl.cli.build import build_rollout, build_trainer, tokenizer_of
+from sorl_trl.cli.build import build_trainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import encode_prompts
 from sorl_trl.rollout.engines.base import positions_of
@@ -53,9 +53,8 @@ def try_out(arguments: Arguments) -> None:
     try:
         with TemporaryDirectory() as folder:
             output_dir, arguments.config.output_dir = arguments.config.output_dir, folder
-            rollout = build_rollout(arguments, tokenizer_of(arguments))
-            trainer = build_trainer(arguments, rollout)
-            show(chain(run_table(arguments, trainer), plan(arguments, trainer, rollout), rehearse(trainer)), trainer)
+            trainer = build_trainer(arguments)
+            show(chain(run_table(arguments, trainer), plan(arguments, trainer), rehearse(trainer)), trainer)
     except (ValueError, RuntimeError, OSError, ImportError, SearchUnavailable, SearchError) as error:
         raise UserMistake(one_line(error)) from error
     except Exception as error:  # a reward function's or a tool's, whose message may be a single word
@@ -97,7 +96,7 @@ def _saved(trainer: TurnLevelTrainer) -> str:
     return f"the policy; checkpoints: {checkpoints}; trajectories: {trajectories}; trackers: {trackers}"
 
 
-def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: Any) -> Iterator[tuple[str, str]]:
+def plan(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
     """Check that the run fits, and that the search engine answers, because the rehearsal might not search.
 
     Raises:
@@ -114,13 +113,13 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: Any) -> Itera
     if has_agent:
         yield "", f"the agent's calls return up to {arguments.rollout.max_turn_tokens} tokens each"
     if arguments.rollout.searches or arguments.rollout.environment:
-        limits = arguments.rollout.limits(most)
+        limits = arguments.parts.limits
         both = limits.max_turn_tokens + limits.max_observation_tokens
         yield "", f"{limits.max_turns} turns take up to {limits.max_turns * both + limits.max_turn_tokens} tokens"
     yield from _memory(arguments, trainer, int(min(prompt + most, positions)))
-    if arguments.rollout.searches:
-        top_k = arguments.rollout.search_top_k
-        (found,) = rollout.search.search_batch([str(trainer.train_dataset[0]["question"])], top_k)
+    if search := arguments.parts.search:
+        question = str(trainer.train_dataset[0]["question"])
+        (found,) = search.backend.search_batch([question], arguments.parts.limits.top_k)
         yield "search", f"{len(found)} passages for a question"
 
 

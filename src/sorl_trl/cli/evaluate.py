@@ -37,7 +37,7 @@ and writes nothing.
 
 example: sorl compare runs/quickstart/greedy_before runs/quickstart/policy
 """
-DECLARED = ("evaluation/arguments.py", "rollout/options.py", "search/arguments.py")
+DECLARED = ("evaluation/arguments.py", "evaluation/policy.py", "rollout/options.py", "search/arguments.py")
 """The modules that declare the options of `sorl evaluate`."""
 
 

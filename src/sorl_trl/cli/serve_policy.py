@@ -36,32 +36,27 @@ def serve(options: Namespace, policy: str, recipe: Mapping[str, Any]) -> None:
     from torch import accelerator
 
     from sorl_trl.endpoint.serve import serve_policy
-    from sorl_trl.evaluation.arguments import ModelArguments, read_template_kwargs
-    from sorl_trl.evaluation.policy import (
-        generation_config,
-        load_model,
-        load_tokenizer,
-        make_engine,
-        make_setup,
-        warn_of_endless_messages,
-    )
-    from sorl_trl.rollout import EngineOptions, RolloutLimits
+    from sorl_trl.evaluation.arguments import read_template_kwargs
+    from sorl_trl.evaluation.policy import ModelArguments, Parts, generation_config
+    from sorl_trl.rollout import EngineOptions, RolloutArguments
+    from sorl_trl.search import SearchArguments
 
     given = {**recipe, **{name: value for name, value in vars(options).items() if value is not None}}
     with mistakes():
         NOT_NEGATIVE.check("temperature", options.temperature)
-        model_arguments = ModelArguments(policy, **_those(OF_MODEL, given))
-        engine_options, limits = EngineOptions(**_those(OF_ENGINE, given)), RolloutLimits(**_those(OF_TURNS, given))
-        template_kwargs = read_template_kwargs(recipe.get("chat_template_kwargs"))
-    tokenizer = load_tokenizer(policy, model_arguments.model_revision, model_arguments.trust_remote_code)
-    if tokenizer.chat_template is None:
-        raise UserMistake(f"{policy} has no chat template, which API calls need: use a chat model")
-    listener = listen(options.host, options.port)  # clients wait while the policy is loaded
-    model = load_model(model_arguments, PartialState(cpu=not accelerator.is_available()).device)
-    setup = make_setup(model, tokenizer, limits, template_kwargs)
-    warn_of_endless_messages(setup)
-    with mistakes():
-        engine = make_engine(model, setup, engine_options, generation_config(options.temperature))
+        parts = Parts(
+            ModelArguments(policy, **_those(OF_MODEL, given)),
+            RolloutArguments(**_those(OF_TURNS, given)),
+            EngineOptions(**_those(OF_ENGINE, given)),
+            SearchArguments(),
+            max_completion_length=None,
+            chat_template_kwargs=read_template_kwargs(recipe.get("chat_template_kwargs")),
+        )
+        if parts.tokenizer.chat_template is None:
+            raise UserMistake(f"{policy} has no chat template, which API calls need: use a chat model")
+        listener = listen(options.host, options.port)  # clients wait while the policy is loaded
+        device = PartialState(cpu=not accelerator.is_available()).device
+        setup, engine = parts.load(device, generation_config(options.temperature), in_chat=True)
     serve_policy(engine, setup, options.host, listener, options.api_key, _show)
 
 

@@ -1,4 +1,4 @@
-"""The arguments of an evaluation: policy, prompts, search, datasets and sampling."""
+"""The arguments of an evaluation: what to ask, how to sample, and those that all commands share."""
 
 from __future__ import annotations
 
@@ -6,35 +6,22 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Checked, Number, OneOf, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_fields
 from sorl_trl.command_line import UserMistake, given_words, options_in, parse_dataclasses
+from sorl_trl.evaluation.policy import ModelArguments, Parts
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.rollout.options import ACTORS
 from sorl_trl.search import SearchArguments
 
-DTYPES = ("auto", "bfloat16", "float16", "float32")
 ALSO_IN_RECIPES = (
     *("max_completion_length", "chat_template_kwargs"),
     *("dtype", "attn_implementation", "trust_remote_code"),
 )
 """Arguments of other groups that affect the policy's behavior and mean the same in training."""
-
-
-@dataclass
-class ModelArguments(Checked):
-    """Which policy to evaluate, and how to load it: the fields of TRL's `ModelConfig` that do not concern training."""
-
-    model_name_or_path: str = field(metadata={"help": "Checkpoint folder, PEFT adapter folder, or Hub id."})
-    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit on the Hub."})
-    dtype: Annotated[str, OneOf(DTYPES)] = field(
-        default="auto",
-        metadata={"help": f"Data type of the weights: {', '.join(DTYPES)}. 'auto' is the one they were saved in."},
-    )
-    attn_implementation: str | None = field(default=None, metadata={"help": "Attention implementation to use."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
 
 
 @dataclass
@@ -122,6 +109,13 @@ class Arguments:
     search: SearchArguments
     given: dict[str, Any]
     """The values that were set and must be used, by name: the command line's, and those of a recipe with an actor."""
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What asks the policy."""
+        asked = self.evaluation
+        lengths = asked.max_completion_length, asked.template_kwargs
+        return Parts(self.model, self.rollout, self.engine, self.search, *lengths)
 
     def __post_init__(self) -> None:
         if rollout_func := self.rollout.rollout_func:

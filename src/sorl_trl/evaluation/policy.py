@@ -1,48 +1,159 @@
-"""Loads the policy to evaluate or serve, and makes its rollout, as in training."""
+"""Builds what asks a policy, from the arguments that training, evaluations and `sorl serve-policy` share."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils.hub import has_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from sorl_trl import qa
-from sorl_trl.checks import import_named
-from sorl_trl.command_line import mistakes
-from sorl_trl.evaluation.arguments import Arguments, ModelArguments
-from sorl_trl.rollout import (
-    PROTOCOLS,
-    Engine,
-    EngineOptions,
-    RolloutArguments,
-    RolloutLimits,
-    TurnEnd,
-    model_engine,
-)
+from sorl_trl.checks import Checked, OneOf, factory_named, import_named
+from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
+from sorl_trl.rollout import PROTOCOLS, Engine, EngineOptions, RolloutArguments, RolloutLimits, TurnEnd, model_engine
 from sorl_trl.rollout.protocol import endless_messages
-from sorl_trl.rollout.tasks import own_environment, prompt_rows
-from sorl_trl.search import SearchBackend
+from sorl_trl.rollout.tasks import prompt_rows
+from sorl_trl.search import BuiltSearch, NoSearch, SearchArguments, SearchBackend
 
 if TYPE_CHECKING:  # it takes seconds
     from sorl_trl.rollout.chat import RolloutSetup
     from sorl_trl.rollout.policy_rollout import PolicyRollout
 
 logger = logging.getLogger(__name__)
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+@dataclass
+class ModelArguments(Checked):
+    """Which policy to ask, and how to load it: the fields of TRL's `ModelConfig` that do not concern training."""
+
+    model_name_or_path: str = field(metadata={"help": "Checkpoint folder, PEFT adapter folder, or Hub id."})
+    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit on the Hub."})
+    dtype: Annotated[str, OneOf(DTYPES)] = field(
+        default="auto",
+        metadata={"help": f"Data type of the weights: {', '.join(DTYPES)}. 'auto' is the one they were saved in."},
+    )
+    attn_implementation: str | None = field(default=None, metadata={"help": "Attention implementation to use."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
+
+    @property
+    def cannot_be_loaded(self) -> str:
+        return f"`model_name_or_path` is {self.model_name_or_path!r}, which cannot be loaded"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What asks a policy. Each part is made when it is first read, and kept: a dry run rehearses with training's.
+
+    With a trainer: `tokenizer`, `limits`, `search`, `rollout_func`. Without: also `load`, which makes the rollout's
+    setup and engine. The parts raise UserMistake for a policy that cannot be loaded, and ValueError otherwise.
+    """
+
+    model: ModelArguments
+    rollout: RolloutArguments
+    engine: EngineOptions
+    searched: SearchArguments
+    max_completion_length: int | None
+    chat_template_kwargs: Mapping[str, Any]
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer, or the base model's for an adapter without one."""
+        name, revision = self.model.model_name_or_path, self.model.model_revision
+        if not name:
+            raise UserMistake("`model_name_or_path` is missing: give a checkpoint's folder or a Hub id")
+        check_checkpoint(name)
+        with mistakes(self.model.cannot_be_loaded):
+            adapter = find_adapter_config_file(name, revision=revision)
+            if adapter and not has_file(name, "tokenizer_config.json", revision=revision):
+                base = json.loads(Path(adapter).read_bytes())
+                name, revision = base["base_model_name_or_path"], base.get("revision") or "main"
+            trust = self.model.trust_remote_code
+            tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust)
+        self.rollout.check_template(tokenizer)
+        return tokenizer
+
+    @cached_property
+    def limits(self) -> RolloutLimits:
+        return self.rollout.limits(self.max_completion_length)
+
+    def rows(self, questions: Sequence[qa.Question]) -> list[dict[str, Any]]:
+        """A row per question, with its `prompt`. The environment or the agent gets the whole row."""
+        return prompt_rows(questions, self.rollout, self.tokenizer)
+
+    def check(self, in_chat: bool) -> None:
+        """Raise ValueError if the protocol does not fit tokenizer, limits and prompts.
+
+        It opens no search engine, which may take long, because that may index a corpus.
+        """
+        from sorl_trl.rollout.agent_rollout import AgentRollout
+
+        rollout = self._rollout_with(NoSearch())
+        if isinstance(rollout, AgentRollout):
+            rollout.collector(self._setup(()), in_chat)
+
+    @cached_property
+    def search(self) -> BuiltSearch | None:
+        """The search engine; None if something else answers the policy."""
+        return self.searched.build_search() if self.rollout.searches else None
+
+    @cached_property
+    def rollout_func(self) -> Any:
+        """The user's own, or a `PolicyRollout` with the search engine, the environment or the agent."""
+        return self._rollout_with(self.search.backend if self.search else NoSearch())
+
+    def _rollout_with(self, search: SearchBackend) -> Any:
+        from sorl_trl.rollout.agent_rollout import AgentRollout, SearchRollout
+
+        asked, limits = self.rollout, self.limits
+        if asked.rollout_func:
+            return import_named("rollout_func", asked.rollout_func)
+        if asked.environment:
+            return AgentRollout(
+                factory_named("environment", asked.environment, "step"), limits=limits, engine=self.engine
+            )
+        if not asked.has_agent:
+            return SearchRollout(search, PROTOCOLS[asked.protocol], limits, engine=self.engine)
+
+        from sorl_trl.endpoint import EndpointRollout, command_agent
+
+        return EndpointRollout(
+            import_named("agent", asked.agent) if asked.agent else command_agent(str(asked.agent_command)),
+            max_turn_tokens=min(asked.max_turn_tokens, limits.max_trajectory_tokens or asked.max_turn_tokens),
+            time_limit_s=asked.agent_time_limit_s,
+            reward_on_error=asked.reward_on_error,
+            engine=self.engine,
+        )
+
+    def _setup(self, eos_token_ids: Sequence[int]) -> RolloutSetup:
+        from sorl_trl.rollout.chat import RolloutSetup
+
+        return RolloutSetup(self.tokenizer, None, self.chat_template_kwargs, eos_token_ids, self.limits)
+
+    def load(
+        self, device: torch.device, sampling: GenerationConfig, in_chat: bool, stop_strings: Sequence[str] = ()
+    ) -> tuple[RolloutSetup, Engine]:
+        """Load the policy, and make what a rollout otherwise reads from its trainer, and the engine that samples.
+
+        Raises ValueError if the engine does not support the policy. Logs a warning if messages would not end.
+        """
+        model = load_model(self.model, device)
+        setup = self._setup(message_ends(model, self.tokenizer))
+        endless = endless_messages(setup.tokenizer, setup.eos_token_ids, setup.chat_template_kwargs)
+        if in_chat and endless:
+            logger.warning(endless)
+        end = TurnEnd(setup.tokenizer, stop_strings, setup.eos_token_ids)
+        name, gib = self.engine.rollout_engine, self.engine.kv_cache_gib
+        return setup, model_engine(model, end, sampling, name, kv_cache_gib=gib)
 
 
 @dataclass(frozen=True)
@@ -53,112 +164,7 @@ class EvaluatedPolicy:
     setup: RolloutSetup
     engine: Engine
     rows: Callable[[Sequence[qa.Question]], list[dict[str, Any]]]
-    """Makes a row per question, with its `prompt`. The environment or the agent gets the whole row."""
-
-
-def load_evaluated(
-    arguments: Arguments, questions: Sequence[qa.Question], search: SearchBackend | None, device: torch.device
-) -> EvaluatedPolicy:
-    """Load the policy and make its rollout as in training, with an engine that samples as trainers do.
-
-    Without `search`, the environment or agent in the arguments acts.
-    """
-    from sorl_trl.rollout.agent_rollout import AgentRollout
-
-    evaluation, options = arguments.evaluation, arguments.engine
-    tokenizer = tokenizer_of(arguments)
-    rows = partial(prompt_rows, rollout=arguments.rollout, tokenizer=tokenizer)
-    with mistakes():
-        in_chat = not isinstance(rows(questions)[0]["prompt"], str)
-        limits = arguments.rollout.limits(evaluation.max_completion_length)
-        rollout = make_rollout(arguments.rollout, options, limits, search)
-    model = load_model(arguments.model, device)
-    with mistakes():
-        setup = make_setup(model, tokenizer, limits, evaluation.template_kwargs)
-        if isinstance(rollout, AgentRollout):
-            rollout.collector(setup, in_chat)  # its protocol may not fit tokenizer or prompts
-        if in_chat or arguments.rollout.has_agent:
-            warn_of_endless_messages(setup)
-        sampling = generation_config(evaluation.temperature, evaluation.top_p)
-        engine = make_engine(model, setup, options, sampling, rollout.stop_strings)
-    return EvaluatedPolicy(rollout, setup, engine, rows)
-
-
-def make_rollout(
-    rollout: RolloutArguments, engine: EngineOptions, limits: RolloutLimits, search: SearchBackend | None
-) -> PolicyRollout:
-    """The rollout of an evaluation, and of training unless the user gives a `rollout_func`.
-
-    `search` is the search engine, if any. Raises ValueError if an environment or agent cannot be made.
-    """
-    from sorl_trl.rollout.agent_rollout import AgentRollout, SearchRollout
-
-    if search is not None:
-        return SearchRollout(search, PROTOCOLS[rollout.protocol], limits, engine=engine)
-    if rollout.environment:
-        return AgentRollout(own_environment(rollout.environment), limits=limits, engine=engine)
-
-    from sorl_trl.endpoint import EndpointRollout, command_agent
-
-    agent = import_named("agent", rollout.agent) if rollout.agent else command_agent(str(rollout.agent_command))
-    return EndpointRollout(
-        agent,
-        max_turn_tokens=min(rollout.max_turn_tokens, limits.max_trajectory_tokens or rollout.max_turn_tokens),
-        time_limit_s=rollout.agent_time_limit_s,
-        reward_on_error=rollout.reward_on_error,
-        engine=engine,
-    )
-
-
-def make_setup(
-    model: PreTrainedModel, tokenizer: Any, limits: RolloutLimits, template_kwargs: Mapping[str, Any]
-) -> RolloutSetup:
-    """What a rollout reads from its trainer, made without a trainer."""
-    from sorl_trl.rollout.chat import RolloutSetup
-
-    return RolloutSetup(tokenizer, None, template_kwargs, message_ends(model, tokenizer), limits)
-
-
-def warn_of_endless_messages(setup: RolloutSetup) -> None:
-    """Log a warning if generation would continue after the end of a message."""
-    if warning := endless_messages(setup.tokenizer, setup.eos_token_ids, setup.chat_template_kwargs):
-        logger.warning(warning)
-
-
-def make_engine(
-    model: PreTrainedModel,
-    setup: RolloutSetup,
-    options: EngineOptions,
-    sampling: GenerationConfig,
-    stop_strings: Sequence[str] = (),
-) -> Engine:
-    """The engine that samples from the policy. Raises ValueError if it does not support the policy."""
-    end = TurnEnd(setup.tokenizer, stop_strings, setup.eos_token_ids)
-    return model_engine(model, end, sampling, options.rollout_engine, kv_cache_gib=options.kv_cache_gib)
-
-
-def tokenizer_of(arguments: Arguments) -> Any:
-    """Load the policy's tokenizer. Raises UserMistake if there is none, or it lacks a required chat template."""
-    model = arguments.model
-    tokenizer = load_tokenizer(model.model_name_or_path, model.model_revision, model.trust_remote_code)
-    with mistakes():
-        arguments.rollout.check_template(tokenizer)
-    return tokenizer
-
-
-def load_tokenizer(name: str, revision: str, trust_remote_code: bool) -> Any:
-    """Load a policy's tokenizer, or the base model's for an adapter without one. Raises UserMistake on failure."""
-    with mistakes(cannot_be_loaded(name)):
-        adapter = find_adapter_config_file(name, revision=revision)
-        if adapter and not has_file(name, "tokenizer_config.json", revision=revision):
-            base = json.loads(Path(adapter).read_bytes())
-            name, revision = base["base_model_name_or_path"], base.get("revision") or "main"
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
-    return tokenizer
-
-
-def cannot_be_loaded(name: str) -> str:
-    return f"`model_name_or_path` is {name!r}, which cannot be loaded"
+    """See `Parts.rows`."""
 
 
 def load_model(model: ModelArguments, device: torch.device) -> PreTrainedModel:
@@ -166,7 +172,7 @@ def load_model(model: ModelArguments, device: torch.device) -> PreTrainedModel:
 
     Raises UserMistake if it cannot be loaded.
     """
-    with mistakes(cannot_be_loaded(model.model_name_or_path)):
+    with mistakes(model.cannot_be_loaded):
         policy: Any = AutoModelForCausalLM.from_pretrained(
             model.model_name_or_path,
             revision=model.model_revision,
@@ -178,7 +184,7 @@ def load_model(model: ModelArguments, device: torch.device) -> PreTrainedModel:
     return loaded
 
 
-def message_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def message_ends(model: PreTrainedModel, tokenizer: Any) -> list[int]:
     """The token ids that end a message, as in training: the end-of-sequence tokens of tokenizer and checkpoint."""
     configured: Any = model.generation_config and model.generation_config.eos_token_id
     ends = configured if isinstance(configured, list) else [configured]

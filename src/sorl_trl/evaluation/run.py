@@ -24,7 +24,7 @@ from sorl_trl import qa
 from sorl_trl.command_line import mistakes
 from sorl_trl.evaluation.arguments import Arguments, EvaluationArguments
 from sorl_trl.evaluation.figures import format_results, summarize
-from sorl_trl.evaluation.policy import EvaluatedPolicy, load_evaluated, tokenizer_of
+from sorl_trl.evaluation.policy import EvaluatedPolicy, generation_config
 from sorl_trl.files import write_whole
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import (
@@ -72,17 +72,17 @@ def run_evaluation(arguments: Arguments) -> None:
         datasets = load_datasets(arguments.evaluation, arguments.rollout)
         questions = [question for each in datasets.values() for question in each]
         check_read(arguments.rollout, questions, arguments.given)
-        if arguments.rollout.chat:
-            tokenizer_of(arguments)  # before a corpus is indexed
-        search, identity = arguments.search.build_search() if arguments.rollout.searches else (None, None)
+        in_chat = not isinstance(arguments.parts.rows(questions)[0]["prompt"], str)
+        arguments.parts.check(in_chat)
+        search = arguments.parts.search
         run = RunFolder(arguments.evaluation.output)
-        run.claim(run_settings(arguments, datasets, identity))
+        run.claim(run_settings(arguments, datasets, search and search.identity))
     batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)
     try:
         complete(
             run,
             batches[state.process_index :: state.num_processes],
-            lambda: load_evaluated(arguments, questions, search, state.device),
+            lambda: load_evaluated(arguments, in_chat, state.device),
             arguments.evaluation.seed,
             show_progress=state.is_main_process,
         )
@@ -116,6 +116,15 @@ def load_datasets(arguments: EvaluationArguments, rollout: RolloutArguments) -> 
         check_questions("questions", path)
         datasets[Path(path).stem] = load_rows(path, rollout)[: arguments.limit]
     return datasets
+
+
+def load_evaluated(arguments: Arguments, in_chat: bool, device: torch.device) -> EvaluatedPolicy:
+    """Load the policy, with its rollout as in training, and an engine that samples as trainers do."""
+    evaluation, parts = arguments.evaluation, arguments.parts
+    with mistakes():
+        rollout, sampling = parts.rollout_func, generation_config(evaluation.temperature, evaluation.top_p)
+        setup, engine = parts.load(device, sampling, in_chat, rollout.stop_strings)
+    return EvaluatedPolicy(rollout, setup, engine, parts.rows)
 
 
 def run_settings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Annotated, Any
+from typing import Annotated
 
 from transformers import PreTrainedTokenizerBase
 
@@ -212,7 +212,7 @@ class RolloutArguments:
         """The name of the argument that replaces the search engine, if any."""
         return next((value for name in ACTORS if (value := getattr(self, name))), None)
 
-    def limits(self, max_trajectory_tokens: int) -> RolloutLimits:
+    def limits(self, max_trajectory_tokens: int | None) -> RolloutLimits:
         """The limits, with at most `max_trajectory_tokens` after the prompt. Raises ValueError if that is below 1."""
         return RolloutLimits(
             max_turns=self.max_turns,
@@ -221,18 +221,6 @@ class RolloutArguments:
             max_trajectory_tokens=max_trajectory_tokens,
             top_k=self.search_top_k,
         )
-
-    def tag_protocol(
-        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
-    ) -> TagProtocol:
-        """The named protocol; with `chat`, the chat template's frame replaces its `message_frame`.
-
-        `template_kwargs` are passed to that template, as the trainer's `chat_template_kwargs` are for prompts.
-
-        Raises ValueError if the chat template does not show both sides of a conversation.
-        """
-        protocol = PROTOCOLS[self.protocol]
-        return protocol.in_chat(tokenizer, template_kwargs) if self.chat else protocol
 
     def check_template(self, tokenizer: PreTrainedTokenizerBase, conversational: bool = False) -> None:
         """Raise ValueError if prompts are messages, through `chat` or in the data, and there is no chat template.

@@ -10,13 +10,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.checks import factory_named
 from sorl_trl.files import missing
 from sorl_trl.qa import Question, build_prompt_rows, load_questions
 from sorl_trl.qa.questions import mapping
 from sorl_trl.rollout.observation import Sanitizer
 from sorl_trl.rollout.options import EngineOptions, RolloutArguments
-from sorl_trl.rollout.responder import EnvironmentResponder
 from sorl_trl.search import SearchArguments
 from sorl_trl.text import identifier, json_object
 
@@ -137,11 +135,6 @@ def _cleaned(prompt: str | Sequence[Mapping[str, Any]], clean: Any) -> Any:
     if isinstance(prompt, str):
         return prompt
     return [{**message, "content": clean(message["content"])} for message in prompt]
-
-
-def own_environment(path: str) -> EnvironmentResponder:
-    """The responder with the environment that a recipe names. Raises ValueError if it cannot be imported."""
-    return EnvironmentResponder(factory_named("environment", path, "step"))
 
 
 def unread(rollout: RolloutArguments) -> tuple[str, ...]:

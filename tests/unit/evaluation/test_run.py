@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from sorl_trl.command_line import UserMistake
 from sorl_trl.evaluation.arguments import parse_arguments
 from sorl_trl.evaluation.figures import summarize
-from sorl_trl.evaluation.policy import EvaluatedPolicy, make_rollout
+from sorl_trl.evaluation.policy import EvaluatedPolicy
 from sorl_trl.evaluation.run import (
     Batch,
     RunFolder,
@@ -28,7 +28,6 @@ from sorl_trl.evaluation.run import (
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, read_settings, write_evaluated
 from sorl_trl.rollout import (
-    EngineOptions,
     Frame,
     Generation,
     LockStepEngine,
@@ -88,11 +87,11 @@ class Down:
 
 
 def test_an_agents_turn_is_never_longer_than_its_trajectory() -> None:
-    arguments, engine = RolloutArguments(agent_command="python", reward_on_error=-1.0), EngineOptions()
-    made: Any = make_rollout(arguments, engine, arguments.limits(24), None)
-    assert (made.max_turn_tokens, made.reward_on_error, made.engine) == (24, -1.0, engine)
-    made = make_rollout(arguments, engine, arguments.limits(2500), None)
-    assert made.max_turn_tokens == 500
+    agent = ["--agent_command", "python", "--reward_on_error", "-1"]
+    for most, expected in ((24, 24), (2500, 500)):
+        arguments = parse_arguments([*ASKED, *agent, "--max_completion_length", str(most)], {})
+        made = arguments.parts.rollout_func
+        assert (made.max_turn_tokens, made.reward_on_error, made.engine) == (expected, -1.0, arguments.engine)
 
 
 class TestBatches:

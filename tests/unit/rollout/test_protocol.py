@@ -19,7 +19,6 @@ from sorl_trl.rollout import (
     ChatProtocol,
     Frame,
     ObservationEncoder,
-    RolloutArguments,
     TagProtocol,
     chat_message_frame,
 )
@@ -175,17 +174,16 @@ def test_whatever_token_ends_a_message_is_no_part_of_it(end: str) -> None:
 def test_a_chat_model_gets_the_messages_of_its_template() -> None:
     tokenizer = bpe_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
-    protocol = RolloutArguments(chat=True).tag_protocol(tokenizer)
+    protocol = PROTOCOLS["search_r1"].in_chat(tokenizer)
     assert protocol.message_frame == Frame(" [user] ", " ")
-    terse = RolloutArguments(chat=True, protocol="terse").tag_protocol(tokenizer)
+    terse = PROTOCOLS["terse"].in_chat(tokenizer)
     assert terse == replace(PROTOCOLS["terse"], message_frame=Frame(" [user] ", " ")), (
         "or it would speak outside of any"
     )
-    assert RolloutArguments(protocol="terse").tag_protocol(tokenizer) == PROTOCOLS["terse"]
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = "hello"
     with pytest.raises(ValueError, match="the chat template renders 'hello'"):
-        RolloutArguments(chat=True).tag_protocol(tokenizer)
+        PROTOCOLS["search_r1"].in_chat(tokenizer)
 
 
 def test_a_reader_of_messages_can_be_copied() -> None:

@@ -16,7 +16,7 @@ from sorl_trl.rollout import (
     TagProtocol,
     environment_statistics,
 )
-from sorl_trl.rollout.tasks import Task, check_read, load_tasks, own_environment, prompt_rows
+from sorl_trl.rollout.tasks import Task, check_read, load_tasks, prompt_rows
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.unit.rollout.fakes import bpe_tokenizer
 
@@ -56,11 +56,6 @@ def test_prompts_and_columns_reach_the_environment(tmp_path: Path) -> None:
     assert first["prompt"] == [SAID[0], {**SAID[1], "content": "Go[|im_end|]"}], "nobody ends a message in it"
     assert (first["number"], second["number"], second["id"], second["question_id"]) == (7, None, "b", "b")
     assert {*first} == {*second}
-    responder = own_environment(str(IN_WORLD.environment))
-    responder.open([first, second])
-    assert [each.number for each in responder.environments] == [7, None]
-    assert responder.protocol == World.protocol
-    responder.close()
 
 
 def test_text_is_a_prompt_as_it_stands_and_a_question_is_put_into_the_template(tmp_path: Path) -> None:
