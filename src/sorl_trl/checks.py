@@ -85,14 +85,19 @@ SECONDS = Number(least=0, finite=False)
 SWITCH = OneOf((True, False))
 
 
+_TO_FILES = "write public sets to files with examples/public_questions.py, and give them to `--questions`"
+_ENGINE = "every index is BM25's; for another engine, give the URL of its server to `--search_url`"
 GONE: Mapping[str, str] = {
+    **dict.fromkeys(("benchmarks", "data_source_folder"), _TO_FILES),
+    **dict.fromkeys(("engine", "search_engine"), _ENGINE),
     "critic_trunk_gradient": "the value loss of `critic='head'` trains only the head",
     "kl_in_reward": "`beta` adds the KL to the loss",
     "log_agent_gradients": "docs/reference/metrics.md lists what is logged of each agent",
     "macro_action_tokens": "macro actions showed no gain over turns (benchmarks/results/macro_actions.md)",
+    "search_cache": "your own engine, `search_backend`, may keep its answers",
     "value_pool": "the critic is read before the first token of a turn, or of each with `advantage_level='token'`",
 }
-"""Options that were removed since version 0.3, and what takes their place."""
+"""Options that were removed, and what takes their place."""
 
 
 def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) -> None:

@@ -49,13 +49,6 @@ HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 PACKAGE = Path(__file__).parent
 NAMED_BY_TEXT = ("corpus", "eval_questions", "index", "model_name_or_path", "output", "output_dir", "train_questions")
 """Arguments that must be a path or a name, checked before a library raises a less clear error."""
-_TO_FILES = "write public sets to files with examples/public_questions.py, and give them to --questions"
-_ENGINE = "every index is BM25's; for another engine, give the URL of its server to --search_url"
-REMOVED = {
-    **dict.fromkeys(("benchmarks", "data_source_folder"), _TO_FILES),
-    **dict.fromkeys(("engine", "search_engine"), _ENGINE),
-}
-"""Options of earlier versions -> what takes their place."""
 
 
 class UserMistake(ValueError):
@@ -128,6 +121,15 @@ class Parser(ArgumentParser):
         check_options(sys.argv[1:] if words is None else words, self._option_string_actions)
         return super().parse_args(words, namespace)
 
+    def add_address(self) -> None:
+        """Add `--host` and `--port`, for `listen`."""
+        self.add_argument(
+            "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)"
+        )
+        self.add_argument(
+            "--port", type=port, default=8000, metavar="N", help="0 chooses a free one (default: %(default)s)"
+        )
+
 
 class KnownDefaults(ArgumentDefaultsHelpFormatter):
     """Shows defaults, except those that only mean that nothing is set: the help says what happens then."""
@@ -184,8 +186,6 @@ def check_options(words: Sequence[str], known: Iterable[str], if_similar: bool =
     """
     names = {each.lstrip("-").replace("-", "_") for each in known}
     for name in sorted(filter(str.isidentifier, options_in(words) - names)):
-        if name in REMOVED:
-            refuse(f"--{name} is no longer an option: {REMOVED[name]}")
         similar = did_you_mean(f"--{name}", [f"--{each}" for each in names])
         if similar or not if_similar:
             refuse(f"unrecognized arguments: --{name}{similar}")
@@ -247,12 +247,13 @@ def given_words(classes: Sequence[type], words: Sequence[str]) -> dict[str, Any]
     return given
 
 
-def take_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split a command line into the value of `--config` and the other words."""
+def take_options(words: Sequence[str], *names: str, **defaults: Any) -> tuple[list[Any], list[str]]:
+    """Split a command line into the values of the named options, None without a default, and the other words."""
     parser = Parser(add_help=False)
-    parser.add_argument("--config")
+    for name in names:
+        parser.add_argument(f"--{name}", default=defaults.get(name))
     known, others = parser.parse_known_args(words)
-    return known.config, others
+    return [getattr(known, name) for name in names], others
 
 
 def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = ()) -> dict[str, Any]:
@@ -271,8 +272,6 @@ def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = 
     for name in NAMED_BY_TEXT:
         if not isinstance(config.get(name, ""), str | None):
             raise UserMistake(f"{path}: `{name}` is {config[name]!r}, but must be text")
-    if isinstance(config.get("questions"), str):  # a single one, without a list
-        config["questions"] = [config["questions"]]
     left_out = set() if options_in(words).isdisjoint(alternatives) else set(alternatives)
     return {name: value for name, value in config.items() if name not in left_out}
 

@@ -16,13 +16,12 @@ from sorl_trl import qa
 from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields, import_named, is_dotted
 from sorl_trl.command_line import (
     RECIPES,
-    Parser,
     given_words,
     mistakes,
     options_in,
     parse_dataclasses,
     read_config,
-    take_config,
+    take_options,
 )
 from sorl_trl.diagnostics.callbacks import ACTIONS
 from sorl_trl.evaluation.policy import ModelArguments, Parts
@@ -199,12 +198,11 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     Raises:
         UserMistake: An argument is unknown or invalid, or the recipe cannot be read.
     """
-    config, words = take_config(sys.argv[1:] if words is None else words)
+    (config,), words = take_options(sys.argv[1:] if words is None else words, "config")
     recipe = {} if config is None else read_config(RECIPES.find(config), words, SOURCES)
-    first = Parser(add_help=False)
-    first.add_argument("--trainer", default=recipe.get("trainer", TrainerArguments.trainer))
+    (trainer,), _ = take_options(words, "trainer", **recipe)
     with mistakes():
-        choice = TrainerArguments(**vars(first.parse_known_args(words)[0]))
+        choice = TrainerArguments(trainer or TrainerArguments.trainer)
         own = (TaskArguments, RolloutArguments, EngineOptions, SearchArguments)
         groups = (TrainerArguments, *own, TRAINERS[choice.trainer].config_class, ModelConfig)  # as in `Arguments`
         usage = f"sorl train --trainer {choice.trainer} [--config NAME_OR_PATH] [--OPTION VALUE ...]"

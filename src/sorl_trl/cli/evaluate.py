@@ -25,8 +25,10 @@ from sorl_trl.command_line import (
     declared_options,
     is_first_process,
     mistakes,
+    options_in,
     read_config,
     refuse,
+    take_options,
 )
 from sorl_trl.records import RECIPE_FILE, checkpoints, evaluation_of, policy_in
 from sorl_trl.search.arguments import SOURCES
@@ -57,26 +59,21 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         UserMistake: Something named does not exist. No slow import has happened yet.
     """
     run, words = (words[0], [*words[1:]]) if words and not words[0].startswith("-") else (None, [*words])
-    parser = Parser(add_help=False)
-    for option in ("--model_name_or_path", "--output"):
-        parser.add_argument(option)
-    parser.add_argument("--questions", nargs="*")
-    given = parser.parse_known_args(words)[0]
-    name = given.model_name_or_path or run
+    (model, given_output), _ = take_options(words, "model_name_or_path", "output")
+    name = model or run
     if not {"-h", "--help"}.isdisjoint(words):
         return words, {}
     if name is None:
         refuse("sorl evaluate needs RUN, the folder of a run, or --model_name_or_path")
-    if given.output is None and not Path(name).exists():
+    if given_output is None and not Path(name).exists():
         raise UserMistake(f"{name} does not exist: give the folder of a run, or a model on the Hub and `--output`")
-    policy, output = find_policy(name), given.output or str(evaluation_of(name))
+    policy, output = find_policy(name), given_output or str(evaluation_of(name))
     if policy_in(output):
         raise UserMistake(f"`output` is {output!r}, which contains a policy: choose a folder without other files")
     recipe = read_recipe(Path(run or policy), words)
-    if run and not recipe and given.model_name_or_path:
+    if run and not recipe and model:
         raise UserMistake(f"{run} has no {RECIPE_FILE}: give a run with one, to set how {name} is asked")
-    asked = recipe.get("eval_questions")
-    if asked is not None and not given.questions:
+    if (asked := recipe.get("eval_questions")) and "questions" not in options_in(words):
         recipe["questions"] = [asked]
     return [*words, "--model_name_or_path", policy, "--output", output], recipe
 

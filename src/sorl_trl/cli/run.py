@@ -21,8 +21,8 @@ from sorl_trl.cli.dry_run import run_table, show, try_out
 from sorl_trl.command_line import INTERRUPTED, UserMistake, mistakes, package_version, sorl_command
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.files import raise_if_disk_full, write_whole
-from sorl_trl.records import RECIPE_FILE, checkpoints
-from sorl_trl.records.resume_point import ADAPTERS, WEIGHTS, newest_whole, resume_point
+from sorl_trl.records import RECIPE_FILE, checkpoints, policy_in
+from sorl_trl.records.resume_point import newest_whole, resume_point
 from sorl_trl.records.trained import SHARDS
 from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from sorl_trl.rollout.tasks import FOR_QUESTIONS, unread
@@ -32,15 +32,13 @@ from sorl_trl.trainers import SOPPOTrainer
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.checkpoint import RESTORED
 
-SIGNS = (*WEIGHTS, *ADAPTERS)
-"""A folder with one of these files holds a policy."""
 SECRET = "_token"
 """The ending of names of secret arguments, as in transformers."""
 START_OPTIONS = ("dry_run", "resume_from_checkpoint")
 """Arguments that control how a run starts, not what it trains."""
 PATHS = (
     *("model_name_or_path", "critic_model_name_or_path"),
-    *("train_questions", "eval_questions", "corpus", "index", "search_cache"),
+    *("train_questions", "eval_questions", "corpus", "index"),
 )
 """Arguments that may be paths. They are saved as absolute paths, so that they are valid from any folder."""
 
@@ -107,8 +105,7 @@ def check_output_folder(config: TrainingArguments) -> None:
     if step.isdecimal() and 0 < most <= int(step):
         raise ValueError(f"{resumed} is at step {step}, but `max_steps` is {most}: raise it to continue")
     goes_on = resumed is not None and Path(resumed).resolve().parent == folder.resolve()
-    is_used = any((*checkpoints(folder), *folder.glob(SHARDS), *filter(Path.is_file, map(folder.joinpath, SIGNS))))
-    if is_used and not goes_on:
+    if not goes_on and any((*checkpoints(folder), *folder.glob(SHARDS), policy_in(folder))):
         go_on = "continue it with `--resume_from_checkpoint latest`, " if checkpoints(folder) else ""
         raise ValueError(f"`output_dir` is {folder}, which contains a run: {go_on}remove it, or choose another folder")
 

@@ -28,7 +28,7 @@ from sorl_trl.command_line import (
     read_mapping,
     refuse,
     run_command,
-    take_config,
+    take_options,
 )
 
 MODULE = "sorl_trl.cli.train"
@@ -92,7 +92,7 @@ def launch(words: Sequence[str]) -> int:
     """`sorl train`: start `main` through `accelerate launch`, wait for its end, and return its exit code."""
     if _asks_for_help(words):
         return main(words)
-    recipe, others = take_config(words)
+    (recipe,), others = take_options(words, "config")
     named = [] if recipe is None else [f"--{name}" for name in read_mapping(RECIPES.find(recipe))]
     # Before the processes start, which takes a while. A later transformers may declare options elsewhere.
     check_options([*others, *named], {*declared_options(*DECLARED), "accelerate_config", "env"}, if_similar=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sorl_trl.files import missing
 from sorl_trl.qa.scoring import right_letter
@@ -27,6 +27,7 @@ SEARCH_R1_TEMPLATE = (
     "explanation, as <answer> your answer </answer>.\n"
     "Question: {question}\n"
 )
+Row = TypeVar("Row")
 CHOICE_INSTRUCTION = "Answer with the letter of the right option."
 """The last line of a multiple-choice question, below its options."""
 
@@ -67,20 +68,26 @@ def load_questions(path: str | os.PathLike[str]) -> list[Question]:
         ValueError: The file is empty, or a line is not a question; the message names the file and the line.
         FileNotFoundError: There is no such file.
     """
+    return read_lines(path, lambda line, number: _parse(line))
+
+
+def read_lines(path: str | os.PathLike[str], parse: Callable[[bytes, int], Row]) -> list[Row]:
+    """What `parse` makes of each line of a JSONL file and its number, from 1; blank lines are skipped.
+
+    Raises the errors of `load_questions`.
+    """
     if not Path(path).exists():
         raise FileNotFoundError(missing("path", path, "file"))
-    questions = []
+    rows = []
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
             try:
-                questions.append(_parse(line))
+                rows += [parse(line, number)] if line.strip() else []
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
-    if not questions:
-        raise ValueError(f"{path}: the file is empty, but needs at least one line with a question")
-    return questions
+    if not rows:
+        raise ValueError(f"{path}: the file is empty, but needs at least one line with a question or a task")
+    return rows
 
 
 def write_questions(questions: Iterable[Question], path: str | os.PathLike[str]) -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.files import missing
 from sorl_trl.qa import Question, build_prompt_rows, load_questions
-from sorl_trl.qa.questions import mapping
+from sorl_trl.qa.questions import mapping, read_lines
 from sorl_trl.rollout.observation import Sanitizer
 from sorl_trl.rollout.options import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments
@@ -62,19 +62,7 @@ def load_tasks(path: str | os.PathLike[str]) -> list[Task]:
         ValueError: The file is empty, or a line is not a valid row; the message names the file and the line.
         FileNotFoundError: There is no such file.
     """
-    if not Path(path).exists():
-        raise FileNotFoundError(missing("path", path, "file"))
-    lines = Path(path).read_bytes().splitlines()
-    tasks = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                tasks.append(_task(json_object(line, "a task"), number))
-            except (ValueError, TypeError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-    if not tasks:
-        raise ValueError(f"{path}: the file is empty, but needs at least one line with a task")
-    return tasks
+    return read_lines(path, lambda line, number: _task(json_object(line, "a task"), number))
 
 
 def _task(record: dict[str, Any], number: int) -> Task:

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from sorl_trl.checks import SWITCH, check_fields, factory_named
 from sorl_trl.search.backend import NoSearch, SearchBackend
 from sorl_trl.search.bm25 import BM25Index
-from sorl_trl.search.client import CachedSearch, HTTPSearch
+from sorl_trl.search.client import HTTPSearch
 from sorl_trl.text import without_user
 
 SOURCES = ("index", "corpus", "search_url", "search_backend", "no_search")
@@ -47,9 +47,6 @@ class SearchArguments:
     no_search: Annotated[bool, SWITCH] = field(
         default=False, metadata={"help": "Make every search find nothing, to measure what the policy knows by itself."}
     )
-    search_cache: str | None = field(
-        default=None, metadata={"help": "SQLite file that caches search results across runs; processes may share it."}
-    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -58,25 +55,13 @@ class SearchArguments:
             factory_named("search_backend", self.search_backend, "search_batch")
 
     def build_search(self) -> BuiltSearch:
-        """Open the engine, behind a cache if `search_cache` is set.
+        """Open the engine.
 
         Raises:
             FileNotFoundError, ValueError: The source is missing or unusable, or none is given. The message gives the
                 remedy.
         """
         self.check_sources()
-        backend, identity = self._engine()
-        if self.search_cache:
-            backend = CachedSearch(backend, identity, self.search_cache)
-        return BuiltSearch(backend, identity)
-
-    def check_sources(self, least: int = 1) -> None:
-        """Raise ValueError if several sources are given, or fewer than `least`."""
-        given = [name for name in SOURCES if getattr(self, name)]
-        if not least <= len(given) <= 1:
-            raise ValueError(f"Exactly one of {', '.join(SOURCES)} must be given, got {', '.join(given) or 'none'}.")
-
-    def _engine(self) -> BuiltSearch:
         if self.search_url:
             return BuiltSearch(HTTPSearch(self.search_url), without_user(self.search_url))
         if self.search_backend:
@@ -86,6 +71,12 @@ class SearchArguments:
         corpus, index_dir = self.corpus, str(self.index)
         index = BM25Index.open(corpus, f"{corpus}.index") if corpus else BM25Index.load(index_dir)
         return BuiltSearch(index, index.identity)
+
+    def check_sources(self, least: int = 1) -> None:
+        """Raise ValueError if several sources are given, or fewer than `least`."""
+        given = [name for name in SOURCES if getattr(self, name)]
+        if not least <= len(given) <= 1:
+            raise ValueError(f"Exactly one of {', '.join(SOURCES)} must be given, got {', '.join(given) or 'none'}.")
 
     def _own_engine(self, path: str) -> SearchBackend:
         engine: SearchBackend = factory_named("search_backend", path, "search_batch")()

@@ -1,26 +1,20 @@
-"""Engines that query another one: a client for Search-R1's `/retrieve`, and a cache of answers in a file."""
+"""A client for Search-R1's `/retrieve`."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import httpx2
 
 from sorl_trl.checks import Number
 from sorl_trl.search.backend import (
-    SearchBackend,
     SearchError,
     SearchUnavailable,
     check_request,
-    checked_results,
-    is_thread_safe,
 )
 from sorl_trl.search.corpus import title_and_text
 from sorl_trl.text import encodable, without_user
@@ -38,8 +32,6 @@ WORTH_RETRYING = (408, 429)
 """HTTP codes that mean "later". Like any 5xx, they are unrelated to the request's content."""
 REFUSED = (400, 413, 414, 422)
 """HTTP codes that refuse this request. Others, such as "not found", would refuse any request."""
-LONGEST_WAIT_S = 30.0
-"""Seconds to wait for another process that is writing to a cache; our choice."""
 
 
 class MalformedResponse(ValueError):
@@ -170,62 +162,3 @@ def _check_url(url: str) -> None:
 
 def _excerpt(body: bytes | bytearray) -> str:
     return repr(body[: 4 * EXCERPT_LENGTH].decode("utf-8", "replace")[:EXCERPT_LENGTH])
-
-
-class CacheError(ValueError):
-    """A cache file cannot be used. The message names it and the remedy."""
-
-
-class CachedSearch:
-    """A `SearchBackend` that passes only new queries to another engine: each query once, all in one call.
-
-    Answers are kept in an SQLite file, which several processes and threads may use at once. The file grows without
-    bound, and must be on a local disk, where locks are reliable. Failures are never cached.
-
-    Args:
-        backend: The engine to ask. It must give equal answers to equal requests.
-        identity: Identifies the content that is searched, and must change with it: an index's `identity`, or a
-            server's URL with a version. Answers under other identities are ignored.
-        path: The file, which is created if missing; its folder must exist.
-
-    Raises:
-        CacheError: The file is not a cache, cannot be opened, or stays locked; also raised by later searches.
-    """
-
-    def __init__(self, backend: SearchBackend, identity: str, path: str | os.PathLike[str]) -> None:
-        self._backend, self._identity, self._path = backend, identity, path
-        self.thread_safe = is_thread_safe(backend)
-        with self._connect() as connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, passages TEXT NOT NULL)")
-
-    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SearchBackend.search_batch`. Raises the backend's errors, and `CacheError`."""
-        check_request(queries, k)
-        # JSON in ASCII, because a policy may write half a surrogate pair, which SQLite refuses.
-        keys = {query: json.dumps([self._identity, query, k]) for query in queries}
-        answers: dict[str, list[Passage]] = {}
-        with self._connect() as connection:
-            for query, key in keys.items():
-                for (passages,) in connection.execute("SELECT passages FROM answers WHERE key = ?", (key,)):
-                    answers[query] = [Passage(**record) for record in json.loads(passages)]
-        if missing := [query for query in keys if query not in answers]:
-            found = checked_results(self._backend.search_batch(missing, k), missing)
-            answers |= zip(missing, found, strict=True)
-            records = [[vars(passage) for passage in passages] for passages in found]
-            texts = [json.dumps(each, default=float) for each in records]  # scores may be NumPy's
-            rows = zip((keys[query] for query in missing), texts, strict=True)
-            with self._connect() as connection:
-                connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
-        return [list(answers[query]) for query in queries]
-
-    @contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one call, because it must not cross forks or threads. It is committed and closed at the
-        end."""
-        try:
-            with closing(sqlite3.connect(self._path, timeout=LONGEST_WAIT_S)) as connection, connection:
-                yield connection
-        except (sqlite3.Error, ValueError, TypeError) as error:
-            raise CacheError(
-                f"cache {self._path}: {error}; delete the file to start an empty cache, or choose another path"
-            ) from error

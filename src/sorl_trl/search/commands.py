@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tqdm.auto import tqdm
 
-from sorl_trl.command_line import Parser, UserMistake, listen, mistakes, port
+from sorl_trl.command_line import Parser, UserMistake, listen, mistakes
 from sorl_trl.search.bm25 import BM25Index
 from sorl_trl.search.corpus import as_contents
 from sorl_trl.text import encodable
@@ -154,10 +154,5 @@ def _index_parser() -> Parser:
 def _serve_parser() -> Parser:
     parser = Parser(prog="sorl serve", description=ABOUT_SERVE)
     parser.add_argument("--index", required=True, metavar="DIR", help="a folder made by `sorl index` (required)")
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--port", type=port, default=8000, metavar="N", help="0 chooses a free one (default: %(default)s)"
-    )
+    parser.add_address()
     return parser

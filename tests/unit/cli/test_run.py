@@ -29,7 +29,7 @@ def make(folder: Path, *names: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["checkpoint-10/config.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["checkpoint-10/config.json", "adapter_config.json"])
 def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="`output_dir`") as refused:
         check(make(tmp_path, name))

@@ -148,14 +148,6 @@ def test_what_is_no_task_is_named_with_its_line(tmp_path: Path, row: Any, named:
         load_tasks(written(tmp_path / "tasks.jsonl", {"prompt": "Go"}, row))
 
 
-def test_a_missing_file_is_named_with_the_command_that_writes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"`python quickstart\.py`"):
-        load_tasks("runs/quickstart/tasks.jsonl")
-
-
 def test_a_column_names_the_kind_of_a_rows_environment() -> None:
     class Other(World):
         def measures(self) -> dict[str, float]:

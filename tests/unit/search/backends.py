@@ -35,10 +35,3 @@ class FakeSearch:
         if self.failures:
             raise self.failures.pop(0)
         return [found(query, k) for query in queries]
-
-
-class LosingSearch(FakeSearch):
-    """Loses the result of the first query."""
-
-    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        return super().search_batch(queries, k)[1:]
