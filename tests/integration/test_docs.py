@@ -138,10 +138,10 @@ def test_resume() -> None:
 def test_search() -> None:
     names = run_blocks(HOW_TO / "search.md")
     assert names["rollout"].search is names["glossary"]
-    (oslo,), nothing = names["backend"].search_batch([" OSLO ", "nowhere"], k=1)
+    (oslo,), nothing = names["glossary"].search_batch([" OSLO ", "nowhere"], k=1)
     assert (oslo.text, nothing) == ("Oslo is the capital of Norway.", [])
     with pytest.raises(names["SearchError"]):
-        names["backend"].search_batch(["o" * 1001], k=1)
+        names["glossary"].search_batch(["o" * 1001], k=1)
 
 
 def test_debug(tmp_path: Path) -> None:
