@@ -187,11 +187,13 @@ def test_a_refused_query_spoils_no_other() -> None:
     assert SearchResponder(PickySearch(), PROTOCOL).search("b") == {"b": refused}
 
 
-@pytest.mark.parametrize("found", [None, [None], {"a": []}, [[{"text": "t"}]]])
+@pytest.mark.parametrize("found", [None, [None], {"a": []}, [[{"text": "t"}]], []])
 def test_what_is_not_a_passage_is_reported(found: Any) -> None:
     search = FakeSearch()
     search.search_batch = lambda queries, k: found  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="must return a list of `Passage` for each query"):
+    with pytest.raises(
+        RuntimeError, match=r"must return a list of `Passage` for each query|returned 0 results for 1 queries"
+    ):
         SearchResponder(search).search("a")
 
 
