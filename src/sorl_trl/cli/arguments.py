@@ -24,6 +24,7 @@ from sorl_trl.command_line import (
     take_options,
 )
 from sorl_trl.diagnostics.callbacks import ACTIONS
+from sorl_trl.endpoint import agent_reward
 from sorl_trl.evaluation.policy import ModelArguments, Parts
 from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.methods import METHODS
@@ -42,7 +43,7 @@ TRAINERS: dict[str, type[TurnLevelTrainer]] = {
 }
 AGENT_REWARD = "agent"
 """The name of the reward that an agent returns."""
-REWARDS = (*qa.REWARDS, AGENT_REWARD)
+REWARDS = {**qa.REWARDS, AGENT_REWARD: agent_reward}
 TRACKERS = ("comet_ml", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 """Values of `report_to` that are also the names of their libraries."""
 
@@ -52,12 +53,8 @@ def reward_function(name: str) -> Any:
 
     Raises ValueError if there is no such function.
     """
-    if name in qa.REWARDS:
-        return qa.REWARDS[name]
-    if name == AGENT_REWARD:
-        from sorl_trl.endpoint import agent_reward
-
-        return agent_reward
+    if name in REWARDS:
+        return REWARDS[name]
     function = import_named("rewards", name)
     function = function() if isclass(function) else function
     if not callable(function):

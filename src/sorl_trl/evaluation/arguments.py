@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,7 +88,7 @@ def read_template_kwargs(given: dict[str, Any] | str | None) -> dict[str, Any]:
 
 
 GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
-"""The dataclasses in the order of `Arguments`."""
+"""The dataclasses of a command line."""
 USAGE = "sorl evaluate [RUN] [--OPTION VALUE ...]"
 ABOUT = (
     "Asks a policy questions, scores it, and writes results and trajectories into RUN/evaluation. "
@@ -102,27 +101,10 @@ ABOUT = (
 class Arguments:
     """The whole command line of one run."""
 
-    model: ModelArguments
-    rollout: RolloutArguments
-    engine: EngineOptions
     evaluation: EvaluationArguments
-    search: SearchArguments
+    parts: Parts
     given: dict[str, Any]
     """The values that were set and must be used, by name: the command line's, and those of a recipe with an actor."""
-
-    @cached_property
-    def parts(self) -> Parts:
-        """What asks the policy."""
-        asked = self.evaluation
-        lengths = asked.max_completion_length, asked.template_kwargs
-        return Parts(self.model, self.rollout, self.engine, self.search, *lengths)
-
-    def __post_init__(self) -> None:
-        if rollout_func := self.rollout.rollout_func:
-            raise UserMistake(
-                f"`rollout_func` is {rollout_func!r}, which makes trajectories only for a trainer. Evaluation needs a "
-                "search engine, an `environment` or an agent"
-            )
 
 
 def parse_arguments(words: Sequence[str], recipe: Mapping[str, Any]) -> Arguments:
@@ -137,5 +119,11 @@ def parse_arguments(words: Sequence[str], recipe: Mapping[str, Any]) -> Argument
     acts_otherwise = not options_in(words).isdisjoint(ACTORS)
     left_out = ACTORS if acts_otherwise else ()
     recipe = {name: value for name, value in recipe.items() if name in shared and name not in left_out}
-    parsed = parse_dataclasses(GROUPS, words, recipe, USAGE, ABOUT)
-    return Arguments(*[*parsed, {**({} if acts_otherwise else recipe), **given_words(GROUPS, words)}])
+    model, rollout, engine, asked, search = parse_dataclasses(GROUPS, words, recipe, USAGE, ABOUT)
+    if rollout.rollout_func:
+        raise UserMistake(
+            f"`rollout_func` is {rollout.rollout_func!r}, which makes trajectories only for a trainer. Evaluation "
+            "needs a search engine, an `environment` or an agent"
+        )
+    parts = Parts(model, rollout, engine, search, asked.max_completion_length, asked.template_kwargs)
+    return Arguments(asked, parts, {**({} if acts_otherwise else recipe), **given_words(GROUPS, words)})

@@ -24,7 +24,7 @@ from sorl_trl import qa
 from sorl_trl.command_line import mistakes
 from sorl_trl.evaluation.arguments import Arguments, EvaluationArguments
 from sorl_trl.evaluation.figures import format_results, summarize
-from sorl_trl.evaluation.policy import EvaluatedPolicy, generation_config
+from sorl_trl.evaluation.policy import EvaluatedPolicy, Parts, generation_config
 from sorl_trl.files import write_whole
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import (
@@ -67,23 +67,23 @@ LOST_BATCHES = 3
 
 def run_evaluation(arguments: Arguments) -> None:
     """Run the rest of an evaluation, shared with other processes if there are any, and report."""
+    evaluation, parts = arguments.evaluation, arguments.parts
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
     with mistakes(), state.main_process_first():  # so that downloads and indexes are made once
-        datasets = load_datasets(arguments.evaluation, arguments.rollout)
+        datasets = load_datasets(evaluation, parts.rollout)
         questions = [question for each in datasets.values() for question in each]
-        check_read(arguments.rollout, questions, arguments.given)
-        in_chat = not isinstance(arguments.parts.rows(questions)[0]["prompt"], str)
-        arguments.parts.check(in_chat)
-        search = arguments.parts.search
-        run = RunFolder(arguments.evaluation.output)
-        run.claim(run_settings(arguments, datasets, search and search.identity))
-    batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)
+        check_read(parts.rollout, questions, arguments.given)
+        in_chat = not isinstance(parts.rows(questions)[0]["prompt"], str)
+        parts.check(in_chat)
+        run = RunFolder(evaluation.output)
+        run.claim(run_settings(evaluation, parts, datasets))
+    batches = plan_batches(datasets, evaluation.num_samples, evaluation.batch_size)
     try:
         complete(
             run,
             batches[state.process_index :: state.num_processes],
-            lambda: load_evaluated(arguments, in_chat, state.device),
-            arguments.evaluation.seed,
+            lambda: load_evaluated(evaluation, parts, in_chat, state.device),
+            evaluation.seed,
             show_progress=state.is_main_process,
         )
     except (SearchUnavailable, MalformedResponse) as error:
@@ -118,9 +118,10 @@ def load_datasets(arguments: EvaluationArguments, rollout: RolloutArguments) -> 
     return datasets
 
 
-def load_evaluated(arguments: Arguments, in_chat: bool, device: torch.device) -> EvaluatedPolicy:
+def load_evaluated(
+    evaluation: EvaluationArguments, parts: Parts, in_chat: bool, device: torch.device
+) -> EvaluatedPolicy:
     """Load the policy, with its rollout as in training, and an engine that samples as trainers do."""
-    evaluation, parts = arguments.evaluation, arguments.parts
     with mistakes():
         rollout, sampling = parts.rollout_func, generation_config(evaluation.temperature, evaluation.top_p)
         setup, engine = parts.load(device, sampling, in_chat, rollout.stop_strings)
@@ -128,20 +129,19 @@ def load_evaluated(arguments: Arguments, in_chat: bool, device: torch.device) ->
 
 
 def run_settings(
-    arguments: Arguments, datasets: Mapping[str, Sequence[Question]], search_identity: str | None
+    evaluation: EvaluationArguments, parts: Parts, datasets: Mapping[str, Sequence[Question]]
 ) -> dict[str, Any]:
     """All settings that determine the outcome of a run, so not its output folder or number of processes."""
-    model, evaluation = arguments.model, arguments.evaluation
-    path = Path(model.model_name_or_path)
-    name = str(path.resolve()) if path.exists() else model.model_name_or_path
-    rollout = {**asdict(arguments.rollout), "max_completion_length": evaluation.max_completion_length}
-    rollout = {name: value for name, value in rollout.items() if name not in unread(arguments.rollout)}
+    path = Path(parts.model.model_name_or_path)
+    name = str(path.resolve() if path.exists() else path)
+    rollout = {**asdict(parts.rollout), "max_completion_length": evaluation.max_completion_length}
+    rollout = {name: value for name, value in rollout.items() if name not in unread(parts.rollout)}
     rollout["chat_template_kwargs"] = evaluation.template_kwargs or None
     return {
-        "model": {**asdict(model), "model_name_or_path": name, POLICY_HASH: files_hash(name)},
+        "model": {**asdict(parts.model), "model_name_or_path": name, POLICY_HASH: files_hash(name)},
         "rollout": rollout,
-        "sampling": {name: {**vars(evaluation), **vars(arguments.engine)}[name] for name in SAMPLING},
-        "search": search_identity,
+        "sampling": {name: {**vars(evaluation), **vars(parts.engine)}[name] for name in SAMPLING},
+        "search": parts.search and parts.search.identity,
         "datasets": {
             name: {"questions": len(questions), "content": questions_hash(questions)}
             for name, questions in datasets.items()

@@ -91,7 +91,7 @@ def test_an_agents_turn_is_never_longer_than_its_trajectory() -> None:
     for most, expected in ((24, 24), (2500, 500)):
         arguments = parse_arguments([*ASKED, *agent, "--max_completion_length", str(most)], {})
         made = arguments.parts.rollout_func
-        assert (made.max_turn_tokens, made.reward_on_error, made.engine) == (expected, -1.0, arguments.engine)
+        assert (made.max_turn_tokens, made.reward_on_error, made.engine) == (expected, -1.0, arguments.parts.engine)
 
 
 class TestBatches:
@@ -146,14 +146,19 @@ class TestFolder:
 
     def test_a_run_of_an_earlier_version_goes_on(self, run: RunFolder) -> None:
         """It did not know some arguments, and has stored some that are not read."""
-        now = run_settings(parse_arguments(ASKED, {}), {}, None)
+
+        def settings(*words: str) -> dict[str, Any]:
+            arguments = parse_arguments([*ASKED, "--no_search", *words], {})
+            return run_settings(arguments.evaluation, arguments.parts, {})
+
+        now = settings()
         earlier = {name: value for name, value in now["rollout"].items() if value is not None}
         run.claim({**now, "rollout": {**earlier, "reward_on_error": 0.5}})
         write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
         run.claim(now)
         for changed in (["--agent_command", "python"], ["--chat_template_kwargs", "{}", "--max_turns", "7"]):
             with pytest.raises(ValueError, match="other settings"):
-                run.claim(run_settings(parse_arguments([*ASKED, *changed], {}), {}, None))
+                run.claim(settings(*changed))
 
     def test_an_agent_that_raised_has_not_solved_its_task(self, run: RunFolder) -> None:
         """And it has not reported it, because it returned nothing."""
@@ -181,14 +186,14 @@ ASKED = ["--model_name_or_path", "some/policy", "--output", "out", "--questions"
 def test_an_actor_on_the_command_line_may_ignore_a_recipes_values() -> None:
     recipe = {"agent": "nowhere:agent", "protocol": "terse", "max_turns": 4, "max_turn_tokens": 7}
     arguments = parse_arguments([*ASKED, "--agent_command", "python"], recipe)
-    check_read(arguments.rollout, QUESTIONS, arguments.given)
-    assert (arguments.rollout.agent, arguments.rollout.max_turn_tokens) == (None, 7)
+    check_read(arguments.parts.rollout, QUESTIONS, arguments.given)
+    assert (arguments.parts.rollout.agent, arguments.parts.rollout.max_turn_tokens) == (None, 7)
     arguments = parse_arguments([*ASKED, "--agent_command", "python", "--protocol", "terse"], recipe)
     with pytest.raises(ValueError, match="`protocol`"):
-        check_read(arguments.rollout, QUESTIONS, arguments.given)
+        check_read(arguments.parts.rollout, QUESTIONS, arguments.given)
     arguments = parse_arguments(ASKED, {"agent_command": "python", "protocol": "terse"})
     with pytest.raises(ValueError, match="`protocol`"):
-        check_read(arguments.rollout, QUESTIONS, arguments.given)
+        check_read(arguments.parts.rollout, QUESTIONS, arguments.given)
 
 
 def test_a_run_that_searched_with_another_engine_is_refused() -> None:
