@@ -1,15 +1,4 @@
-"""The commands `sorl evaluate` (also run by `evaluate.py`) and `sorl compare`.
-
-    sorl evaluate RUN                             the policy of a run, asked as in training
-    sorl evaluate RUN --model_name_or_path MODEL  another policy, asked in the same way
-    sorl evaluate --model_name_or_path MODEL …    a policy without a run; flags set how it is asked
-
-RUN is the output of `sorl train`, a checkpoint in it, a PEFT adapter's folder, or a Hub id. Its `recipe.yaml`, if any,
-sets how the policy is asked and where it searches, or which environment or agent acts; flags override it. Under
-`accelerate launch`, the processes share the batches, with the same result as one process. An interrupted evaluation
-continues when started again. So does one that lost trajectories, because a search engine, an environment or a service
-of the agent was down, or because an agent exceeded its time limit: it repeats them.
-"""
+"""The commands `sorl evaluate` (also run by `evaluate.py`) and `sorl compare`; docs/how_to/evaluate.md shows them."""
 
 from __future__ import annotations
 

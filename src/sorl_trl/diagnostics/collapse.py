@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,14 +55,6 @@ def fall(history: Sequence[float], share: float, minimum: float, window: int = 1
     if best < minimum or not means[-1] < share * best:
         return None
     return f"is {means[-1]:.4g}, fallen from a best of {best:.4g} to below {share * best:.4g}"
-
-
-def rise(history: Sequence[float], factor: float, minimum: int = 3) -> str | None:
-    """Above `factor` times the median of at least `minimum` earlier iterations."""
-    before = history[:-1]
-    if len(before) < minimum or not history[-1] > factor * statistics.median(before):
-        return None
-    return f"is {history[-1]:.4g}, risen above {factor:g} times its median"
 
 
 def not_finite(history: Sequence[float]) -> str | None:

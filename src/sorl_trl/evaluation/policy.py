@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,7 +146,7 @@ class Parts:
 
         Raises ValueError if the engine does not support the policy. Logs a warning if messages would not end.
         """
-        model = load_model(self.model, device)
+        model = self._model(device)
         setup = self._setup(message_ends(model, self.tokenizer))
         endless = endless_messages(setup.tokenizer, setup.eos_token_ids, setup.chat_template_kwargs)
         if in_chat and endless:
@@ -154,6 +154,15 @@ class Parts:
         end = TurnEnd(setup.tokenizer, stop_strings, setup.eos_token_ids)
         name, gib = self.engine.rollout_engine, self.engine.kv_cache_gib
         return setup, model_engine(model, end, sampling, name, kv_cache_gib=gib)
+
+    def _model(self, device: torch.device) -> PreTrainedModel:
+        """The policy in evaluation mode, with its base model if the checkpoint is an adapter."""
+        options = asdict(self.model)
+        name, revision = options.pop("model_name_or_path"), options.pop("model_revision")
+        with mistakes(self.model.cannot_be_loaded):
+            policy: Any = AutoModelForCausalLM.from_pretrained(name, revision=revision, **options)
+            loaded: PreTrainedModel = policy.to(device).eval()
+        return loaded
 
 
 @dataclass(frozen=True)
@@ -165,23 +174,6 @@ class EvaluatedPolicy:
     engine: Engine
     rows: Callable[[Sequence[qa.Question]], list[dict[str, Any]]]
     """See `Parts.rows`."""
-
-
-def load_model(model: ModelArguments, device: torch.device) -> PreTrainedModel:
-    """Load the policy in evaluation mode, with its base model if the checkpoint is an adapter.
-
-    Raises UserMistake if it cannot be loaded.
-    """
-    with mistakes(model.cannot_be_loaded):
-        policy: Any = AutoModelForCausalLM.from_pretrained(
-            model.model_name_or_path,
-            revision=model.model_revision,
-            dtype=model.dtype,
-            attn_implementation=model.attn_implementation,
-            trust_remote_code=model.trust_remote_code,
-        )
-        loaded: PreTrainedModel = policy.to(device).eval()
-    return loaded
 
 
 def message_ends(model: PreTrainedModel, tokenizer: Any) -> list[int]:

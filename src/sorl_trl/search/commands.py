@@ -60,7 +60,14 @@ LONGEST_QUERY = 10_000
 
 def index(words: Sequence[str] | None = None) -> None:
     """Run `sorl index`."""
-    options = _index_parser().parse_args(words)
+    parser = Parser(prog="sorl index", description=ABOUT_INDEX)
+    corpus = (
+        "JSONL files, with or without gzip, or folders of them; each line has `id` and `contents`, as in wiki-18, or "
+        "`id`, `title` and `text` (required)"
+    )
+    parser.add_argument("--corpus", nargs="+", required=True, metavar="PATH", help=corpus)
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to create (required)")
+    options = parser.parse_args(words)
     if options.output.exists():
         raise UserMistake(f"`--output` is {str(options.output)!r}, which exists: delete it, or choose another folder")
     with mistakes():
@@ -71,7 +78,10 @@ def index(words: Sequence[str] | None = None) -> None:
 
 def serve(words: Sequence[str] | None = None) -> None:
     """Run `sorl serve` until it is stopped."""
-    options = _serve_parser().parse_args(words)
+    parser = Parser(prog="sorl serve", description=ABOUT_SERVE)
+    parser.add_argument("--index", required=True, metavar="DIR", help="a folder made by `sorl index` (required)")
+    parser.add_address()
+    options = parser.parse_args(words)
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn stops cleanly at a signal, then raises it again. Being told to stop is a success, even while loading.
         signal.signal(number, _exit)
@@ -135,24 +145,3 @@ def _hit(passage: Passage, with_score: bool) -> dict[str, Any]:
 
 def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
-
-
-def _index_parser() -> Parser:
-    parser = Parser(prog="sorl index", description=ABOUT_INDEX)
-    parser.add_argument(
-        "--corpus",
-        nargs="+",
-        required=True,
-        metavar="PATH",
-        help="JSONL files, with or without gzip, or folders of them; each line has `id` and `contents`, "
-        "as in wiki-18, or `id`, `title` and `text` (required)",
-    )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to create (required)")
-    return parser
-
-
-def _serve_parser() -> Parser:
-    parser = Parser(prog="sorl serve", description=ABOUT_SERVE)
-    parser.add_argument("--index", required=True, metavar="DIR", help="a folder made by `sorl index` (required)")
-    parser.add_address()
-    return parser

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState
 
 from sorl_trl.diagnostics.callbacks import CollapseGuard
-from sorl_trl.diagnostics.collapse import DEFAULT_RULES, Rule, detect, fall, level, not_finite, rise
+from sorl_trl.diagnostics.collapse import DEFAULT_RULES, Rule, detect, fall, level, not_finite
 
 
 def numbered(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -62,8 +62,6 @@ HALF = partial(level, threshold=0.5)
         ("searches", partial(fall, share=0.5, minimum=0.3), [0.29, 0.0, 0.3, 0.0], [3]),  # a fall from little is none
         # Means of two: .2, .5, .8, .5, .2. The fourth is above half of .8, the fifth is not.
         ("entropy", partial(fall, share=0.5, minimum=0.3, window=2), [0.0, 0.4, 0.6, 1.0, 0.0, 0.4], [5]),
-        # The medians before the last three: 2 of three iterations, 3.5, and 4, whose double is not exceeded.
-        ("grad_norm", partial(rise, factor=2.0), [1.0, 9.0, 2.0, 5.0, 4.0, 8.0], [3]),
     ],
 )
 def test_a_rule_fires_when_its_condition_begins_to_hold(
@@ -74,7 +72,9 @@ def test_a_rule_fires_when_its_condition_begins_to_hold(
 
 def test_a_rule_of_several_metrics_fires_where_all_its_conditions_hold() -> None:
     half = partial(fall, share=0.5, minimum=0.05)
-    rule = Rule("echo_trap", {"reward_std": half, "entropy": half, "grad_norm": partial(rise, factor=2.0)}, "go back")
+    rule = Rule(
+        "echo_trap", {"reward_std": half, "entropy": half, "grad_norm": partial(level, threshold=2)}, "go back"
+    )
     iterations = [
         *[(0.4, 1.0, 1.0)] * 3,
         (0.1, 0.4, 1.5),  # the gradient has not risen
