@@ -113,8 +113,7 @@ def test_no_secret_is_written_nor_how_the_run_was_started(written: Any) -> None:
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     """A run that still trains."""
-    (tmp_path / "run/checkpoint-2").mkdir(parents=True)
-    (tmp_path / "run/checkpoint-2/config.json").touch()
+    make(tmp_path, "run/checkpoint-2/config.json")
     (tmp_path / "run/recipe.yaml").write_text("eval_questions: eval.jsonl\nmax_turns: 7\n")
     return tmp_path / "run"
 
@@ -132,24 +131,16 @@ def test_a_run_that_still_trains_is_not_evaluated_in_a_checkpoint(trained: Path)
     ("policy", "is_of_run"), [(".", True), ("checkpoint-2", True), ("other", False), ("checkpoint-x", False)]
 )
 def test_the_recipe_of_the_run_that_trained_it(trained: Path, policy: str, is_of_run: bool) -> None:
-    (trained / policy).mkdir(exist_ok=True)
-    (trained / policy / "config.json").touch()
+    make(trained, f"{policy}/config.json")
     for words in ([str(trained / policy)], ["--model_name_or_path", str(trained / policy)]):
         _, recipe = read_words(words)
         assert recipe.get("max_turns") == (7 if is_of_run else None)
 
 
-def test_another_policy_is_asked_as_the_run_was(trained: Path, tmp_path: Path) -> None:
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base/config.json").touch()
-    words, recipe = read_words([str(trained), "--model_name_or_path", str(tmp_path / "base")])
-    assert recipe["max_turns"] == 7
-    assert words[-4:] == [
-        *("--model_name_or_path", str(tmp_path / "base")),
-        *("--output", str(tmp_path / "base/evaluation")),
-    ]
-
-
-def test_what_training_evaluates_on_is_asked_unless_something_else_is_named(trained: Path) -> None:
-    assert read_words([str(trained)])[1]["questions"] == ["eval.jsonl"]
+def test_another_policy_is_asked_as_the_run_was_and_what_training_evaluates_on(trained: Path) -> None:
+    """Unless something else is named."""
+    base = make(trained.parent / "base", "config.json")
+    words, recipe = read_words([str(trained), "--model_name_or_path", str(base)])
+    assert (recipe["max_turns"], recipe["questions"]) == (7, ["eval.jsonl"])
+    assert words[-4:] == ["--model_name_or_path", str(base), "--output", str(base / "evaluation")]
     assert "questions" not in read_words([str(trained), "--questions", "own.jsonl"])[1]

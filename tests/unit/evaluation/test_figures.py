@@ -80,12 +80,6 @@ class TestBootstrap:
             assert (resampled == each).mean() == pytest.approx(share, abs=0.02)
         assert figure(mean, resampled) == {"mean": 0.5, "low": 0.0, "high": 1.0}
 
-    def test_the_interval_is_that_of_the_normal_distribution_for_many_questions(self) -> None:
-        many = figure(*estimate([0.0] * 300 + [1.0] * 100))
-        half_width = 1.96 * (0.25 * 0.75 / 400) ** 0.5
-        assert many["mean"] == 0.25
-        assert (many["low"], many["high"]) == pytest.approx((0.25 - half_width, 0.25 + half_width), abs=0.005)
-
     def test_p_is_one_without_a_difference_and_least_where_no_resample_is_on_the_other_side(self) -> None:
         assert p_of([0.0, 0.0, 0.0]) == 1
         assert p_of([-1.0, 1.0]) == 1

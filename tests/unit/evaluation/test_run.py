@@ -224,23 +224,12 @@ class TestMeasure:
         scores = measure(CHOICE, answered("(B)"))
         assert (scores["correct"], scores["choice_accuracy"], scores["exact_match"]) == (1, 1, 0)
 
-    def test_a_task_is_right_where_its_environment_reports_so(self) -> None:
-        scores = measure(question("Ann"), answered("Ann"), {"solved": 0.5})
-        assert (scores["correct"], scores["exact_match"], scores["searches"], scores["turns"]) == (
-            0.5,
-            None,
-            None,
-            1.0,
-        )
-
-    def test_an_agents_messages_hold_no_answer_to_compare(self) -> None:
-        scores = measure(question("Ann"), answered("Ann"), {"reward": 0.5}, answers=False)
-        assert (scores["correct"], scores["exact_match"], scores["searches"], scores["turns"]) == (
-            None,
-            None,
-            None,
-            1.0,
-        )
+    @pytest.mark.parametrize(("measured", "correct"), [({"solved": 0.5}, 0.5), ({"reward": 0.5}, None)])
+    def test_a_task_is_right_where_its_environment_reports_so(self, measured: Any, correct: float | None) -> None:
+        """And an agent's messages hold no answer to compare."""
+        scores = measure(question("Ann"), answered("Ann"), measured, answers="solved" in measured)
+        found = scores["correct"], scores["exact_match"], scores["searches"], scores["turns"]
+        assert found == (correct, None, None, 1.0)
 
     def test_an_infrastructure_failure_measures_nothing(self) -> None:
         assert measure(CHOICE, ended(StopReason.SEARCH_UNAVAILABLE)) == dict.fromkeys(MEASURES)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import save_file
 
-from sorl_trl.evaluation.run import RunFolder, measure
+from sorl_trl.evaluation.run import RunFolder
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import files_hash, to_table
 from sorl_trl.records.trained import write_trained
@@ -32,9 +32,8 @@ class TestEvaluationEntry:
         seen = Observation((3,) * 5, "Ada Lovelace", (Passage("p", "Ada", "Lovelace", 1.5),), True, 2)
         answer = Turn((4,), "<answer> B </answer>", Action(ActionKind.ANSWER, "B"))
         asked = Question("q7", "who ?", ("Ada",), {"hops": 2, "path": ["a", "b"]}, {"A": "Bob", "B": "Ada"}, "medqa")
-        entry = shown(
-            evaluated(asked, Trajectory((0,), (search, seen, answer), StopReason.ANSWERED), sample=3, dataset="own")
-        )
+        row = evaluated(asked, Trajectory((0,), (search, seen, answer), StopReason.ANSWERED), sample=3, dataset="own")
+        entry = shown(replace(row, environment={"hops_made": 1.0}))
         assert (entry.key, entry.group) == ("own/q7/3", "own")
         assert (entry.question, entry.golden_answers) == ("who ?", ["Ada"])
         assert entry.options == [("A", "Bob"), ("B", "Ada")]
@@ -43,7 +42,7 @@ class TestEvaluationEntry:
         assert entry.facts == {"id": "q7", "sample": "3", "data_source": "medqa", "hops": "2", "path": '["a", "b"]'}
         assert entry.measures["choice_accuracy"] == 1.0
         assert entry.measures["exact_match"] == 0.0, "the verdict on a multiple choice is not its exact match"
-        assert entry.prompt == "who ?"
+        assert (entry.prompt, entry.measures["hops_made"]) == ("who ?", 1.0)
         assert entry.segments == (
             {
                 "kind": "turn",
@@ -85,21 +84,6 @@ class TestEvaluationEntry:
         pq.write_table(pa.Table.from_pylist(rows), shard)
         source = open_run(tmp_path)
         assert list(source.read("nq")) == [shown(row)]
-
-    def test_tasks_show_who_speaks_their_worlds_and_what_the_environment_measures(self) -> None:
-        message = Turn((1,), "Done.", Action(ActionKind.MESSAGE, "Done."))
-        segments = (message, Observation((2,), "[]"), message, Observation((3,), "And now?", role="user"), message)
-        task = Question("multi_turn_base_0", "do it", ("ls()",), {"worlds": ["TicketAPI"]})
-        row = evaluated(task, Trajectory((0,), segments, StopReason.ENVIRONMENT_DONE))
-        measured = {"solved": 1.0, "requests_solved": 1.0}
-        entry = shown(replace(row, measures=measure(task, row.trajectory, measured), environment=measured))
-        assert [segment.get("role") for segment in entry.segments] == [None, "tool", None, "user", None]
-        assert entry.facts["worlds"] == '["TicketAPI"]'
-        assert (entry.verdict, entry.measures["requests_solved"], entry.measures["exact_match"]) == (
-            "right",
-            1.0,
-            None,
-        )
 
 
 class TestTrainingEntry:

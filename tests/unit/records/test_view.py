@@ -50,8 +50,8 @@ HOSTILE = [
 ]
 
 
-def rendered(*entries: Entry, title: str = "Run", kind: str = EVALUATION, notes: list[str] | None = None) -> Parsed:
-    return Parsed(render_page(title, kind, entries, notes or []))
+def rendered(*entries: Entry, notes: list[str] | None = None) -> Parsed:
+    return Parsed(render_page("Run", EVALUATION, entries, notes or []))
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -71,14 +71,10 @@ def test_hostile_text_stays_data(text: str) -> None:
     assert found["segments"][0]["passages"] == [passage]
 
 
-def test_a_title_is_escaped() -> None:
+def test_a_title_is_escaped_and_nothing_is_loaded() -> None:
     title = "</title><script>alert(1)</script> $data"
-    page = rendered(ENTRY, title=title)
-    assert [text for _, text in page.all("title")] == [title]
-    assert len(page.all("script")) == len(rendered(ENTRY).all("script"))
-
-
-def test_nothing_is_loaded() -> None:
-    html = render_page("Run", EVALUATION, [ENTRY])
+    html = render_page(title, EVALUATION, [ENTRY])
+    assert [text for _, text in Parsed(html).all("title")] == [title]
+    assert len(Parsed(html).all("script")) == len(rendered(ENTRY).all("script"))
     assert not re.search(r"https?:|@import|url\(", html)
     assert not [a for _, a in Parsed(html).tags if {"src", "srcset", "href", "style", "onclick"} & set(a)]

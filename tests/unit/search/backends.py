@@ -1,8 +1,6 @@
-"""Backends for the tests of what goes around one, and a corpus."""
+"""What the tests of search engines have in common."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from sorl_trl.types import Passage
 
@@ -16,22 +14,3 @@ PASSAGES = [
     Passage("blank", "", "?!"),
 ]
 """A corpus: accents, Japanese, twins, and one without a word."""
-
-
-def found(query: str, k: int) -> list[Passage]:
-    """What `FakeSearch` finds: as many passages as the query has characters, at most `k`."""
-    return [Passage(f"{query}-{i}", query.upper(), f"{query} of {k}", 1 / (i + 3)) for i in range(min(k, len(query)))]
-
-
-class FakeSearch:
-    """A deterministic engine that notes its calls and first raises `failures`, one per call."""
-
-    def __init__(self, failures: Sequence[BaseException] = ()) -> None:
-        self.failures = list(failures)
-        self.calls: list[list[str]] = []
-
-    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        self.calls.append(list(queries))
-        if self.failures:
-            raise self.failures.pop(0)
-        return [found(query, k) for query in queries]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sorl_trl.search import Corpus, CorpusError, write_corpus
-from sorl_trl.search.corpus import as_contents, corpus_files, read_passages, title_and_text
+from sorl_trl.search.corpus import corpus_files, read_passages
 from sorl_trl.types import Passage
 
 GOOD = '{"id": "1", "contents": "T\\ntext"}'
@@ -74,12 +74,6 @@ def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, 
     corpus = Corpus(path)
     assert list(corpus) == read(path) == passages
     assert [corpus[i] for i in reversed(range(len(corpus)))] == passages[::-1]
-
-
-@settings(deadline=None)
-@given(title=texts.filter(lambda t: t and "\n" not in t), text=texts)
-def test_one_text_is_taken_apart_again(title: str, text: str) -> None:
-    assert title_and_text({"contents": as_contents(Passage("1", title, text))}) == (title, text)
 
 
 def test_files_of_a_corpus_keep_the_order_given_and_folders_theirs_by_name(tmp_path: Path) -> None:
