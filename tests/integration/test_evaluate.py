@@ -13,7 +13,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 from benchmarks.worlds.invented import Population, build_invented
 from examples.quickstart import (
@@ -53,11 +52,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SAMPLED = {"num_samples": 4, "temperature": 1.0}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def command_line(world: Path, output: Path, **changed: Any) -> list[str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
@@ -18,7 +17,6 @@ from sorl_trl.command_line import run_command
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.rollout.engines.vllm import EngineUnavailable
-from tests.agents import NAMES, agent_policy, agent_tokenizer
 from tests.interrupts import make_world, training_words
 from tests.unit.rollout.fakes import bpe_tokenizer
 from tests.unit.search.servers import Reply, Server
@@ -28,12 +26,9 @@ QUESTION = {"id": "q", "question": "rome", "golden_answers": ["rome"]}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A random policy that searches now and then, and eight questions."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    agent_policy().save_pretrained(tmp_path / "policy")
-    agent_tokenizer().save_pretrained(tmp_path / "policy")
-    write(tmp_path / "train.jsonl", [{**QUESTION, "id": str(i), "question": NAMES[i % 4]} for i in range(8)])
+    make_world(tmp_path)
     return tmp_path
 
 

@@ -117,7 +117,7 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple[str,
         both = limits.max_turn_tokens + limits.max_observation_tokens
         yield "", f"{limits.max_turns} turns take up to {limits.max_turns * both + limits.max_turn_tokens} tokens"
     yield from _memory(arguments, trainer, int(min(prompt + most, positions)))
-    if search := arguments.parts.search:
+    if search := arguments.parts.built_search:
         question = str(trainer.train_dataset[0]["question"])
         (found,) = search.backend.search_batch([question], arguments.parts.limits.top_k)
         yield "search", f"{len(found)} passages for a question"

@@ -52,16 +52,16 @@ class ModelArguments(Checked):
 
 @dataclass(frozen=True)
 class Parts:
-    """What asks a policy. Each part is made when it is first read, and kept: a dry run rehearses with training's.
+    """What asks a policy: tokenizer → limits → search → rollout, and without a trainer, setup and engine (`load`).
 
-    With a trainer: `tokenizer`, `limits`, `search`, `rollout_func`. Without: also `load`, which makes the rollout's
-    setup and engine. The parts raise UserMistake for a policy that cannot be loaded, and ValueError otherwise.
+    Each part is made when it is first read, and kept, so that a dry run rehearses with training's. Reading one raises
+    UserMistake for a policy that cannot be loaded, and ValueError for arguments that do not fit each other.
     """
 
     model: ModelArguments
     rollout: RolloutArguments
     engine: EngineOptions
-    searched: SearchArguments
+    search: SearchArguments
     max_completion_length: int | None
     chat_template_kwargs: Mapping[str, Any]
 
@@ -102,14 +102,14 @@ class Parts:
             rollout.collector(self._setup(()), in_chat)
 
     @cached_property
-    def search(self) -> BuiltSearch | None:
+    def built_search(self) -> BuiltSearch | None:
         """The search engine; None if something else answers the policy."""
-        return self.searched.build_search() if self.rollout.searches else None
+        return self.search.build_search() if self.rollout.searches else None
 
     @cached_property
     def rollout_func(self) -> Any:
         """The user's own, or a `PolicyRollout` with the search engine, the environment or the agent."""
-        return self._rollout_with(self.search.backend if self.search else NoSearch())
+        return self._rollout_with(self.built_search.backend if self.built_search else NoSearch())
 
     def _rollout_with(self, search: SearchBackend) -> Any:
         from sorl_trl.rollout.agent_rollout import AgentRollout, SearchRollout

@@ -141,7 +141,7 @@ def run_settings(
         "model": {**asdict(parts.model), "model_name_or_path": name, POLICY_HASH: files_hash(name)},
         "rollout": rollout,
         "sampling": {name: {**vars(evaluation), **vars(parts.engine)}[name] for name in SAMPLING},
-        "search": parts.search and parts.search.identity,
+        "search": parts.built_search and parts.built_search.identity,
         "datasets": {
             name: {"questions": len(questions), "content": questions_hash(questions)}
             for name, questions in datasets.items()
