@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.cli import evaluate
 from sorl_trl.cli.arguments import Arguments, parse_arguments
 from sorl_trl.cli.build import build_trainer, load_prompts
 from sorl_trl.cli.train import main
@@ -88,6 +89,21 @@ def test_a_url_that_is_no_search_servers_is_one_line(
     server.reply = lambda request: Reply(b"no such page", status=404)
     words = training_words(folder, corpus=None, per_device_train_batch_size=None, max_steps=2, search_url=server.url)
     assert fails(capsys, words).startswith(f"error: {server.url}: HTTP 404")
+
+
+def test_what_does_not_fit_is_refused_before_a_corpus_is_indexed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = bpe_tokenizer()
+    tokenizer.chat_template = "hello"
+    tokenizer.save_pretrained(folder / "policy")
+    told = {"corpus": folder / "corpus.jsonl", "chat": "true", "per_device_train_batch_size": None, "max_steps": 2}
+    assert "the chat template renders 'hello'" in fails(capsys, training_words(folder, **told))
+    shown = ("--questions", "train.jsonl"), ("--corpus", "corpus.jsonl")
+    words = [word for option, name in shown for word in (option, str(folder / name))]
+    assert run_command(evaluate.main, [str(folder / "policy"), *words, "--chat", "--output", str(folder / "out")]) == 2
+    assert "the chat template renders 'hello'" in capsys.readouterr().err
+    assert not (folder / "corpus.jsonl.index").exists()
 
 
 def test_no_question_ends_its_own_message(folder: Path) -> None:
