@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from tests.interrupts import make_world, training_words
 from tests.unit.rollout.fakes import bpe_tokenizer
 from tests.unit.search.servers import Reply, Server
 
-ROOT = Path(__file__).parents[2]
 QUESTION = {"id": "q", "question": "rome", "golden_answers": ["rome"]}
 
 
@@ -31,13 +30,6 @@ def folder(tmp_path: Path) -> Path:
     """A random policy that searches now and then, and eight questions."""
     make_world(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.close()
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -83,12 +75,12 @@ def test_a_run_that_fails_before_its_first_step_leaves_its_folder_free(
     assert "`output_dir`" in fails(capsys, words)
 
 
-def test_a_url_that_is_no_search_servers_is_one_line(
-    folder: Path, server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.reply = lambda request: Reply(b"no such page", status=404)
-    words = training_words(folder, corpus=None, per_device_train_batch_size=None, max_steps=2, search_url=server.url)
-    assert fails(capsys, words).startswith(f"error: {server.url}: HTTP 404")
+def test_a_url_that_is_no_search_servers_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"corpus": None, "per_device_train_batch_size": None, "max_steps": 2}
+    with closing(Server()) as server:
+        server.reply = lambda request: Reply(b"no such page", status=404)
+        line = fails(capsys, training_words(folder, **told, search_url=server.url))
+    assert line.startswith(f"error: {server.url}: HTTP 404")
 
 
 def test_what_does_not_fit_is_refused_before_a_corpus_is_indexed(

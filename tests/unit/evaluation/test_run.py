@@ -89,9 +89,9 @@ class Down:
 def test_an_agents_turn_is_never_longer_than_its_trajectory() -> None:
     agent = ["--agent_command", "python", "--reward_on_error", "-1"]
     for most, expected in ((24, 24), (2500, 500)):
-        arguments = parse_arguments([*ASKED, *agent, "--max_completion_length", str(most)], {})
-        made = arguments.parts.rollout_func
-        assert (made.max_turn_tokens, made.reward_on_error, made.engine) == (expected, -1.0, arguments.parts.engine)
+        parts = parse_arguments([*ASKED, *agent, "--max_completion_length", str(most)], {}).parts
+        made = parts.rollout_func
+        assert (made.max_turn_tokens, made.reward_on_error, made.engine) == (expected, -1.0, parts.engine)
 
 
 class TestBatches:
