@@ -44,8 +44,7 @@ def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) 
         return None
     output, folder = Path(str(args.output_dir)), Path(str(checkpoint))
     if checkpoint is True or checkpoint in NEWEST:
-        written = (path for path in checkpoints(output) if (path / TRAINER_STATE_NAME).is_file())
-        folder = next(written, output)
+        folder = newest(output) or output
     problem = checkpoint_problem(folder) if folder != output else f"there is no checkpoint in {output}"
     seen = gather_object([None if problem else folder.name])
     if len(set(seen)) > 1:
@@ -61,6 +60,11 @@ def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) 
         )
         raise ValueError(f"`resume_from_checkpoint` is {checkpoint!r}, but {problem}; {instead}.")
     return str(folder)
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest fully written checkpoint of a run."""
+    return next((path for path in checkpoints(folder) if (path / TRAINER_STATE_NAME).is_file()), None)
 
 
 def newest_whole(folder: Path) -> Path | None:
