@@ -28,12 +28,15 @@ and writes nothing.
 
 example: sorl compare runs/quickstart/greedy_before runs/quickstart/policy
 """
-DECLARED = ("evaluation/arguments.py", "evaluation/policy.py", "rollout/options.py", "search/arguments.py")
-"""The modules that declare the options of `sorl evaluate`."""
+DECLARED = (
+    *("sorl_trl/evaluation/arguments.py", "sorl_trl/evaluation/policy.py"),
+    *("sorl_trl/rollout/options.py", "sorl_trl/search/arguments.py"),
+)
+"""The files that declare the options of `sorl evaluate`."""
 
 
 def main(words: Sequence[str]) -> None:
-    check_options(words, declared_options(*(f"sorl_trl/{module}" for module in DECLARED)))
+    check_options(words, declared_options(*DECLARED))
     words, recipe = read_words(words)
     from sorl_trl.evaluation.arguments import parse_arguments  # takes seconds
     from sorl_trl.evaluation.run import run_evaluation

@@ -200,12 +200,10 @@ def _alarms(run: str | os.PathLike[str]) -> list[str]:
 
     Non-finite gradients are left out: with fp16, they are common, and the scaler skips such steps.
     """
-    logs = [path for path in (Path(run), *checkpoints(run)) if (path / STATE_FILE).is_file()]
-    if not logs:
-        return []
-    newest = max((path / STATE_FILE for path in logs), key=lambda path: path.stat().st_mtime)
+    logs = filter(Path.is_file, (path / STATE_FILE for path in (Path(run), *checkpoints(run))))
+    newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
     try:
-        log_history = json.loads(newest.read_bytes())["log_history"]
+        log_history = json.loads(newest.read_bytes())["log_history"] if newest else []
     except ValueError:  # training is writing the file
         return []
     rules = [rule for rule in DEFAULT_RULES if not rule.at_once]

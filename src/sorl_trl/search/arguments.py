@@ -65,7 +65,13 @@ class SearchArguments:
         if self.search_url:
             return BuiltSearch(HTTPSearch(self.search_url), without_user(self.search_url))
         if self.search_backend:
-            return BuiltSearch(self._own_engine(self.search_backend), self.search_backend)
+            engine: SearchBackend = factory_named("search_backend", self.search_backend, "search_batch")()
+            if not callable(getattr(engine, "search_batch", None)):
+                raise ValueError(
+                    f"`search_backend` is {self.search_backend!r}, but the {type(engine).__name__} has no method "
+                    "`search_batch`."
+                )
+            return BuiltSearch(engine, self.search_backend)
         if self.no_search:
             return BuiltSearch(NoSearch(), "no_search")
         corpus, index_dir = self.corpus, str(self.index)
@@ -77,11 +83,3 @@ class SearchArguments:
         given = [name for name in SOURCES if getattr(self, name)]
         if not least <= len(given) <= 1:
             raise ValueError(f"Exactly one of {', '.join(SOURCES)} must be given, got {', '.join(given) or 'none'}.")
-
-    def _own_engine(self, path: str) -> SearchBackend:
-        engine: SearchBackend = factory_named("search_backend", path, "search_batch")()
-        if not callable(getattr(engine, "search_batch", None)):
-            raise ValueError(
-                f"`search_backend` is {path!r}, but the {type(engine).__name__} has no method `search_batch`."
-            )
-        return engine

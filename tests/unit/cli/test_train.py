@@ -70,8 +70,7 @@ def test_every_option_is_declared_where_mistyped_ones_are_looked_up() -> None:
     check_options([f"--{name}" for name in training], declared_options(*train.DECLARED))
     check_options([*launch_command_parser()._option_string_actions], declared_options(*train.DECLARED))
     asked = {each.name for group in GROUPS for each in fields(group)}
-    modules = [f"sorl_trl/{module}" for module in evaluate.DECLARED]
-    check_options([*(f"--{name}" for name in asked), "--no_chat"], declared_options(*modules))
+    check_options([*(f"--{name}" for name in asked), "--no_chat"], declared_options(*evaluate.DECLARED))
 
 
 def launch(monkeypatch: pytest.MonkeyPatch, launched: Callable[[Namespace], None]) -> int | str | None:
