@@ -11,20 +11,23 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, PeftType
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import FusedCausalLMOutput
 
-from sorl_trl.trainers.adapters import adapter_alone, replaced, why_not_beside_others
+from sorl_trl.trainers.adapters import replaced, within_and_recomputed
 
 CRITIC_ATTRIBUTE = "critic"
 """The name of the critic among the causal language model's submodules, and of its adapter among a layer's."""
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""LoRA initializations that change the base model's weights."""
 
 
 class ValueHead(nn.Module):
@@ -103,7 +106,19 @@ class AdapterCritic(Critic):
         super().__init__(head)
         self.config = config
         # In lists, because as a submodule of the critic, the policy would be its own descendant.
-        self._policy, self.active = [model], partial(adapter_alone, [*model.modules()], CRITIC_ATTRIBUTE)
+        self._policy, self._parts = [model], [*model.modules()]
+
+    def active(self) -> AbstractContextManager[None]:
+        """Context in which the policy's layers use only this adapter; modules without it act as the base model's.
+
+        PEFT's `set_adapter` freezes every adapter but the active one, but both need gradients in one step.
+        """
+        layers = [each for each in self._parts if isinstance(each, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+        switch: dict[str, Any] = {
+            "_active_adapter": lambda _: [CRITIC_ATTRIBUTE],
+            "_disable_adapters": lambda _: False,
+        }
+        return within_and_recomputed(self._parts, lambda: replaced(layers, **switch))
 
     def unfreeze(self) -> None:
         for name, parameter in self._policy[0].named_parameters():  # looked up each time, because FSDP replaces them
@@ -126,7 +141,13 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
         ValueError: The policy's adapter is not LoRA, trains biases, or changes the base model's weights.
     """
     config: Any = copy.deepcopy(model.peft_config[model.active_adapter])
-    if reason := why_not_beside_others(config):
+    reason = ""
+    if not isinstance(config, LoraConfig) or config.peft_type != PeftType.LORA:  # AdaLoRA's is one
+        reason = f"it is a {type(config).__name__}, not LoRA"
+    elif config.bias != "none" or str(config.init_lora_weights).startswith(_CHANGE_THE_BASE):
+        given = f"`bias={config.bias!r}` with `init_lora_weights={config.init_lora_weights!r}`"
+        reason = f"{given} changes the base model, which both share"
+    if reason:
         raise ValueError(
             f"`critic='adapter'` adds a second adapter like the policy's, but {reason}. Use `critic='head'` or "
             "`critic='model'`, or plain LoRA with `bias='none'`."
