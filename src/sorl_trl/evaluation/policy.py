@@ -149,7 +149,7 @@ class Parts:
         model = self._model(device)
         setup = self._setup(message_ends(model, self.tokenizer))
         endless = endless_messages(setup.tokenizer, setup.eos_token_ids, setup.chat_template_kwargs)
-        if in_chat and endless:
+        if endless and (in_chat or self.rollout.has_agent):
             logger.warning(endless)
         end = TurnEnd(setup.tokenizer, stop_strings, setup.eos_token_ids)
         name, gib = self.engine.rollout_engine, self.engine.kv_cache_gib

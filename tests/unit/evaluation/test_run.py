@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from sorl_trl.command_line import UserMistake
 from sorl_trl.evaluation.arguments import parse_arguments
 from sorl_trl.evaluation.figures import summarize
-from sorl_trl.evaluation.policy import EvaluatedPolicy
+from sorl_trl.evaluation.policy import EvaluatedPolicy, generation_config
 from sorl_trl.evaluation.run import (
     Batch,
     RunFolder,
@@ -41,7 +41,8 @@ from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.tasks import check_read, prompt_rows
 from sorl_trl.search import NoSearch, SearchUnavailable
 from sorl_trl.types import Passage, StopReason
-from tests.policies import word_tokenizer
+from tests.policies import build_policy, word_tokenizer
+from tests.unit.rollout.fakes import bpe_tokenizer
 
 from .trajectories import answered, ended, evaluated, question
 
@@ -92,6 +93,18 @@ def test_an_agents_turn_is_never_longer_than_its_trajectory() -> None:
         parts = parse_arguments([*ASKED, *agent, "--max_completion_length", str(most)], {}).parts
         made = parts.rollout_func
         assert (made.max_turn_tokens, made.reward_on_error, made.engine) == (expected, -1.0, parts.engine)
+
+
+def test_an_agents_messages_that_would_not_end_are_warned_of(tmp_path: Path, caplog: Any) -> None:
+    tokenizer = bpe_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    build_policy(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    for actor, warned in (["--agent_command", "python"], True), (["--no_search"], False):
+        parts = parse_arguments([*ASKED, "--model_name_or_path", str(tmp_path), *actor], {}).parts
+        caplog.clear()
+        parts.load(torch.device("cpu"), generation_config(0.0), in_chat=False)
+        assert ("past the end of a message" in caplog.text) == warned
 
 
 class TestBatches:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,13 +20,6 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     empty = replace(whole, question=None, golden_answers=(), reward=None, answer=None, stop_reason=None)
     write_trained(tmp_path, TRAINED.step, 0, [whole, empty])
     assert list(read_trained(tmp_path)) == [whole, empty]
-
-
-def test_a_file_from_before_contexts_and_agents_is_read(tmp_path: Path) -> None:
-    file = write_trained(tmp_path, TRAINED.step, 0, [TRAINED])
-    pq.write_table(pq.read_table(file).drop_columns(["roles", "agents", "context_ids"]), file)
-    (read,) = read_trained(tmp_path)
-    assert (read.tokens, read.roles, read.agents, read.context_ids) == (TRAINED.tokens, (), (), ())
 
 
 def test_steps_come_in_order_and_then_processes(tmp_path: Path) -> None:
