@@ -199,10 +199,10 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     recipe = {} if config is None else read_config(RECIPES.find(config), words, SOURCES)
     (trainer,), _ = take_options(words, "trainer", **recipe)
     with mistakes():
-        choice = TrainerArguments(trainer or TrainerArguments.trainer)
+        trainer = TrainerArguments(trainer or TrainerArguments.trainer).trainer
         own = (TaskArguments, RolloutArguments, EngineOptions, SearchArguments)
-        groups = (TrainerArguments, *own, TRAINERS[choice.trainer].config_class, ModelConfig)  # as in `Arguments`
-        usage = f"sorl train --trainer {choice.trainer} [--config NAME_OR_PATH] [--OPTION VALUE ...]"
+        groups = (TrainerArguments, *own, TRAINERS[trainer].config_class, ModelConfig)  # as in `Arguments`
+        usage = f"sorl train --trainer {trainer} [--config NAME_OR_PATH] [--OPTION VALUE ...]"
         if "save_steps" in options_in(words):
             recipe["save_strategy"] = "steps"  # a recipe that saves nothing would silently win over it
         parsed = parse_dataclasses(groups, words, recipe, usage)
