@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_a_url_that_is_no_search_servers_is_one_line(folder: Path, capsys: pytes
 def test_what_does_not_fit_is_refused_before_a_corpus_is_indexed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer = bpe_tokenizer()
+    tokenizer = deepcopy(bpe_tokenizer())
     tokenizer.chat_template = "hello"
     tokenizer.save_pretrained(folder / "policy")
     told = {"corpus": folder / "corpus.jsonl", "chat": "true", "per_device_train_batch_size": None, "max_steps": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -96,7 +97,7 @@ def test_an_agents_turn_is_never_longer_than_its_trajectory() -> None:
 
 
 def test_an_agents_messages_that_would_not_end_are_warned_of(tmp_path: Path, caplog: Any) -> None:
-    tokenizer = bpe_tokenizer()
+    tokenizer = deepcopy(bpe_tokenizer())
     tokenizer.eos_token = "<|endoftext|>"
     build_policy(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
