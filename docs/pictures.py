@@ -117,9 +117,9 @@ def cross(x: float, y: float, size: float = 5) -> str:
 def architecture() -> Picture:
     drawn = list[str]()
     for title, where, y, height in (
-        ("rollout", "agents/, endpoint/", 16, 126),
+        ("rollout", "rollout/, endpoint/", 16, 126),
         ("trajectories", "trainers/score.py", 166, 96),
-        ("batch", "trainers/batch.py", 286, 74),
+        ("batch", "trainers/pack.py", 286, 74),
         ("loss", "trainers/loss.py", 384, 74),
     ):
         drawn += [rect(16, y, 408, height, "#ffffff", GREY), text(28, y + 24, title, bold=True)]
