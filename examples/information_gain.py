@@ -1,20 +1,23 @@
 """IGPO's reward (arXiv 2510.14967), computed by the policy: it rewards turns that make the golden answer likelier.
 
+IGPO scales gains and outcomes apart. Here they are summed: `coef` and `reward_weights` say how much each counts.
+
 python quickstart.py  # writes the default questions and corpus
-sorl train --config so_grpo --method igpo --rewards f1 examples.information_gain.InformationGain
+sorl train --config so_grpo --rewards f1 examples.information_gain.InformationGain
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
+from math import isfinite, nan
 from typing import Any
 
 import torch
 from torch import Tensor
 from trl.trainer.utils import pad
 
-from sorl_trl.ops import information_gains, masked_mean
+from sorl_trl.ops import masked_mean
 from sorl_trl.rollout.engines.base import positions_of
 from sorl_trl.trainers.samples import Sample
 
@@ -28,7 +31,7 @@ class InformationGain:
     Args:
         column: The dataset column with the answer: a string, or a list of strings, of which the first is used.
         prefix: The text that the policy would write right before an answer: an `<answer>` tag with `SearchRollout`.
-        coef: Weight of the gain. `method="igpo"` cancels it, unless another function also gives turn rewards.
+        coef: Weight of the gain.
     """
 
     __name__ = "information_gain"
@@ -49,7 +52,6 @@ class InformationGain:
             raise ValueError(f"`column` is {self.column!r}, but the data set has no such column: {sorted(columns)}.")
         window = positions_of(self._trainer.accelerator.unwrap_model(self._trainer.model))
         trajectories = [each.trajectory for each in _samples]
-        counts = torch.tensor([len(trajectory.spans) for trajectory in trajectories])
         asked = []
         for row, (trajectory, golden) in enumerate(zip(trajectories, columns[self.column], strict=True)):
             prefix, answer = self._answer(golden)
@@ -59,17 +61,14 @@ class InformationGain:
                 if fits and answer and len(trajectory.spans) > 1:  # one turn alone has no gain
                     asked.append(((row, turn), context, answer))
         asked.sort(key=lambda each: len(each[1]) + len(each[2]), reverse=True)  # for little padding
-        has_turn = torch.arange(max(int(counts.max()), 1)) < counts.unsqueeze(1)
-        scores = torch.full(has_turn.shape, torch.nan)
         found = self._scores([context for _, context, _ in asked], [answer for *_, answer in asked])
-        for (place, *_), score in zip(asked, found, strict=True):
-            scores[place] = score
-        gains, has_gain = information_gains(scores, has_turn)
-        rewards = [
-            [self.coef * gain if has_one else None for gain, has_one in zip(row, has, strict=True)]
-            for row, has in zip(gains.tolist(), has_gain.tolist(), strict=True)
-        ]
-        return [row[:count] for row, count in zip(rewards, counts.tolist(), strict=True)]
+        scores = {place: score for (place, *_), score in zip(asked, found, strict=True)}
+
+        def gain(row: int, turn: int) -> float | None:
+            raised = scores.get((row, turn + 1), nan) - scores.get((row, turn), nan)
+            return self.coef * raised if isfinite(raised) else None
+
+        return [[gain(row, turn) for turn in range(len(each.spans))] for row, each in enumerate(trajectories)]
 
     def _answer(self, golden: Any) -> tuple[list[int], list[int]]:
         """The prefix's tokens and the answer's, tokenized as one text."""

@@ -21,7 +21,6 @@ from sorl_trl.methods import (
     VESPO,
     ClipPenalty,
     Method,
-    MiniRL,
     constant_mean,
     micro_batch_mean,
     token_mean,
@@ -152,10 +151,6 @@ def token_objective(
         return math.exp(decay) * of_sequence**power * (-decay * of_sequence).exp() * advantage * logps[t]
     shrink = len(unit) ** 0.75 if method.clip.by_length and method.ratio.level == "turn" else 1.0
     low, high = method.clip.low / shrink, (method.clip.high or method.clip.low) / shrink
-    if isinstance(kind, MiniRL):
-        stopped = (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - low)
-        own = (log_ratio[t] - log_ratio[t].detach()).exp()
-        return own * advantage * min(ratio.item(), kind.cap) * (0.0 if stopped else 1.0)
     bounded = ratio if method.clip.delta is None else ratio.clamp(max=1 + (method.clip.delta - 1) / shrink)
     return torch.min(bounded * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
@@ -170,16 +165,15 @@ def reference_loss(trainer: Any, batch: dict[str, Any], rows: list[int] | None =
     total = torch.zeros((), dtype=torch.float64)
     for i in rows:
         turn_ids = batch["turn_ids"][i]
-        turns, tokens = positions(turn_ids), int((turn_ids >= 0).sum())
+        turns = positions(turn_ids)
         for t in chain(*turns):
             loss = -weights[i, t] * token_objective(method, logps[i], log_ratio[i], t, turn_ids, advantages[i])
-            total = total + _share(method.mean, turns, t, turn_ids) * loss
             if args.beta:
                 difference = batch["ref_per_token_logps"][i, t] - logps[i, t]
                 kl = difference.exp() - difference - 1
                 of_unit = log_ratio[i, unit_of(t, turn_ids, method.ratio.level)].mean().exp()
-                share = 1 / tokens if method.mean is turn_mean else _share(method.mean, turns, t, turn_ids)
-                total = total + share * args.beta * kl * (of_unit if args.use_bias_correction_kl else 1)
+                loss = loss + args.beta * kl * (of_unit if args.use_bias_correction_kl else 1)
+            total = total + _share(method.mean, turns, t, turn_ids) * loss
     if method.mean in (token_mean, micro_batch_mean):
         return total / sum(int((batch["turn_ids"][i] >= 0).sum()) for i in rows)
     return total / len(rows) / (args.max_completion_length if method.mean is constant_mean else 1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.methods import METHODS, ClipPenalty, MiniRL
+from sorl_trl.methods import METHODS, ClipPenalty
 from sorl_trl.trainers.batch import drop
 from tests.documentation import ROOT, code_blocks
 from tests.losses import (
@@ -76,25 +76,6 @@ def test_the_reference_is_not_asked_about_observations(tmp_path: Path, tokenizer
     clean = gradient(trainer._compute_loss(trainer.model, batch), trainer)
     batch["ref_per_token_logps"] = torch.where(batch["turn_ids"] < 0, 1e3, batch["ref_per_token_logps"])
     assert torch.equal(gradient(trainer._compute_loss(trainer.model, batch), trainer), clean)
-
-
-@pytest.mark.parametrize("level", ["token", "turn"])
-def test_minirl(tmp_path: Path, tokenizer: Any, level: str) -> None:
-    fields = {"importance_sampling_level": level, "loss_type": "dr_grpo", **OFF}
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, {"surrogate": MiniRL(cap=1.1)}, **fields)
-    assert_follows_the_loops(trainer, batch)
-
-
-def test_minirl_weighs_by_the_policy_that_sampled(tmp_path: Path, tokenizer: Any) -> None:
-    """Its weight is π_θ/μ: what is off by a factor of e^0.3 between trainer and engine is in it, once."""
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, METHODS["minirl"])
-    plain = gradient(trainer._compute_loss(trainer.model, batch), trainer)
-    batch["sampling_per_token_logps"] = batch["old_per_token_logps"] - 0.3
-    ours = gradient(trainer._compute_loss(trainer.model, batch), trainer)
-    torch.testing.assert_close(ours, math.exp(0.3) * plain, rtol=1e-5, atol=1e-7)
-    batch["importance_sampling_ratio"] = torch.full_like(batch["old_per_token_logps"], 2.0)
-    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
-    assert torch.equal(gradient(trainer._compute_loss(trainer.model, batch), trainer), ours)
 
 
 @pytest.mark.parametrize("width", [1, None], ids=["sequence", "token"])

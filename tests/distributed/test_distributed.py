@@ -30,7 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "agreeing": True,
     },
     "engine": {
-        "method": {"surrogate": "minirl", "terms": [PENALTY]},
+        "method": {"surrogate": "sapo", "terms": [PENALTY]},
         "turn_rewards": True,
         "options": {"importance_sampling_level": "token", "loss_type": "grpo"},
     },
@@ -116,7 +116,7 @@ class TestFixedTrajectories:
     @pytest.mark.parametrize("config", ["ddp_cpu", "fsdp2_cpu", pytest.param("zero3_cpu", marks=needs_deepspeed)])
     def test_information_gain(self, fixed: Case, config: str) -> None:
         """One rank has trajectories of one turn, so that it scores nothing, and makes the other's passes."""
-        case = replace(fixed, turn_rewards=True, gain=True, method={"credit": "separate"}, options={"gamma": 0.9})
+        case = replace(fixed, turn_rewards=True, gain=True, options={"gamma": 0.9})
         result = launch(config, case)
         assert any(abs(log.get("rewards/information_gain/mean", 0.0)) > 1e-4 for log in result["logs"])
         assert_as_alone(case, result)

@@ -35,8 +35,7 @@ def turn_lengths(turn_ids: list[list[int]], **_: Any) -> list[list[float | None]
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_named_method_trains(tmp_path: Path, tokenizer: Any, name: str) -> None:
-    rewards = [turn_lengths, parity_reward] if name == "igpo" else parity_reward
-    arguments = {**settings(tmp_path, max_steps=2), "reward_funcs": rewards}
+    arguments = {**settings(tmp_path, max_steps=2), "reward_funcs": parity_reward}
     del arguments["epsilon"]
     kind: tuple[Any, Any] = (SOGRPOTrainer, SOGRPOConfig)
     if METHODS[name].needs_critic:
@@ -52,7 +51,7 @@ def test_every_named_method_trains(tmp_path: Path, tokenizer: Any, name: str) ->
 PENALTY = {"clip_penalty": {"epsilon": None}}
 COMPOSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "so_grpo": ({"terms": "clip_penalty"}, {}),
-    **{name: (METHODS[name], {}) for name in ("so_grpo_note", "st_grpo", "gspo", "minirl")},
+    **{name: (METHODS[name], {}) for name in ("so_grpo_note", "st_grpo", "gspo")},
     "penalized_sequence": (
         {"terms": "clip_penalty"},
         {"importance_sampling_level": "sequence", "loss_type": "dapo"},
@@ -100,7 +99,7 @@ class TestInformationGain:
         """Against rows without padding, one by one; the last turn has its outcome and no gain."""
         gain = InformationGain(column="answer", prefix="w7 ", coef=2.0)
         rewards = [gain, parity_reward]
-        trainer = build(tmp_path, tokenizer, METHODS["igpo"], reward_funcs=rewards)
+        trainer = build(tmp_path, tokenizer, reward_funcs=rewards)
         seen: list[Any] = []
         apply = trainer._apply_method
         trainer._apply_method = lambda rollout: (seen.append(rollout), apply(rollout))[1]
@@ -126,8 +125,8 @@ class TestInformationGain:
 def test_what_does_not_combine_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(ValueError, match=r"micro_batch_mean.*`loss_type` 'bnpo'"):
         build(tmp_path, tokenizer, {"keep": "zero_variance"}, loss_type="bnpo")
-    with pytest.raises(ValueError, match=r"`epsilon` is 0\.2 and `loss_type` is 'cispo', but .* `surrogate`: MiniRL"):
-        build(tmp_path, tokenizer, {"surrogate": "minirl"}, loss_type="cispo", importance_sampling_level="token")
-    trainer = build(tmp_path, tokenizer, METHODS["igpo"], reward_funcs=[InformationGain(), parity_reward])
+    with pytest.raises(ValueError, match=r"`epsilon` is 0\.2 and `loss_type` is 'cispo', but .* `surrogate`: SAPO"):
+        build(tmp_path, tokenizer, {"surrogate": "sapo"}, loss_type="cispo", importance_sampling_level="token")
+    trainer = build(tmp_path, tokenizer, reward_funcs=[InformationGain(), parity_reward])
     with pytest.raises(ValueError, match="`column` is 'golden_answers'"):
         trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])

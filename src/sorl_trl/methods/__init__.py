@@ -1,4 +1,4 @@
-"""Methods, one file each, with pieces and source; and how a trainer finds its method."""
+"""Methods: their pieces by subject, the named ones in one file, and how a trainer finds its method."""
 
 from __future__ import annotations
 
@@ -9,45 +9,50 @@ from inspect import isclass
 from typing import Any
 
 from sorl_trl.checks import did_you_mean, import_named, is_dotted
-from sorl_trl.methods.credit import *
-from sorl_trl.methods.dapo import *
+from sorl_trl.methods.credit import GAE, AgentWise, Experience, GiGPO, GroupMean, LeaveOneOut, ZeroVariance
 from sorl_trl.methods.data import Clip, ClipRange, MicroBatch, Objective, Ratio, ScoredRollout
-from sorl_trl.methods.dr_mas import *
-from sorl_trl.methods.engine import *
-from sorl_trl.methods.gigpo import *
-from sorl_trl.methods.gspo import *
-from sorl_trl.methods.igpo import *
-from sorl_trl.methods.loop import *
-from sorl_trl.methods.losses import *
-from sorl_trl.methods.method import *
-from sorl_trl.methods.method import DECIDES, NUMBERS, SINGLE, Method, recipe_name
-from sorl_trl.methods.minirl import *
-from sorl_trl.methods.sorl import *
+from sorl_trl.methods.losses import (
+    CISPO,
+    SAPO,
+    VESPO,
+    ClipPenalty,
+    PPOMin,
+    TurnRatio,
+    constant_mean,
+    micro_batch_mean,
+    token_mean,
+    token_sum,
+    trajectory_mean,
+    turn_mean,
+)
+from sorl_trl.methods.method import DECIDES, NUMBERS, SINGLE, Method
+from sorl_trl.methods.named import METHODS
 
-_FOUND = [value for value in list(globals().values()) if isinstance(value, Method)]
-METHODS: dict[str, Method] = {method.name: method for method in sorted(_FOUND, key=lambda each: each.name)}
-"""The named methods: every `Method` in the `__all__` of a file imported above. `GAE` needs `SOPPOTrainer`."""
-_ALL: Mapping[str, tuple[Any, ...]] = {
-    "surrogate": (PPOMin, MiniRL, CISPO, SAPO, VESPO),
-    "mean": (turn_mean, trajectory_mean, constant_mean, token_mean, micro_batch_mean, token_sum),
-    "credit": (GroupMean, LeaveOneOut, GiGPO, Separate, AgentWise, GAE),
-    "keep": (ZeroVariance,),
-    "weight": (TurnRatio,),
-    "terms": (ClipPenalty,),
-}
-PIECES: dict[str, dict[str, Any]] = {
-    field: {recipe_name(each.__name__): each for each in pieces} for field, pieces in _ALL.items()
+PIECES: Mapping[str, Mapping[str, Any]] = {
+    "surrogate": {"ppo_min": PPOMin, "cispo": CISPO, "sapo": SAPO, "vespo": VESPO},
+    "mean": {
+        each.__name__: each
+        for each in (turn_mean, trajectory_mean, constant_mean, token_mean, micro_batch_mean, token_sum)
+    },
+    "credit": {
+        **{"group_mean": GroupMean, "leave_one_out": LeaveOneOut, "gigpo": GiGPO, "agent_wise": AgentWise},
+        "gae": GAE,
+    },
+    "keep": {"zero_variance": ZeroVariance},
+    "weight": {"turn_ratio": TurnRatio},
+    "terms": {"clip_penalty": ClipPenalty},
 }
 """The pieces that a recipe can name, by field of `Method`. Beside them it sets `ratio`, `clip` and numbers."""
 _NO_GAIN = "runs of version 0.3 showed no gain"
+_OF_ENGINE = "`vllm_importance_sampling_mode` corrects the engine's mismatch"
 _GONE: Mapping[str, str] = {
     "double_sided": "its runs collapsed",
-    "dppo": "'minirl' compares with the policy that sampled, too",
-    **dict.fromkeys(("engine_turn_mask", "engine_veto"), "`vllm_importance_sampling_mode` has masks"),
+    **dict.fromkeys(("dppo", "engine_turn_mask", "engine_veto", "minirl", "unweighted"), _OF_ENGINE),
+    **dict.fromkeys(("igpo", "separate"), "every method takes the reward of examples/information_gain.py"),
     "ma_rlhf": "benchmarks/results/macro_actions.md shows no gain over turns",
     **dict.fromkeys(("llds", "not_void", "void"), _NO_GAIN),
     **dict.fromkeys(("ragen2", "starpo_s"), f"{_NO_GAIN}; 'dapo' drops groups with equal rewards"),
-    "unweighted": "'minirl' contains the engine's mismatch",
+    "reinforce": "it is 'grpo' with the mean `token_mean` and the credit `group_mean` of the scale 'batch'",
     **dict.fromkeys(("top_k", "top_p"), f"{_NO_GAIN}; 'zero_variance' drops groups with equal rewards"),
 }
 """Methods and pieces that were removed since version 0.3, and why or what takes their place."""
@@ -160,16 +165,33 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "CISPO",
+    "GAE",
     "METHODS",
     "PIECES",
+    "SAPO",
+    "VESPO",
+    "AgentWise",
     "Clip",
+    "ClipPenalty",
     "ClipRange",
     "Experience",
+    "GiGPO",
+    "GroupMean",
+    "LeaveOneOut",
     "Method",
     "MicroBatch",
     "Objective",
+    "PPOMin",
     "Ratio",
     "ScoredRollout",
+    "TurnRatio",
+    "ZeroVariance",
+    "constant_mean",
     "method_from",
-    *sorted(each.__name__ for pieces in _ALL.values() for each in pieces),
+    "micro_batch_mean",
+    "token_mean",
+    "token_sum",
+    "trajectory_mean",
+    "turn_mean",
 ]

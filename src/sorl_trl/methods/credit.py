@@ -1,18 +1,22 @@
-"""Credit of the baselines: GRPO's comparison with the group, and GAE, which needs a critic."""
+"""How rewards become advantages: comparisons within a group, and GAE, which needs a critic; and who is left out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sorl_trl.checks import SHARE, SWITCH, Checked, OneOf
+from sorl_trl.checks import NOT_NEGATIVE, SHARE, SWITCH, Checked, OneOf
 from sorl_trl.methods.data import ScoredRollout
 from sorl_trl.ops import (
     TurnLayout,
+    differing_groups,
+    group_spread,
     group_turn_advantages,
+    leave_one_out_advantages,
+    matched_advantages,
     outcome_advantages,
     summed_advantages,
     token_gae,
@@ -24,7 +28,9 @@ from sorl_trl.ops import (
 )
 from sorl_trl.ops.advantages import STD_FLOOR
 
-__all__ = ["GAE", "Experience", "GroupMean"]
+if TYPE_CHECKING:
+    from sorl_trl.methods.method import Method
+
 
 SCALES = OneOf(("group", "batch", "none"))
 """TRL's `scale_rewards`: whose spread divides an advantage, if any."""
@@ -75,6 +81,77 @@ def over_batch(advantages: Tensor, rollout: ScoredRollout, scale: str) -> Tensor
         return advantages
     returns = rollout.returns
     return advantages / (turn_std(returns, rollout.turn_mask, len(returns)) + STD_FLOOR)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """LOOP's credit: the return of each turn, compared with the group's other trajectories.
+
+    It does not divide by a standard deviation, which would blow up small differences in groups that nearly agree.
+    Source: the public code of arXiv 2502.01600, which samples six trajectories per group. The comparison of turns is
+    our addition.
+    """
+
+    def __call__(self, rollout: ScoredRollout) -> Tensor:
+        """(N, K) advantages."""
+        return leave_one_out_advantages(rollout.returns, rollout.turn_mask, rollout.num_generations)
+
+
+@dataclass(frozen=True)
+class GiGPO(Checked):
+    """GiGPO's credit (arXiv 2505.10978, from public code): the group's advantage plus `coef` times the step's.
+
+    The step's advantage compares a turn with the turns of its group that start in the same state: after the same
+    observation, or at the prompt. A state that occurs once adds nothing. `gamma` discounts both advantages; the source
+    discounts only the step's.
+    """
+
+    coef: Annotated[float, NOT_NEGATIVE] = 1.0
+    scale: Annotated[str, SCALES] = "group"
+
+    def __call__(self, rollout: ScoredRollout) -> Tensor:
+        """(N, K) advantages."""
+        by_group, group = self.scale == "group", rollout.num_generations
+        state_credit = matched_advantages(rollout.returns, rollout.states, rollout.turn_mask, group, by_group)
+        of_group = group_mean_advantages(rollout, self.scale)
+        return of_group + self.coef * over_batch(state_credit, rollout, self.scale)
+
+
+@dataclass(frozen=True)
+class AgentWise(Checked):
+    """Dr. MAS's credit (arXiv 2602.08847, from the paper and public code): (R − μ_a) / (σ_a + 1e-4).
+
+    A turn is compared with the turns of the same agent in the group. An agent that acts mostly where the team fails
+    would otherwise get mostly negative advantages, and act less. `gamma` must be 1, because turns at any place in a
+    trajectory are compared.
+
+    The source differs: an agent's only turn in a group gets its reward instead of 0; each call is a row with a prompt
+    of its own, where the agents of an environment read one growing context; and a turn gets the outcome less a penalty
+    for that turn alone, where we take its return.
+    """
+
+    scale: Annotated[str, SCALES] = "group"
+
+    def check(self, method: Method, config: Any) -> None:
+        """Raise ValueError for a discount."""
+        if method.gamma != 1:
+            raise ValueError(
+                f"`gamma` is {method.gamma!r}, but must be 1: {self!r} compares turns at different positions."
+            )
+
+    def __call__(self, rollout: ScoredRollout) -> Tensor:
+        """(N, K) advantages. Raises ValueError if no turn has an agent."""
+        mask, agents = rollout.turn_mask, rollout.agents
+        if agents is None:
+            if mask.any():
+                raise ValueError(
+                    f"The rollout names no agents, but {self!r} compares them: let the environment set `agent`, or "
+                    "the rollout return `agents`."
+                )
+            agents = torch.zeros_like(mask, dtype=torch.long)
+        by_group, group = self.scale == "group", rollout.num_generations
+        advantages = matched_advantages(rollout.returns, agents, mask, group, by_group)
+        return over_batch(advantages, rollout, self.scale)
 
 
 # -------------------------------------------------------------------------------------------------------------------
@@ -143,3 +220,28 @@ class GAE(Checked):
     def valued(self, turn_ids: Tensor) -> Tensor:
         """(B, T) bool: the tokens before which the critic's value is trained."""
         return turn_starts(turn_ids) if self.level == "turn" else turn_ids >= 0
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# What is trained on
+# -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ZeroVariance:
+    """Keep the groups with differing rewards (DAPO, arXiv 2503.14476).
+
+    If a reward is shaped, set `reward` to the name of the function that scores whether the answer is right.
+    """
+
+    reward: str | None = None
+
+    def check(self, method: Method, config: Any) -> None:
+        """Raise ValueError if groups have one trajectory, which never differs."""
+        if config.num_generations == 1:
+            raise ValueError(f"`num_generations` is 1, but must be at least 2: {self!r} compares trajectories.")
+
+    def __call__(self, rollout: ScoredRollout) -> Tensor:
+        """(N,) bool."""
+        spread = group_spread(rollout.totals(self.reward), rollout.num_generations)
+        return torch.repeat_interleave(differing_groups(spread), rollout.num_generations)

@@ -46,8 +46,6 @@ class ScoredRollout:
     """(N, K) bool, whether there is any."""
     outcomes: Tensor
     """(N,) the weighted sum of the outcome rewards, 0 where there is none."""
-    has_outcome: Tensor
-    """(N,) bool, whether there is any."""
     states: Tensor
     """(N, K) int64, a number for the state in which each turn starts: the last observation, or the prompt."""
     num_generations: int
@@ -70,20 +68,11 @@ class ScoredRollout:
         return self.turns.turn_mask & self.scored.unsqueeze(1)
 
     @property
-    def outcome_on_last_turn(self) -> Tensor:
-        """(N, K) the outcome on the last turn of each trajectory, 0 on the others."""
-        return torch.where(self.is_last_turn, self.outcomes.unsqueeze(1), 0.0)
-
-    @property
-    def is_last_turn(self) -> Tensor:
-        """(N, K) bool."""
-        columns = torch.arange(self.turns.num_turns, device=self.turns.counts.device)
-        return columns == self.turns.counts.unsqueeze(1) - 1
-
-    @property
     def rewards(self) -> Tensor:
         """(N, K) the reward of each turn, with the outcome on the last one."""
-        return self.turn_rewards + self.outcome_on_last_turn
+        columns = torch.arange(self.turns.num_turns, device=self.turns.counts.device)
+        is_last = columns == self.turns.counts.unsqueeze(1) - 1
+        return self.turn_rewards + torch.where(is_last, self.outcomes.unsqueeze(1), 0.0)
 
     @property
     def returns(self) -> Tensor:

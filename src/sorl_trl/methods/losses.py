@@ -1,39 +1,31 @@
-"""What TRL's loss types are made of: a surrogate, and how it is averaged; and the mean over turns."""
+"""The pieces of a loss: surrogates and means, of which TRL's loss types are made, a term, and the engine's weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sorl_trl.checks import NOT_NEGATIVE, Checked, Number
-from sorl_trl.methods.data import MicroBatch, Objective
+from sorl_trl.methods.data import Metrics, MicroBatch, Objective
 from sorl_trl.ops import (
+    TurnLayout,
     cispo_surrogate,
+    clip_fraction,
     clipped_surrogate,
+    gated_kl,
     is_clipped,
     sapo_surrogate,
+    turn_broadcast,
     turn_layout,
+    turn_mismatch,
     turn_weights,
     vespo_surrogate,
     vespo_weights,
 )
-
-__all__ = [
-    "CISPO",
-    "SAPO",
-    "VESPO",
-    "PPOMin",
-    "constant_mean",
-    "micro_batch_mean",
-    "token_mean",
-    "token_sum",
-    "trajectory_mean",
-    "turn_mean",
-]
 
 Mean: TypeAlias = Callable[[Tensor, Tensor, Tensor, MicroBatch], Tensor]
 """Returns the mean of (B, T) values where a mask is 1, from its sum over the generation batch and the micro-batch.
@@ -143,3 +135,60 @@ def micro_batch_mean(values: Tensor, mask: Tensor, total: Tensor, batch: MicroBa
 
 def _kept(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask.bool(), values, 0.0)
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Terms and weights
+# -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClipPenalty(Checked):
+    """A gated penalty on the KL to the old policy, λ mean_i f_i KL_i.
+
+    SORL's clipping-triggered penalty, as specified (docs/internals/equations.md), uses the clip range as the gate's
+    range (`epsilon=None`) and leaves λ open. The defaults are our choice (docs/evidence/results.md): their gate counts
+    tokens that have moved far, whether or not the surrogate clips them.
+
+    Args:
+        coef: λ, at least 0. f_i is the share of a trajectory's tokens whose ratio is outside the gate's range.
+        epsilon: How far a ratio may fall below 1, and rise above it, before the gate counts it. None takes the clip
+            range of the method, as specified.
+    """
+
+    coef: Annotated[float, NOT_NEGATIVE] = 1.0
+    epsilon: Annotated[float | None, NOT_NEGATIVE] = 0.2
+
+    def __call__(self, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+        """λ times the mean penalty, and the metrics `clip_penalty` and `clip_penalty_gate`."""
+        low, high = batch.token_range[:2] if self.epsilon is None else (self.epsilon, self.epsilon)
+        gate = clip_fraction(batch.log_ratio, batch.loss_mask, low, high)
+        mean = gated_kl(gate, batch.log_ratio, batch.loss_mask).mean() * batch.row_scale
+        return self.coef * mean, {"clip_penalty": mean, "clip_penalty_gate": gate.mean()}
+
+
+@dataclass(frozen=True)
+class TurnRatio(Checked):
+    """Weight each turn by g_k = exp(mean_{t∈k} d_t), clamped to [`low`, `high`] if these are set.
+
+    d_t = log π_old − log μ with μ the engine. With `high=2`, this is slime's truncation per turn.
+    """
+
+    low: Annotated[float | None, NOT_NEGATIVE] = None
+    high: Annotated[float | None, NOT_NEGATIVE] = None
+
+    def check(self, method: Any, config: Any) -> None:
+        """Raise ValueError if the policy that sampled is the old policy, as far as the trainer knows."""
+        knows_another = config.async_staleness or (config.use_vllm and config.vllm_importance_sampling_correction)
+        if config.compares_with_sampler or not knows_another:
+            raise ValueError(
+                f"`method` has {self!r}, which compares the old policy with the sampling policy. Here they are the "
+                "same: use it with `use_vllm` and `vllm_importance_sampling_correction`, or with asynchronous "
+                "rollouts and `async_old_policy='proximal'`."
+            )
+
+    def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
+        """(B, T) weights, 1 outside model tokens."""
+        ratio = turn_mismatch(mismatch, turns)
+        ratio = ratio if self.low is None and self.high is None else ratio.clamp(self.low, self.high)
+        return torch.where(turns.loss_mask, turn_broadcast(ratio, turns), 1.0)

@@ -1,10 +1,9 @@
-"""A method, which is the whole algorithm: pieces and numbers, also as config fields describe it; and the baselines."""
+"""A method, which is the whole algorithm: pieces and numbers, also as config fields describe it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from types import SimpleNamespace
 from typing import Annotated, Any, TypeAlias
 
@@ -28,8 +27,6 @@ from sorl_trl.methods.losses import (
     turn_mean,
 )
 from sorl_trl.ops import TurnLayout
-
-__all__ = ["GRPO", "PPO", "REINFORCE", "Method"]
 
 Credit: TypeAlias = Callable[[ScoredRollout], Tensor]
 """Returns advantages of trajectories, (N,), or turns, (N, K)."""
@@ -214,37 +211,3 @@ LOSS_TYPES: Mapping[str, Callable[[Any], tuple[Surrogate, Mean]]] = {
     ),
 }
 """What each `loss_type` of a config means."""
-
-
-def recipe_name(name: str) -> str:
-    """What recipes call a piece: the words of its name in lower case, such as `clip_penalty`, `ppo_min` and `minirl`.
-
-    A word begins with a capital before a lower-case letter or at the end. Other capitals continue the word before.
-    """
-    return re.sub(r"(?<=[a-z])(?=[A-Z]([a-z]|$))|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-
-
-GRPO = Method(
-    ratio=Ratio("token"),
-    clip=Clip(0.2),
-    mean=trajectory_mean,
-    target_kl=0.0,
-    name="grpo",
-    source="GRPO, arXiv 2402.03300",
-)
-PPO = replace(
-    GRPO,
-    mean=micro_batch_mean,
-    credit=GAE("token"),
-    name="ppo",
-    source="PPO, arXiv 1707.06347, with GAE, arXiv 1506.02438",
-)
-REINFORCE = replace(
-    GRPO,
-    mean=token_mean,
-    credit=GroupMean("batch"),
-    name="reinforce",
-    source="Search-R1++, arXiv 2602.19526, from its abstract",
-)
-"""It makes one update on each rollout: set `num_iterations=1`, and `gradient_accumulation_steps` to
-`steps_per_generation`. Its reward, known second-hand, is F1, less 0.1 without a search and 0.1 without an answer."""

@@ -1,7 +1,6 @@
 """Other ways to credit turns, and the choice of groups to train on.
 
-Turns are credited by the information they gain, normalized separately from outcomes, or compared with the turns in the
-same state, of the same agent, or of the same index.
+Turns are compared with the turns in the same state or of the same agent.
 
 Shapes: B trajectories, K turns in the longest one; `turn_mask` (B, K) is 1 where a trajectory has a turn. A group is
 the G trajectories of one prompt, in G consecutive rows; N groups make B = N · G rows. Values outside a mask are
@@ -10,91 +9,20 @@ ignored, even NaN, and results there are 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from .advantages import STD_FLOOR, turn_returns
+from .advantages import STD_FLOOR
 from .masking import at_least_float32, check_groups, keep, widest
 
 __all__ = [
     "differing_groups",
     "group_spread",
-    "information_gains",
     "matched_advantages",
-    "separate_turn_advantages",
 ]
 
 _NO_SPREAD = 1e-6
 """A standard deviation up to this is due to rounding: the rewards of the group are equal."""
-
-
-def information_gains(scores: Tensor, turn_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute by how much each turn raises the score of the state, r_k = s_{k+1} − s_k, and where that is defined.
-
-    s_k scores the state in which turn k starts. In IGPO (arXiv 2510.14967, as in the paper) it is the mean
-    log-probability of the golden answer's tokens after that state. The last turn of a trajectory has no gain, because
-    the outcome rewards it; neither does a turn with a non-finite score before or after it.
-
-    Args:
-        scores: (B, K), NaN where a state has no score.
-        turn_mask: (B, K), 1 where a trajectory has a turn.
-
-    Returns:
-        The gains (B, K), 0 where there is none, and a (B, K) bool mask that is True where there is one.
-    """
-    scores = at_least_float32(scores)
-    following = torch.cat([scores[:, 1:], torch.full_like(scores[:, :1], torch.nan)], dim=1)
-    has_next = torch.cat([turn_mask[:, 1:], torch.zeros_like(turn_mask[:, :1])], dim=1).bool()
-    has_gain = has_next & turn_mask.bool() & scores.isfinite() & following.isfinite()
-    return keep(following, has_gain) - keep(scores, has_gain), has_gain
-
-
-def separate_turn_advantages(
-    kinds: Sequence[tuple[Tensor, Tensor]], turn_mask: Tensor, num_generations: int, gamma: float, scale: str
-) -> Tensor:
-    """Normalize each kind of reward in its group first, then discount: Â_{i,k} = Σ_{j≥k} γ^{j−k} r̃_{i,j}, (B, K).
-
-    r̃ is the sum of `normalize_entries` over the kinds. With turn rewards and outcomes as the kinds, this is IGPO's
-    advantage (arXiv 2510.14967, as in the paper and as read in its public code). A missing reward does not count as 0:
-    it enters neither mean nor spread, and adds nothing to a sum.
-
-    Args:
-        kinds: For each kind of reward, the rewards (B, K) and a mask (B, K), 1 where there is a reward.
-        turn_mask: (B, K), 1 where a trajectory has a turn.
-        num_generations: G, the trajectories of a group; it must divide B.
-        gamma: Discount per turn.
-        scale: "group" divides by the σ of the group, "batch" by the σ of all entries, as TRL's `scale_rewards` does
-            with outcomes, and "none" does not divide.
-
-    Raises:
-        ValueError: `num_generations` does not divide B.
-    """
-    normalized = at_least_float32(torch.zeros_like(turn_mask))
-    for rewards, mask in kinds:
-        kept = mask.bool() & turn_mask.bool()
-        normalized = normalized + normalize_entries(rewards, kept, num_generations, scale)
-    return turn_returns(normalized, turn_mask, gamma)
-
-
-def normalize_entries(x: Tensor, mask: Tensor, num_generations: int, scale: str) -> Tensor:
-    """Compare every entry of `x` with all entries of its group: (x − x̄) / (σ + 1e-4) where `mask` is 1, (B, K).
-
-    x̄ is the mean over all entries of a group, with equal weights, and σ their unbiased standard deviation (IGPO,
-    arXiv 2510.14967; 1e-4 is TRL's). A single entry gives 0. Other arguments and errors are those of
-    `separate_turn_advantages`.
-    """
-    check_groups(num_generations, len(x), "rows of x")
-    groups = torch.arange(len(x), device=x.device) // num_generations
-    groups = groups.unsqueeze(1).expand(x.shape)
-    centred = centred_within(x, mask, groups)
-    if scale == "none":
-        return centred
-    if scale == "batch":
-        everywhere = torch.zeros_like(groups)
-        return centred / (spread_within(centred_within(x, mask, everywhere), mask, everywhere) + STD_FLOOR)
-    return centred / (spread_within(centred, mask, groups) + STD_FLOOR)
 
 
 def matched_advantages(

@@ -23,7 +23,6 @@ __all__ = [
     "clipped_surrogate",
     "is_clipped",
     "is_value_clipped",
-    "minirl_surrogate",
     "sapo_surrogate",
     "turn_weights",
     "value_loss",
@@ -76,27 +75,6 @@ def is_clipped(
     unbounded = ratio > in_precision_of(ratio, delta)
     negative = too_low | (too_high & unbounded)
     return ((advantages < 0) & negative) | ((advantages > 0) & (too_high | unbounded))
-
-
-def minirl_surrogate(log_ratio: Tensor, weights: Tensor, advantages: Tensor, stopped: Tensor, cap: float) -> Tensor:
-    """Compute MiniRL's objective of each token, to be maximised: M_t sg[min(w_t, C)] Â_t · π_θ / sg[π_θ].
-
-    The gradient is M_t min(w_t, C) Â_t ∇log π_θ; PPO's has w_t without a cap. Source: the paper of MiniRL (arXiv
-    2512.01374), which has log π_θ instead of π_θ / sg[π_θ]. The gradient is the same, but this value is on the scale
-    of PPO's surrogate and has the sign of the advantage.
-
-    Args:
-        log_ratio: (B, T), ℓ_t = log π_θ − log π_old, which carries the gradient; its value does not matter.
-        weights: (B, T), w_t = π_θ/μ with μ the policy that sampled; without gradient.
-        advantages: (B, T), or any shape that broadcasts to it.
-        stopped: (B, T) bool, where M_t is 0 (`is_clipped`, of π_θ/π_old).
-        cap: C.
-
-    Elementwise, (B, T). The aggregation must leave out tokens that the model did not write.
-    """
-    log_ratio = at_least_float32(log_ratio)
-    capped = at_least_float32(weights).detach().clamp(max=cap) * at_least_float32(advantages)
-    return torch.where(stopped, 0.0, capped) * (log_ratio - log_ratio.detach()).exp()
 
 
 def cispo_surrogate(ratio: Tensor, advantages: Tensor, logps: Tensor, cap: float) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from sorl_trl.methods import MicroBatch, Objective, token_mean, trajectory_mean, turn_mean
+from sorl_trl.methods import MicroBatch, Objective, token_mean
 from sorl_trl.ops import bounded_log_ratio
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
@@ -72,8 +72,7 @@ def policy_loss(settings: LossSettings, batch: MicroBatch, scores: Pass) -> tupl
         kl = difference.exp() - difference - 1
         if settings.corrects_kl:
             kl = kl * batch.ratio
-        of_kl = trajectory_mean if mean is turn_mean else mean
-        policy = policy + settings.reference_beta * of_kl(kl, mask, total, batch)
+        policy = policy + settings.reference_beta * mean(kl, mask, total, batch)
         metrics["kl"] = (kl, mask)
 
     # Entropy bonus, router loss

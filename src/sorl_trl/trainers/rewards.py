@@ -79,8 +79,6 @@ class SplitRewards:
     """(B, K) bool."""
     outcomes: Tensor
     """(B,) the weighted sum of the outcome rewards, 0 where there are none."""
-    has_outcome: Tensor
-    """(B,) bool."""
 
 
 def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
@@ -209,7 +207,6 @@ def split_rewards(
         turn_rewards=(table * weights).nansum(-1),
         has_turn_reward=~table.isnan().all(-1),
         outcomes=(outcomes * weights).nansum(-1),
-        has_outcome=~outcomes.isnan().all(-1),
     )
 
 

@@ -56,7 +56,6 @@ def scored_rollout(host: Host, samples: Sequence[Sample]) -> ScoredRollout:
         turn_rewards=gather_rows(accelerator, split.turn_rewards),
         has_turn_reward=gather_rows(accelerator, split.has_turn_reward),
         outcomes=accelerator.gather(split.outcomes),
-        has_outcome=accelerator.gather(split.has_outcome),
         states=gather_rows(accelerator, state_keys(trajectories, num_turns).to(accelerator.device)),
         num_generations=host.group_size,
         gamma=host.method.gamma,

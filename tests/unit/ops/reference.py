@@ -120,16 +120,6 @@ def turn_baseline(returns: list[Row], k: int) -> float:
     return mean([row[0] for row in returns]) + mean([row[k] - row[0] for row in returns if len(row) > k])
 
 
-def normalize_entries(rows: list[Row], masks: list[Row], scale: str, everywhere: list[float]) -> list[Row]:
-    """Of one group; `everywhere` has the entries of all groups."""
-    entries = [x for row, mask in zip(rows, masks, strict=True) for x in kept(row, mask)]
-    divisor = {"group": std(entries) + 1e-4, "batch": std(everywhere) + 1e-4, "none": 1.0}[scale]
-    return [
-        [(x - mean(entries)) / divisor if keep else 0.0 for x, keep in zip(row, mask, strict=True)]
-        for row, mask in zip(rows, masks, strict=True)
-    ]
-
-
 def matched_advantages(returns: list[Row], labels: list[list[int]], masks: list[Row], scale: bool) -> list[Row]:
     """Of one group."""
     turns = [(i, k) for i, mask in enumerate(masks) for k, keep in enumerate(mask) if keep]
@@ -139,16 +129,6 @@ def matched_advantages(returns: list[Row], labels: list[list[int]], masks: list[
         if std(own) > 1e-6 or not scale:
             found[i][k] = (returns[i][k] - mean(own)) / (std(own) + 1e-4 if scale else 1.0)
     return found
-
-
-def information_gains(scores: Row, turns: int) -> list[float | None]:
-    """Of one trajectory, of the turns that have one."""
-    return [
-        scores[k + 1] - scores[k]
-        if k + 1 < turns and math.isfinite(scores[k]) and math.isfinite(scores[k + 1])
-        else None
-        for k in range(len(scores))
-    ]
 
 
 def leave_one_out(returns: list[Row], num_generations: int) -> list[Row]:

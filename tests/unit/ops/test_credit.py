@@ -2,63 +2,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
-from sorl_trl.ops import (
-    differing_groups,
-    group_spread,
-    information_gains,
-    matched_advantages,
-    separate_turn_advantages,
-)
-from sorl_trl.ops.credit import normalize_entries
+from sorl_trl.ops import differing_groups, group_spread, matched_advantages
 
 from .batches import float64
-
-SCALES = ("group", "batch", "none")
-
-
-class TestNormalizeEntries:
-    # Entries 1, 3 and 2 of the first group, one of the second.
-    X = torch.tensor([[1.0, 3.0], [99.0, 2.0], [7.0, 99.0], [99.0, 99.0]])
-    MASK = torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0]])
-
-    def test_by_hand(self):
-        centred = torch.tensor([[-1.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
-        torch.testing.assert_close(normalize_entries(self.X, self.MASK, 2, "none"), centred)
-        torch.testing.assert_close(normalize_entries(self.X, self.MASK, 2, "group"), centred / 1.0001)
-        # 1, 3, 2 and 7 have the mean 13 / 4.
-        sigma = math.sqrt(sum((x - 3.25) ** 2 for x in (1, 3, 2, 7)) / 3)
-        torch.testing.assert_close(normalize_entries(self.X, self.MASK, 2, "batch"), centred / (sigma + 1e-4))
-
-    @pytest.mark.parametrize("scale", SCALES)
-    @pytest.mark.parametrize("value", [0.3, 1e4 / 3])
-    def test_equal_entries_give_zero(self, value, scale):
-        mask = torch.arange(7) < torch.arange(1, 8).unsqueeze(1)
-        assert normalize_entries(torch.full((7, 7), value), mask, 7, scale).abs().max() < 1e-6
-
-
-class TestSeparateTurnAdvantages:
-    # Two trajectories of three turns and of two: gains on all turns but the last, an outcome on the last.
-    GAINS = torch.tensor([[1.0, 3.0, math.nan], [2.0, math.nan, math.nan]])
-    HAS_GAIN = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    OUTCOMES = torch.tensor([[math.nan, math.nan, 1.0], [math.nan, 0.0, math.nan]])
-    HAS_OUTCOME = torch.tensor([[0, 0, 1], [0, 1, 0]])
-    TURNS = torch.tensor([[1, 1, 1], [1, 1, 0]])
-    KINDS = ((GAINS, HAS_GAIN), (OUTCOMES, HAS_OUTCOME))
-
-    def test_by_hand(self):
-        # Gains 1, 3, 2 become −1, 1, 0; outcomes 1 and 0 become 0.5 and −0.5; then γ = 1/2.
-        expected = torch.tensor([[-1 + 0.5 + 0.125, 1 + 0.25, 0.5], [-0.25, -0.5, 0.0]])
-        advantages = separate_turn_advantages(self.KINDS, self.TURNS, 2, 0.5, "none")
-        torch.testing.assert_close(advantages, expected)
-
-    def test_an_entry_outside_of_the_turns_does_not_enter(self):
-        everywhere = torch.ones(2, 3)
-        x = torch.tensor([[1.0, 3.0, 2.0], [2.0, 2.0, math.nan]])
-        advantages = separate_turn_advantages([(x, everywhere)], self.TURNS, 2, 1.0, "none")
-        assert advantages.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
 
 
 class TestMatchedAdvantages:
@@ -74,21 +22,6 @@ class TestMatchedAdvantages:
         sigmas = torch.tensor([[1.0, math.sqrt(2), 1.0]]) + 1e-4
         found = matched_advantages(self.RETURNS, self.STATES, self.MASK, 3, scale=True)
         torch.testing.assert_close(found, expected / sigmas)
-
-
-class TestInformationGains:
-    def test_by_hand(self):
-        scores = torch.tensor([[-3.0, -1.0, -2.0], [-5.0, -4.5, 9.0], [-5.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
-        turns = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]])
-        gains, has_gain = information_gains(scores, turns)
-        assert gains.tolist() == [[2.0, -1.0, 0.0], [0.5, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
-        assert has_gain.tolist() == [[True, True, False], [True, False, False], [False] * 3, [False] * 3]
-
-    def test_a_missing_score_leaves_out_both_gains_that_need_it(self):
-        for missing in (math.nan, math.inf, -math.inf):
-            gains, has_gain = information_gains(torch.tensor([[-3.0, missing, -2.0, -1.5, -1.0]]), torch.ones(1, 5))
-            assert gains.tolist() == [[0.0, 0.0, 0.5, 0.5, 0.0]]
-            assert has_gain.tolist() == [[False, False, True, True, False]]
 
 
 NAN = math.nan

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sorl_trl import ops
 from sorl_trl.ops import turn_layout
-from sorl_trl.ops.credit import normalize_entries
 
 from . import reference
 from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, float64, normal, quick, turn_id_batches
@@ -45,10 +44,7 @@ BLIND = {
     "gated_kl": (lambda x: penalty(x, MASK, 0.2, 0.2), MASK),
     "clipping_bias": (lambda x: ops.clipping_bias(RATIO, x, STOPPED, MASK), MASK & STOPPED),
     "clipping_bias of ratios": (lambda x: ops.clipping_bias(x, A, STOPPED, MASK), MASK & STOPPED),
-    **{f"entries {s}": (lambda x, s=s: normalize_entries(x, TURNS, 4, s), TURNS) for s in ("group", "batch", "none")},
-    "separate": (lambda x: ops.separate_turn_advantages([(x, TURNS)], TURNS, 2, 0.9, "group"), TURNS),
     **{f"matched {s}": (lambda x, s=s: ops.matched_advantages(x, STATES, TURNS, 4, s), TURNS) for s in (True, False)},
-    "information_gains": (lambda x: ops.information_gains(x, TURNS)[0], TURNS),
     "leave_one_out": (lambda x: ops.leave_one_out_advantages(x, TURNS, 4), TURNS),
     **{str(k): (lambda x, k=k: ops.importance_ratio(x, TURN_IDS, *k), MASK) for k in BOTH},
     "aggregate_turns": (lambda x: ops.aggregate_turns(x, TURN_IDS), MASK),
@@ -89,9 +85,7 @@ NONE = {
     "gae": (lambda x, ids: ops.token_gae(x, x, ids >= 0, 0.9, 0.9)[0], 0.0),
     "group_turn_advantages": (lambda x, ids: ops.group_turn_advantages(x, ids >= 0, 2), 0.0),
     "turn_std": (lambda x, ids: ops.turn_std(x, ids >= 0, 2), 0.0),
-    "normalize_entries": (lambda x, ids: normalize_entries(x, ids >= 0, 2, "group"), 0.0),
     "matched_advantages": (lambda x, ids: ops.matched_advantages(x, ids, ids >= 0, 2, True), 0.0),
-    "information_gains": (lambda x, ids: ops.information_gains(x, ids >= 0)[0], 0.0),
     "gated_kl": (lambda x, ids: penalty(x, ids >= 0, 0.2, 0.2), 0.0),
     "clipping_bias": (lambda x, ids: ops.clipping_bias(x, x, x > 0, ids >= 0), 0.0),
     "aggregate_turns": (ops.aggregate_turns, 0.0),
@@ -202,31 +196,6 @@ def group_turn_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
     return ops.group_turn_advantages(returns, turns, 3, scale), expected
 
 
-SCALES = ("group", "batch", "none")
-
-
-def entries(x: Tensor, ids: Tensor, seed: int) -> Any:
-    (numbers,), groups, turns = _groups(seed, 1)
-    scale, everywhere = SCALES[seed % 3], numbers[turns].tolist()
-    expected = [row for group in groups for row in reference.normalize_entries(*group, scale, everywhere)]
-    return normalize_entries(numbers, turns, 3, scale), expected
-
-
-def separate_turn_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
-    tensors, _, turns = _groups(seed)
-    gamma, scale = (0.0, 0.5, 1.0)[seed % 3], SCALES[seed // 3 % 3]
-    kinds = [(each, turns & (normal(each, seed + 7 * i) > -0.5)) for i, each in enumerate(tensors)]
-    total = torch.zeros(6, 4, dtype=torch.float64)
-    for each, kept in kinds:
-        rows = [[each[i : i + 3].tolist(), kept[i : i + 3].tolist()] for i in (0, 3)]
-        total += float64([r for pair in rows for r in reference.normalize_entries(*pair, scale, each[kept].tolist())])
-    expected = [
-        [math.fsum(gamma ** (j - k) * row[j] for j in range(k, 4)) if keep else 0.0 for k, keep in enumerate(mask)]
-        for row, mask in _rows(total, turns)
-    ]
-    return ops.separate_turn_advantages(kinds, turns, 3, gamma, scale), expected
-
-
 def matched_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
     (returns, numbers), _, turns = _groups(seed)
     labels, scale = (numbers * 1.5).round().long() * (2**61), seed % 5 > 0
@@ -235,14 +204,6 @@ def matched_advantages(x: Tensor, ids: Tensor, seed: int) -> Any:
         values, of_group, mask = (each[i : i + 3].tolist() for each in (returns, labels, turns))
         expected += reference.matched_advantages(values, of_group, mask, scale)
     return ops.matched_advantages(returns, labels, turns, 3, scale), expected
-
-
-def information_gains(x: Tensor, ids: Tensor, seed: int) -> Any:
-    (scores, others), _, turns = _groups(seed)
-    scores[others < -0.5] = math.nan
-    expected = [reference.information_gains(row, count) for row, count in _rows(scores, turns.sum(1))]
-    gains, has_gain = ops.information_gains(scores, turns)
-    return torch.where(has_gain, gains, torch.nan), [[math.nan if g is None else g for g in row] for row in expected]
 
 
 def group_spread(x: Tensor, ids: Tensor, seed: int) -> Any:
@@ -259,24 +220,9 @@ def turn_mismatch(x: Tensor, ids: Tensor, seed: int) -> Any:
 EQUAL = {
     function.__name__: function
     for function in (
-        *(
-            masked_mean,
-            turn_reduce,
-            aggregate_turns,
-            importance_ratio,
-            scaled_clip_range,
-            length_adjusted_kl,
-            kl_to_old,
-            gated_kl,
-            gae,
-        ),
-        *(explained_variance, leave_one_out_advantages, group_turn_advantages, entries, separate_turn_advantages),
-        *(
-            matched_advantages,
-            information_gains,
-            group_spread,
-            turn_mismatch,
-        ),
+        *(masked_mean, turn_reduce, aggregate_turns, importance_ratio, scaled_clip_range, length_adjusted_kl),
+        *(kl_to_old, gated_kl, gae, explained_variance, leave_one_out_advantages, group_turn_advantages),
+        *(matched_advantages, group_spread, turn_mismatch),
     )
 }
 """Of numbers (B, T), turn ids and a seed: what the operation of this name finds, and what the loops do."""

@@ -9,7 +9,6 @@ from sorl_trl.ops import (
     clipped_surrogate,
     is_clipped,
     is_value_clipped,
-    minirl_surrogate,
     turn_weights,
     value_loss,
     vespo_weights,
@@ -58,26 +57,6 @@ def test_vespo_weighs_a_sequence_by_its_ratio() -> None:
         torch.testing.assert_close(vespo_weights(logs, mask, signs, (2.0, 3.0), (3.0, 2.0), engine), expected)
     half = vespo_weights(log_ratio, mask, -signs, (2.0, 3.0), (3.0, 2.0), torch.full((2, 1), 0.5))
     torch.testing.assert_close(half, torch.tensor([[0.25 * math.exp(1.5)], [1.0]]))
-
-
-def minirl(log_ratio, advantages, mismatch=1.0, cap=5.0):
-    stopped = is_clipped(log_ratio.detach().exp(), advantages, 0.2, 0.27)
-    return minirl_surrogate(log_ratio, log_ratio.exp() * mismatch, advantages, stopped, cap)
-
-
-class TestMinirlSurrogate:
-    def test_by_hand(self):
-        log_ratio = torch.tensor([0.5, 1.26, 1.28, 9.0, 0.7, 9.0]).log().requires_grad_()
-        value = minirl(log_ratio, torch.tensor([2.0, 2.0, 2.0, -2.0, -2.0, 2.0]))
-        # Below the range with A > 0 and above it with A < 0 pull, the latter with the cap for a weight.
-        expected = torch.tensor([1.0, 2.52, 0.0, -10.0, 0.0, 0.0])
-        torch.testing.assert_close(value, expected)
-        torch.testing.assert_close(torch.autograd.grad(value.sum(), log_ratio)[0], expected)
-
-    def test_the_mismatch_multiplies_in_before_the_cap(self):
-        log_ratio = torch.zeros(1, requires_grad=True)
-        assert minirl(log_ratio, torch.ones(1), mismatch=4.0).item() == 4.0
-        assert minirl(log_ratio, torch.ones(1), mismatch=40.0).item() == 5.0
 
 
 class TestAggregateTurns:

@@ -15,7 +15,7 @@ import transformers as hf
 from peft import LoraConfig, get_peft_model
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
-from sorl_trl.methods import METHODS, Method, ZeroVariance, method_from
+from sorl_trl.methods import METHODS, Method, ZeroVariance, constant_mean, method_from
 from sorl_trl.trainers.checks import check_reward_names, disable_noise
 from tests.documentation import ROOT
 from tests.model_families import GQA
@@ -142,7 +142,7 @@ def test_the_defaults_of_config_and_method_are_the_same(tmp_path: Path, config_c
         ("gspo", "epsilon_high", 0.5, "clip=Clip(low=0.28, high=0.5"),
         ("gigpo", "gamma", 0.9, "{name: gigpo, gamma: …}"),
         ("loop", "scale_rewards", "batch", "credit=GroupMean(scale='batch'"),
-        ("minirl", "loss_type", "grpo", "{name: minirl, mean: …}"),
+        ("dapo", "loss_type", "grpo", "{name: dapo, mean: …}"),
         ("grpo", "turn_ratio", "arithmetic", "ratio=Ratio(level='turn', average='arithmetic')"),
         (Method(), "target_kl", 0.1, "`method: {target_kl: …}`"),
         ({"clip": {"low": 0.1}}, "scale_clip_range", False, "by_length=False"),
@@ -158,8 +158,8 @@ def test_a_field_that_the_method_decides_is_refused(
 
 
 def test_a_field_that_a_piece_leaves_open_or_says_itself_is_taken(tmp_path: Path) -> None:
-    found = method_from({"surrogate": "minirl"}, build(tmp_path, loss_type="dr_grpo", gamma=0.9))
-    assert (found.mean, found.gamma) == (METHODS["minirl"].mean, 0.9)
+    found = method_from({"surrogate": "sapo"}, build(tmp_path, loss_type="dr_grpo", gamma=0.9))
+    assert (found.mean, found.gamma) == (constant_mean, 0.9)
     assert method_from("grpo", build(tmp_path, epsilon=0.2, target_kl=0.0)) == METHODS["grpo"]
 
 

@@ -36,7 +36,6 @@ def test_trl_sees_the_sum_and_the_turns_are_kept() -> None:
     assert parts.turn_rewards.tolist() == [[2.0, 1.0, 0.0], [0.0] * 3, [0.0] * 3]
     assert parts.has_turn_reward.tolist() == [[True, True, False], [False] * 3, [False] * 3]
     assert parts.outcomes.tolist() == [0.0, 0.5, 0.0]
-    assert parts.has_outcome.tolist() == [False, True, False]
 
 
 def test_trl_has_nothing_to_say_of_a_trajectory_without_a_turn() -> None:
