@@ -13,7 +13,6 @@ from sorl_trl import SOGRPOTrainer
 from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.ops import group_spread
 from tests.distributed.cases import agreeing_reward
-from tests.losses import token_logps
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import Counting, Sampled, parity_reward, prompts
@@ -93,20 +92,6 @@ def test_slots_without_a_spread_take_groups_of_other_prompts(tmp_path: Path, tok
     rewards = torch.tensor(shown["rewards"]["agreeing_reward"]).view(-1, GROUP)
     assert (rewards.std(1) > 0).all()
     torch.testing.assert_close(torch.tensor(shown["advantages"]), batch["advantages"], rtol=0, atol=1e-6)
-
-
-def test_rows_of_several_rounds_are_one_batch(tmp_path: Path, tokenizer: Any) -> None:
-    """Prompts of different lengths, wide and narrow completions: the old log-probabilities are those of the tokens."""
-    trainer, batch = batch_of(tmp_path, tokenizer, refill_rounds=8, beta=0.1, save_trajectories_steps=1)
-    kept = batch["turn_ids"] >= 0
-    for name in ("old_per_token_logps", "ref_per_token_logps"):
-        expected = token_logps(trainer, batch).detach().float()
-        torch.testing.assert_close(batch[name][kept], expected[kept], rtol=0, atol=1e-5)
-    assert batch["num_items_in_batch"] == kept.sum()
-    assert batch["turn_counts"].tolist() == (batch["turn_ids"].amax(1) + 1).tolist()
-    assert [each["tokens"] for each in batch["asked"]] == batch["completion_mask"].sum(1).tolist()
-    trainer.current_gradient_accumulation_steps = 1
-    assert trainer._compute_loss(trainer.model, batch).isfinite()
 
 
 @pytest.mark.parametrize("reward", [agreeing_reward, on_last_turn])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Annotated, Any, ClassVar
 
+import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 
@@ -114,16 +114,13 @@ class GroupRefillTrainer(TurnLevelTrainer):
     def _sample(self, rows: list[dict[str, Any]]) -> tuple[list[Sample], ScoredRollout]:
         if not self.model.training:
             return super()._sample(rows)
-        fresh = self._fresh_rows(set(gather_object([repr(row) for row in rows])))
+        fresh = self._fresh(rows)
         samples, scored = super()._sample(rows)
         at_first = differs = self._differs(scored)
         rounds = 0
-        while rounds < self.args.refill_rounds and not differs.all():
-            others = next(fresh)
-            if others is None:
-                break
+        while rounds < self.args.refill_rounds and not differs.all() and (others := next(fresh, None)):
             rounds += 1
-            replacements, of_others = super()._sample(self._own_share(others))
+            replacements, of_others = super()._sample(others)
             takes = ~differs & self._differs(of_others)
             own = own_rows(takes.tolist(), len(samples), self.accelerator)
             samples = [b if taken else a for a, b, taken in zip(samples, replacements, own, strict=True)]
@@ -134,40 +131,24 @@ class GroupRefillTrainer(TurnLevelTrainer):
         metrics["groups/left"].append((~differs).float().mean().item())
         return samples, scored_rollout(self._host, samples) if rounds else scored
 
-    def _fresh_rows(self, asked: set[str]) -> Iterator[list[dict[str, Any]] | None]:
-        """For each round, rows that are not in `asked` nor in an earlier round; None when too few are left.
+    def _fresh(self, rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+        """For each round, this process's share of a batch of rows that no process has asked, until too few are left.
 
-        They depend on the seed, the optimizer step, and the number of batches already refilled at this step, so all
-        processes and a resumed run draw the same rows.
+        Rows are compared as text, with all columns, because tasks may share a prompt or have none. Their order depends
+        on the seed, the optimizer step, and the number of batches already refilled at this step, so all processes and
+        a resumed run draw the same rows.
         """
         step, (last_step, filled) = self.state.global_step, self._refilled_at
         self._refilled_at = step, filled + 1 if step == last_step else 0
-        seed = f"{self.args.seed}-{step}-{self._refilled_at[1]}"
-        return _draw(self.train_dataset, asked, self._prompts_per_batch(), seed)
-
-    def _own_share(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Repeat each row `num_generations` times, and return this process's share."""
-        repeated = [dict(row) for row in rows for _ in range(self.num_generations)]
-        share = len(repeated) // self.accelerator.num_processes
-        own: list[dict[str, Any]] = own_rows(repeated, share, self.accelerator)
-        return own
-
-
-def _draw(dataset: Dataset, asked: set[str], size: int, seed: str) -> Iterator[list[dict[str, Any]] | None]:
-    """For each round, `size` rows that are not in `asked`, to which they are added; None if too few remain.
-
-    Rows are compared as text, with all columns, because tasks may share a prompt or have none.
-    """
-    seen: set[int] = set()
-    for round_number in count():
-        generator = random.Random(f"{seed}-{round_number}")  # a text seeds all processes alike
-        rows: list[dict[str, Any]] = []
-        while len(rows) < size and len(seen) < len(dataset):
-            index = generator.randrange(len(dataset))
-            if index not in seen:
-                seen.add(index)
-                row = dataset[index]
-                if repr(row) not in asked:
-                    asked.add(repr(row))
-                    rows.append(row)
-        yield rows if len(rows) == size else None
+        seed = random.Random(f"{self.args.seed}-{step}-{self._refilled_at[1]}").getrandbits(63)
+        order = torch.randperm(len(self.train_dataset), generator=torch.Generator().manual_seed(seed))
+        asked, found = set(gather_object([repr(row) for row in rows])), []
+        for row in (self.train_dataset[index] for index in order.tolist()):
+            if repr(row) in asked:
+                continue
+            asked.add(repr(row))
+            found.append(row)
+            if len(found) == self._prompts_per_batch():
+                repeated = [dict(each) for each in found for _ in range(self.num_generations)]
+                found.clear()
+                yield own_rows(repeated, len(rows), self.accelerator)
