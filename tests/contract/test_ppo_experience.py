@@ -157,17 +157,6 @@ def test_a_trajectory_without_a_token_of_the_policy(tmp_path: Path, tokenizer: A
     assert_follows_the_formula(trainer, batch)
 
 
-@pytest.mark.parametrize("level", ["turn", "token"])
-def test_nothing_is_left(tmp_path: Path, tokenizer: Any, level: str) -> None:
-    """The loss is 0 and has a gradient of 0, so that every engine can go on."""
-    none = [lambda completion_ids, **_: [None] * len(completion_ids)]
-    trainer = build(tmp_path, tokenizer, reward_funcs=none, advantage_level=level)
-    batch = rollout_batch(trainer)
-    loss = trainer._compute_loss(trainer.model, batch)
-    assert loss.item() == 0.0
-    assert not gradient(loss, trainer).any()
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Old values cost no pass where TRL makes one
 # ---------------------------------------------------------------------------------------------------------------------

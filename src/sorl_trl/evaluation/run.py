@@ -203,9 +203,7 @@ class RunFolder:
                 read_settings(self.path)  # raises ValueError if something else wrote them
             _write_json(file, settings)
             return
-        before, now = read_settings(self.path), {"rollout": {}, **json.loads(json.dumps(settings))}
-        # An earlier version may not have known what is None now, and have stored what is not read.
-        before["rollout"] = {name: before.get("rollout", {}).get(name) for name in now["rollout"]}
+        before, now = read_settings(self.path), json.loads(json.dumps(settings))
         policies = [each.get("model", {}) for each in (before, now)]
         if policies[0].get(POLICY_HASH) and policies[0][POLICY_HASH] == policies[1].get(POLICY_HASH):
             policies[1]["model_name_or_path"] = policies[0].get("model_name_or_path")  # it may have been moved

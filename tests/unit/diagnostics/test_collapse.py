@@ -70,22 +70,10 @@ def test_a_rule_fires_when_its_condition_begins_to_hold(
     assert fired(metric, condition, *iterations) == alarms
 
 
-def test_a_rule_of_several_metrics_fires_where_all_its_conditions_hold() -> None:
-    half = partial(fall, share=0.5, minimum=0.05)
-    rule = Rule(
-        "echo_trap", {"reward_std": half, "entropy": half, "grad_norm": partial(level, threshold=2)}, "go back"
-    )
-    iterations = [
-        *[(0.4, 1.0, 1.0)] * 3,
-        (0.1, 0.4, 1.5),  # the gradient has not risen
-        (0.1, 0.6, 4.0),  # the entropy has not halved
-        (0.3, 0.4, 4.0),  # nor has the spread
-        (0.1, 0.4, None),  # not judged
-        (0.1, 0.4, 4.0),
-        (0.0, 0.0, 0.0),  # completes the one before
-    ]
-    log_history = [{"reward": 0.0, **dict(zip(rule.conditions, each, strict=True))} for each in iterations]
-    (alarm,) = detect(numbered(log_history), [rule])
+def test_all_conditions_of_a_rule_hold_in_the_same_iteration() -> None:
+    iterations = [(1, 0), (0, 1), (1, None), (1, 1), (0, 0)]  # the last one completes the one before
+    rule = Rule("both", {"entropy": HALF, "grad_norm": HALF}, "go back")
+    (alarm,) = detect(numbered([{"reward": 0.0, "entropy": a, "grad_norm": b} for a, b in iterations]), [rule])
     assert alarm.step == len(iterations)
     assert all(metric in alarm.message for metric in rule.conditions)
 

@@ -24,7 +24,6 @@ from sorl_trl.evaluation.run import (
     measure,
     plan_batches,
     run_batches,
-    run_settings,
 )
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, read_settings, write_evaluated
@@ -157,22 +156,6 @@ class TestFolder:
         run.claim({**SETTINGS, "model": {"model_name_or_path": "here", "policy_files": "same"}})
         write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
         run.claim({**SETTINGS, "model": {"model_name_or_path": "there", "policy_files": "same"}})
-
-    def test_a_run_of_an_earlier_version_goes_on(self, run: RunFolder) -> None:
-        """It did not know some arguments, and has stored some that are not read."""
-
-        def settings(*words: str) -> dict[str, Any]:
-            arguments = parse_arguments([*ASKED, "--no_search", *words], {})
-            return run_settings(arguments.evaluation, arguments.parts, {})
-
-        now = settings()
-        earlier = {name: value for name, value in now["rollout"].items() if value is not None}
-        run.claim({**now, "rollout": {**earlier, "reward_on_error": 0.5}})
-        write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
-        run.claim(now)
-        for changed in (["--agent_command", "python"], ["--chat_template_kwargs", "{}", "--max_turns", "7"]):
-            with pytest.raises(ValueError, match="other settings"):
-                run.claim(settings(*changed))
 
     def test_an_agent_that_raised_has_not_solved_its_task(self, run: RunFolder) -> None:
         """And it has not reported it, because it returned nothing."""

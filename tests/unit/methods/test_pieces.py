@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from sorl_trl.methods import (
     ZeroVariance,
     method_from,
 )
-from sorl_trl.ops import outcome_advantages, turn_layout
+from sorl_trl.ops import turn_layout
 
 TURN_IDS = torch.tensor([[0, -1, 1], [0, 0, -1], [0, -1, 1], [0, -1, -1]])
 """Two groups of two: trajectories of 2, 1, 2 and 1 turns."""
@@ -124,16 +123,6 @@ class TestDrMAS:
         given = self.rollout(agents, torch.tensor([1.0, 0.0, 4.0]), num_generations=3)
         found = AgentWise("none")(given)
         torch.testing.assert_close(found, torch.tensor([[-0.5, 0.5, -0.5], [-1.5, -0.5, 0.0], [2.5, 0.0, 0.0]]))
-
-    def test_one_agent_that_acts_once_has_the_advantages_of_grpo(self) -> None:
-        given = self.rollout(torch.zeros(8, 1, dtype=torch.long))
-        expected, _ = outcome_advantages(given.totals(), 4, "group")
-        torch.testing.assert_close(AgentWise()(given).squeeze(1), expected, rtol=0, atol=1e-12)
-
-    def test_the_advantages_of_an_agent_add_up_to_nothing(self) -> None:
-        found = AgentWise()(self.rollout())
-        for agent, group in product((0, 1, 2), (slice(4), slice(4, 8))):
-            assert abs(found[group][self.AGENTS[group] == agent].sum()) < 1e-12
 
     def test_without_a_spread_there_is_no_advantage(self) -> None:
         """An agent's only turn, and equal rewards, even where the others of the group differ."""

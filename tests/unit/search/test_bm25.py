@@ -137,13 +137,6 @@ def test_one_answer_per_query_in_order_with_its_passages_and_scores(index: BM25I
     assert index.search_batch(["capital Rome capital rome"], 3) == index.search_batch(["Rome capital"], 3)
 
 
-def test_odd_text_comes_back_exactly(tmp_path: Path) -> None:
-    odd = [Passage('"\\ id', '"quoted"\n', "\x00 \u2028 \U0001f600 needle"), Passage("", "", "needle")]
-    write_corpus(odd, tmp_path / "corpus.jsonl")
-    [hits] = BM25Index.build(tmp_path / "corpus.jsonl", tmp_path / "index").search_batch(["needle"], 3)
-    assert {replace(hit, score=None) for hit in hits} == set(odd)
-
-
 def changed(directory: Path, copy: Path, **changes: Any) -> Path:
     """A copy of an index whose manifest has other fields."""
     shutil.copytree(directory, copy)
