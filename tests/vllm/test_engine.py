@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,10 +25,10 @@ from sorl_trl.rollout import (
     Reply,
     Responder,
     RolloutLimits,
-    RowTurn,
     TurnEnd,
 )
 from sorl_trl.rollout.engines.vllm import VLLMEngine, vllm_engine
+from sorl_trl.types import Turn
 from tests.agents import VOCABULARY, agent_tokenizer
 from tests.policies import take_turns, word_tokenizer
 from tests.vllm.policies import WINDOW, each_mode, load_policy, save_policy, wrap
@@ -180,12 +180,12 @@ class World(Responder):
     def __init__(self, first: Callable[[], None] = lambda: None) -> None:
         self.first, self.asked = first, 0
 
-    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
+    def ask(self, turns: Mapping[int, Turn]) -> dict[int, Future[Reply]]:
         self.asked += 1
         if turns and self.asked == 1:
             self.first()
-        replies: list[Future[Reply]] = [Future() for _ in turns]
-        for each in replies:
+        replies: dict[int, Future[Reply]] = {row: Future() for row in turns}
+        for each in replies.values():
             each.set_result(Reply("rome lima"))
         return replies
 

@@ -4,14 +4,7 @@ from sorl_trl.rollout.collector import Collector
 from sorl_trl.rollout.engines.base import Engine, Generation, TurnEnd, generate_turns
 from sorl_trl.rollout.engines.lockstep import Generator, HFGenerator, LockStepEngine
 from sorl_trl.rollout.engines.slots import NotServed, SlotEngine, model_engine
-from sorl_trl.rollout.environment import (
-    BatchResponder,
-    Environment,
-    Reply,
-    Responder,
-    RowTurn,
-    environment_statistics,
-)
+from sorl_trl.rollout.environment import Environment, Reply, Responder, environment_statistics
 from sorl_trl.rollout.observation import ObservationEncoder, Sanitizer
 from sorl_trl.rollout.options import PROTOCOLS, EngineOptions, RolloutArguments, RolloutLimits
 from sorl_trl.rollout.protocol import ChatProtocol, Frame, TagProtocol, chat_message_frame
@@ -23,7 +16,6 @@ from sorl_trl.search import RetryPolicy
 
 __all__ = [
     "PROTOCOLS",
-    "BatchResponder",
     "ChatProtocol",
     "Collector",
     "Engine",
@@ -42,7 +34,6 @@ __all__ = [
     "RetryPolicy",
     "RolloutArguments",
     "RolloutLimits",
-    "RowTurn",
     "Sanitizer",
     "SearchResponder",
     "SlotEngine",

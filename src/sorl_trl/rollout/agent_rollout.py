@@ -27,7 +27,6 @@ from sorl_trl.rollout import (
     rollout_statistics,
 )
 from sorl_trl.rollout.chat import NO_PROMPT, RolloutSetup, holds_images, messages_of
-from sorl_trl.rollout.observation import Greeter
 from sorl_trl.rollout.policy_rollout import MESSAGES, PROMPTS, TWO_LOOPS, PolicyRollout, with_columns
 from sorl_trl.rollout.responder import Factory
 from sorl_trl.rollout.trajectories import tool_statistics
@@ -107,23 +106,27 @@ class AgentRollout(PolicyRollout):
                 f"`{name}` supports only text, but the prompts contain images, which the policy would not see."
             )
         collector = self.collector(setup, is_conversational({"prompt": prompts[0]}))
-        greeter = Greeter(setup.tokenizer, collector.protocol)
-        try:
-            greetings = self._responder.greet(examples)
-            greeted = greeter.greet(prompts, greetings, setup.limits.max_observation_tokens)
+        greeted: list[tuple[Any, int]] = []
+
+        def encode(greetings: Sequence[str | None]) -> list[list[int]]:
+            greeted.extend(map(collector.encoder.greeted, prompts, greetings))
             shown = [self._responder.shown[kind] for kind in self._responder.kinds] if self.shows_tools else None
-            prompt_ids = setup.encode(greeted, shown)
-            trajectories = collector.collect(prompt_ids, engine, any_active, examples)
-        finally:
-            self._responder.close()
+            return setup.encode([prompt for prompt, _ in greeted], shown)
+
+        trajectories = collector.collect(encode, engine, any_active, examples)
         statistics = rollout_statistics(trajectories) | collector.time
-        statistics["neutralized_per_trajectory"] += greeter.neutralized / max(len(trajectories), 1)
+        statistics["neutralized_per_trajectory"] += sum(hits for _, hits in greeted) / max(len(trajectories), 1)
         metrics = {f"rollout/{name}": value for name, value in statistics.items()}
         for name, value in environment_statistics(trajectories, self._responder).items():
             metrics[f"environment/{name}"] = value
-        columns = {"environments": self._responder.environments}
+        columns: dict[str, Any] = {"environments": self._responder.environments}
         if self.shows_tools:
-            columns |= {MESSAGES: _as_messages(trajectories, collector, setup.tokenizer), PROMPTS: greeted}
+            typed: list[Any] = [self._responder.protocol_of(row, collector.protocol) for row in range(len(examples))]
+            columns[MESSAGES] = [
+                messages_of(each, setup.tokenizer, protocol.functions)
+                for each, protocol in zip(trajectories, typed, strict=True)
+            ]
+            columns[PROMPTS] = [prompt for prompt, _ in greeted]
             metrics |= tool_statistics(trajectories)
         return with_columns(trajectories, **columns), metrics
 
@@ -210,17 +213,6 @@ class SearchRollout(AgentRollout):
         self.search = search
         top_k = (limits or RolloutLimits()).top_k
         super().__init__(SearchResponder(search, protocol, top_k, retry), protocol, limits, engine)
-
-
-def _as_messages(trajectories: Sequence[Trajectory], collector: Collector, tokenizer: Any) -> list[Any]:
-    """Each trajectory as TRL's messages, with call arguments typed by the schemas of the row's own tools."""
-    protocols: list[Any] = [
-        collector.responder.protocol_of(row, collector.protocol) for row in range(len(trajectories))
-    ]
-    return [
-        messages_of(each, tokenizer, protocol.functions)
-        for each, protocol in zip(trajectories, protocols, strict=True)
-    ]
 
 
 def tools_as_rollout(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
 from sorl_trl.rollout.engines.base import Engine, Generation
 from sorl_trl.rollout.engines.lockstep import Generator, LockStepEngine
-from sorl_trl.rollout.environment import Reply, Responder, RowTurn
+from sorl_trl.rollout.environment import Reply, Responder
 from sorl_trl.rollout.observation import ObservationEncoder
 from sorl_trl.rollout.options import EngineOptions, RolloutLimits
 from sorl_trl.rollout.protocol import TagProtocol
@@ -25,6 +25,9 @@ from sorl_trl.search import SearchBackend
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
+
+Encode: TypeAlias = "Callable[[Sequence[str | None]], Sequence[Sequence[int]]]"
+"""Encodes prompts that end with what environments say at the beginning."""
 
 
 class Collector:
@@ -88,7 +91,7 @@ class Collector:
 
     def collect(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Sequence[int]] | Encode,
         generator: Generator | Engine,
         any_active: Callable[[bool], bool] = bool,
         examples: Sequence[Mapping[str, Any]] | None = None,
@@ -100,7 +103,8 @@ class Collector:
         tighter limit, it determines the window.
 
         Args:
-            prompts: Token ids; no prompt may be empty.
+            prompts: Token ids; no prompt may be empty. If environments return text for the prompts from `reset`, a
+                function that encodes prompts with it.
             generator: Samples from the policy: an engine, or a `Generator`, which advances all rows in lock-step.
             any_active: Tells whether any rank still has live rows, given whether this one has. If parameters are
                 sharded over ranks, all must poll equally often. In that case, pass an all-reduce: a rank without live
@@ -109,28 +113,24 @@ class Collector:
             examples: The dataset columns of each row, for environments that need them. Default: none.
 
         Raises:
-            ValueError: A prompt is empty.
+            ValueError: A prompt is empty, or an environment adds text to prompts that are already encoded.
             RuntimeError: The engine loses a turn, or returns no tokens, too many, or misaligned log-probabilities.
         """
-        if not all(map(len, prompts)):
-            empty = [i for i, prompt in enumerate(prompts) if not len(prompt)]
-            raise ValueError(f"`prompts` {empty} are empty, but each must hold at least one token.")
-        examples = [{}] * len(prompts) if examples is None else examples
+        if examples is None:
+            examples = () if callable(prompts) else [{}] * len(prompts)
         # A generator that may be sharded is called equally often by all ranks.
         engine = generator if isinstance(generator, Engine) else LockStepEngine(generator, polls_together=True)
-        segments: list[list[Turn | Observation]] = [[] for _ in prompts]
-        episodes = [self._episode(row, prompts[row], segments[row], engine) for row in range(len(prompts))]
-        turns = Episodes(engine, episodes, self.responder, self.rejoin_after)
-        try:
-            engine.open(len(prompts))
-            _warn_of_overlong(prompts, engine.window)
-            self.responder.open(examples)
-            turns.serve(any_active)
-        finally:
-            with closing(engine):  # even if closing the environment raises
-                self.responder.close()
-        reasons = [turns.stop_reasons[row] for row in range(len(prompts))]
-        trajectories = [*map(Trajectory, map(tuple, prompts), map(tuple, segments), reasons)]
+        with closing(self.responder):
+            prompt_ids = _encoded(prompts, self.responder.open(examples))
+            segments: list[list[Turn | Observation]] = [[] for _ in prompt_ids]
+            episodes = [self._episode(row, ids, segments[row], engine) for row, ids in enumerate(prompt_ids)]
+            turns = Episodes(engine, episodes, self.responder, self.rejoin_after)
+            with closing(engine):
+                engine.open(len(prompt_ids))
+                _warn_of_overlong(prompt_ids, engine.window)
+                turns.serve(any_active)
+        reasons = [turns.stop_reasons[row] for row in range(len(prompt_ids))]
+        trajectories = [*map(Trajectory, map(tuple, prompt_ids), map(tuple, segments), reasons)]
         self.time = turns.time_spent(trajectories)
         return trajectories
 
@@ -160,12 +160,12 @@ class Collector:
                 closed_a_tag = any(stop in turn.text for stop in self.protocol.stop_strings)
                 seen = self.encoder.invalid_feedback(message_closed=not closed_a_tag)
             else:
-                reply: Reply = yield RowTurn(row, turn)
+                reply: Reply = yield turn
                 if reply.reward is not None:
                     segments[-1] = replace(turn, reward=float(reply.reward))
                 if reply.stop is not None:
                     return reply.stop
-                seen = self.encoder.information(reply.text, reply.passages, reply.role, reply.results)
+                seen = self.encoder.reply(reply, turn.token_ids)
             if len(token_ids) + len(seen.token_ids) >= most:  # not a single token of the next turn would fit
                 return full
             segments.append(seen)
@@ -186,6 +186,19 @@ class Collector:
         routes = new_routes(generation.routes, (each for each in earlier if isinstance(each, Turn)))
         sampled = generation.token_ids, text, action, generation.logprobs
         return Turn(*sampled, versions=generation.versions, agent=agent, routes=routes)
+
+
+def _encoded(prompts: Sequence[Sequence[int]] | Encode, greetings: Sequence[str | None]) -> Sequence[Sequence[int]]:
+    if callable(prompts):
+        prompts = prompts(greetings)
+    elif said := next(filter(None, greetings), None):
+        raise ValueError(
+            f"`reset` returned {said[:80]!r}, which belongs in the prompt: pass a function that "
+            "encodes prompts with it, or have `reset` return None"
+        )
+    if empty := [i for i, prompt in enumerate(prompts) if not len(prompt)]:
+        raise ValueError(f"`prompts` {empty} are empty, but each must hold at least one token.")
+    return prompts
 
 
 def _warn_of_overlong(prompts: Sequence[Sequence[int]], window: int | None) -> None:

@@ -1,10 +1,9 @@
-"""What answers the policy's turns: one environment per trajectory, or one responder for all."""
+"""What answers the policy's turns: an environment for each trajectory, or a responder for all."""
 
 from __future__ import annotations
 
 import copy
 import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,9 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, SupportsFloat
 
-from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout.protocol import TagProtocol
-from sorl_trl.threads import DaemonThreads
 from sorl_trl.types import Passage, StopReason, ToolResult, Trajectory, Turn
 
 THREAD = "sorl-environment"
@@ -76,20 +73,12 @@ class Environment(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class RowTurn:
-    """A turn, and its row in the rollout."""
-
-    row: int
-    turn: Turn
-
-
 class Responder(ABC):
     """Answers the turns of all rows of a rollout, while the engine continues.
 
     Attributes:
         environments: An object per row of the last rollout, for reward functions; may be empty.
-        kinds: The name of each row's environment, if there are several.
+        kinds: The name of each row's environment, if there are several, or None.
         protocol: The protocol for the policy's actions, if it has its own.
         shown: Functions that the chat template shows as tools, for rows of each kind.
     """
@@ -102,19 +91,16 @@ class Responder(ABC):
     def fork(self) -> Responder:
         """A shallow copy for another rollout, which may run at the same time.
 
-        `greet`, `open` and `close` must therefore assign new attributes instead of changing them in place.
+        `open` and `close` must therefore assign new attributes instead of changing them in place.
         """
         return copy.copy(self)
 
-    def greet(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
-        """The text to add to each row's prompt before it is encoded; `open` follows with the same examples.
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
+        """Begin a rollout, with one example per row: its `prompt` and the columns of the dataset.
 
-        Like all environment text, it is untrusted, and the caller sanitizes it.
+        Returns the text to add to each row's prompt, which is untrusted like all environment text.
         """
         return [None] * len(examples)
-
-    def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
-        """Begin a rollout, with one example per row: its `prompt` and the columns of the dataset."""
 
     def protocol_of(self, row: int, protocol: TagProtocol) -> TagProtocol:
         """The protocol for reading a row's turns, based on the rollout's, if rows have different tools."""
@@ -129,63 +115,11 @@ class Responder(ABC):
         return {}
 
     @abstractmethod
-    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        """Start answering turns, without waiting. The rollout never has two turns of a row open at the same time."""
+    def ask(self, turns: Mapping[int, Turn]) -> Mapping[int, Future[Reply]]:
+        """Start answering turns, by row, without waiting. The rollout never has two turns of a row open at once."""
 
     def close(self) -> None:
         """End the rollout, without waiting for pending answers."""
-
-
-class BatchResponder(Responder):
-    """Answers turns in batches, in threads. All turns that end while the threads are busy form one batch.
-
-    Subclasses implement `respond`, which is called by up to `concurrency` threads at the same time.
-    """
-
-    def __init__(self, concurrency: int) -> None:
-        POSITIVE_COUNT.check("concurrency", concurrency)
-        self._threads = DaemonThreads(concurrency, THREAD)
-        self._lock = threading.Lock()
-        self._asked: list[tuple[RowTurn, Future[Reply]]] = []
-
-    @abstractmethod
-    def respond(self, turns: Sequence[RowTurn]) -> Sequence[Reply]:
-        """Answer turns, in order."""
-
-    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        asked = [(turn, Future[Reply]()) for turn in turns]
-        with self._lock:
-            self._asked = [*self._asked, *asked]  # a new list: a fork has the old one
-        self._threads.submit(self._answer)
-        return [reply for _, reply in asked]
-
-    def close(self) -> None:
-        """Drop turns that no thread has begun. Answers in progress continue, but are ignored.
-
-        The threads live as long as the responder, because the objects that they call may be bound to them.
-        """
-        self._take()
-
-    def _take(self) -> list[tuple[RowTurn, Future[Reply]]]:
-        with self._lock:
-            asked, self._asked = self._asked, []
-        return asked
-
-    def _answer(self) -> None:
-        """Answer all turns asked since a thread was last free. Another thread may have taken them already."""
-        asked = self._take()
-        if not asked:
-            return
-        try:
-            replies = self.respond([turn for turn, _ in asked])
-            if len(replies) != len(asked):
-                raise RuntimeError(f"{type(self).__name__} gave {len(replies)} replies to {len(asked)} turns")
-        except BaseException as error:  # the rollout raises it where it waits for the reply
-            for _, future in asked:
-                future.set_exception(error)
-            return
-        for (_, future), reply in zip(asked, replies, strict=True):
-            future.set_result(reply)
 
 
 def environment_statistics(trajectories: Sequence[Trajectory], responder: Responder) -> dict[str, float]:
@@ -200,10 +134,8 @@ def environment_statistics(trajectories: Sequence[Trajectory], responder: Respon
             continue
         kind = responder.kinds[row] if responder.kinds else None
         rewards = [turn.reward for turn in trajectory.turns if turn.reward is not None]
-        figures = dict(responder.measures(row)) | ({"reward": sum(rewards)} if rewards else {})
-        if kind is not None:
-            figures["turns"] = len(trajectory.turns)
-        for name, value in figures.items():
+        figures = {**responder.measures(row), **({"reward": sum(rewards)} if rewards else {})}
+        for name, value in (figures if kind is None else {**figures, "turns": len(trajectory.turns)}).items():
             if value is not None:
                 found.setdefault(name if kind is None else f"{kind}/{name}", []).append(value)
     return {name: sum(values) / len(values) for name, values in found.items()}

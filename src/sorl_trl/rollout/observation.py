@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from sorl_trl.rollout.environment import Reply
 from sorl_trl.rollout.protocol import ChatProtocol, Frame, TagProtocol
 from sorl_trl.rollout.trajectories import control_tokens, decode
 from sorl_trl.text import encodable
@@ -116,41 +117,68 @@ class ObservationEncoder:
         self._sanitizer = Sanitizer(tokenizer, protocol)
         self._frame_ids = {frame: self._encode_frame(frame) for frame in protocol.frames}
 
-    def information(
-        self,
-        text: str,
-        passages: Sequence[Passage] = (),
-        role: str = "tool",
-        results: Sequence[ToolResult] = (),
-    ) -> Observation:
-        """Encode the environment's reply to a turn; `passages` are those shown in `text`, if any.
+    def reply(self, reply: Reply, after: Sequence[int] = ()) -> Observation:
+        """Encode the environment's reply to a turn, which consists of the token ids `after`.
 
-        Tool `results` may replace `text`: the chat template then renders a message for each.
+        Tool results may replace its text: the chat template then renders a message for each. A token that ends the
+        turn and, in some templates, begins the next message, is not repeated.
 
-        Raises ValueError for `results`, and for the role "user", if the policy's turns are not messages.
+        Raises ValueError for results, and for the role "user", if the policy's turns are not messages.
         """
-        is_message = bool(results) or role == "user"
+        is_message = bool(reply.results) or reply.role == "user"
         if is_message and not isinstance(self._protocol, ChatProtocol):
-            what = "results" if results else "role='user'"
+            what = "results" if reply.results else "role='user'"
             raise ValueError(f"{what} needs turns that are messages: AgentRollout(…, protocol=ChatProtocol())")
-        if results:
-            return self._of_tools(results)
-        frame = self._protocol.message_frame if role == "user" else self._protocol.information_frame
-        return self._encode(frame, text, tuple(passages), role)
+        begun = after[-1:] if self._protocol.turns_are_messages else ()
+        if reply.results:
+            return self._of_tools(reply.results, begun)
+        frame = self._protocol.message_frame if reply.role == "user" else self._protocol.information_frame
+        return self._encode(frame, reply.text, reply.passages, reply.role, begun)
 
     def invalid_feedback(self, message_closed: bool) -> Observation:
         """Encode the corrective message; `message_closed` tells whether the policy ended its own message."""
         frame = self._protocol.message_frame if message_closed else self._protocol.feedback_frame
         return self._encode(frame, self._protocol.invalid_feedback)
 
-    def _encode(self, frame: Frame, body: str, passages: tuple[Passage, ...] = (), role: str = "tool") -> Observation:
+    def greeted(self, prompt: Any, greeting: str | None) -> tuple[Any, int]:
+        """A prompt, as text or messages, with what its environment says at its end, sanitized and cut.
+
+        The user's own text stays as it is. Also returns how many control tokens and tags the addition contained.
+        """
+        if not greeting:
+            return prompt, 0
+        if isinstance(prompt, str):
+            added, hits = self._added(prompt, greeting)
+            return prompt + added, hits
+        own = prompt[-1].get("content") or ""
+        if isinstance(own, list):  # some templates write blocks without anything between them
+            added, hits = self._added("".join(each.get("text") or "" for each in own), greeting)
+            return [*prompt[:-1], {**prompt[-1], "content": [*own, {"type": "text", "text": added}]}], hits
+        added, hits = self._added(own, greeting)
+        return [*prompt[:-1], {**prompt[-1], "content": own + added}], hits
+
+    def _added(self, before: str, text: str) -> tuple[str, int]:
+        harmless = self._sanitizer.sanitize(text, self._max_tokens)
+        kept = self._kept(harmless)
+        # The end of the text before and the beginning of this one may form a tag.
+        joined = max(self._sanitizer.rewrite(before + kept)[1] - self._sanitizer.rewrite(before)[1], 0)
+        return kept.translate(_ROUND_BRACKETS) if joined else kept, harmless.neutralized + joined
+
+    def _encode(
+        self,
+        frame: Frame,
+        body: str,
+        passages: tuple[Passage, ...] = (),
+        role: str = "tool",
+        begun: Sequence[int] = (),
+    ) -> Observation:
         prefix_ids, suffix_ids = self._frame_ids[frame]
         harmless = self._sanitizer.sanitize(body, self._max_tokens - len(prefix_ids) - len(suffix_ids))
-        ids = (*prefix_ids, *harmless.token_ids, *suffix_ids)
+        ids = _without(begun, [*prefix_ids, *harmless.token_ids, *suffix_ids])
         text = decode(self._tokenizer, ids)
         return Observation(ids, text, passages, harmless.truncated, harmless.neutralized, role)
 
-    def _of_tools(self, results: Sequence[ToolResult]) -> Observation:
+    def _of_tools(self, results: Sequence[ToolResult], begun: Sequence[int]) -> Observation:
         """The messages of tools. If they are too long together, the last ones are cut or left out."""
         assert isinstance(self._protocol, ChatProtocol)
         room = self._max_tokens
@@ -160,14 +188,14 @@ class ObservationEncoder:
                 each._replace(tool=self._sanitizer.clean(each.tool), text=self._kept(text))
                 for each, text in zip(results, harmless, strict=False)
             )
-            ids = self._protocol.result_ids(shown)
+            ids = _without(begun, self._protocol.result_ids(shown))
             if len(ids) <= self._max_tokens or room == 0:
                 break
             room = max(room - (len(ids) - self._max_tokens), 0)  # for what the template adds
         truncated = len(shown) < len(results) or any(each.truncated for each in harmless)
         neutralized = sum(each.neutralized for each in harmless)
         text = decode(self._tokenizer, ids)
-        return Observation(tuple(ids), text, (), truncated, neutralized, results=shown)
+        return Observation(ids, text, (), truncated, neutralized, results=shown)
 
     def _within(self, room: int, results: Sequence[ToolResult]) -> list[SanitizedText]:
         """The sanitized texts of the results that fit into `room` tokens, the last one cut; of one at least."""
@@ -192,48 +220,9 @@ class ObservationEncoder:
         return prefix_ids, suffix_ids
 
 
-class Greeter:
-    """Adds what environments say at the beginning to prompts, sanitized; the user's own text stays as it is.
-
-    Args:
-        tokenizer: The policy's tokenizer.
-        protocol: The protocol whose tags the additions must not contain.
-
-    Attributes:
-        neutralized: How many control tokens and protocol tags all additions so far contained.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, protocol: TagProtocol | None = None) -> None:
-        self._tokenizer = tokenizer
-        self._sanitizer = Sanitizer(tokenizer, protocol)
-        self.neutralized = 0
-
-    def greet(self, prompts: Sequence[Any], greetings: Sequence[str | None], max_tokens: int) -> list[Any]:
-        """The prompts, as text or messages, each with its greeting at the end, which is cut to `max_tokens`."""
-        return [
-            self._greeted(prompt, greeting, max_tokens) if greeting else prompt
-            for prompt, greeting in zip(prompts, greetings, strict=True)
-        ]
-
-    def _greeted(self, prompt: Any, greeting: str, max_tokens: int) -> Any:
-        if isinstance(prompt, str):
-            return prompt + self._sanitized(prompt, greeting, max_tokens)
-        own = prompt[-1].get("content") or ""
-        if isinstance(own, list):  # some templates write blocks without anything between them
-            before = "".join(each.get("text") or "" for each in own)
-            added: Any = [{"type": "text", "text": self._sanitized(before, greeting, max_tokens)}]
-        else:
-            added = self._sanitized(own, greeting, max_tokens)
-        return [*prompt[:-1], {**prompt[-1], "content": own + added}]
-
-    def _sanitized(self, before: str, text: str, max_tokens: int) -> str:
-        harmless = self._sanitizer.sanitize(text, max_tokens)
-        self.neutralized += harmless.neutralized
-        kept = decode(self._tokenizer, harmless.token_ids) if harmless.truncated else harmless.text
-        # The end of the text before and the beginning of this one may form a tag.
-        joined = self._sanitizer.rewrite(before + kept)[1] - self._sanitizer.rewrite(before)[1]
-        self.neutralized += max(joined, 0)
-        return kept.translate(_ROUND_BRACKETS) if joined > 0 else kept
+def _without(begun: Sequence[int], ids: Sequence[int]) -> tuple[int, ...]:
+    """The ids of a message, except a first one with which the policy has ended its own."""
+    return tuple(ids[1:] if begun and ids[:1] == [*begun] else ids)
 
 
 def is_image(block: Any) -> bool:

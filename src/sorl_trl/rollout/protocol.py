@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
@@ -186,8 +186,6 @@ class ChatProtocol(TagProtocol):
     tools: tuple[str, ...] = ()
     functions: tuple[dict[str, Any], ...] = field(default=(), hash=False)
     """JSON schemas of the tools that the chat template shows. A `ToolBox` adds its own."""
-    message_ends: tuple[str, ...] = ()
-    """The tokenizer's special tokens. One of them, not always the end-of-sequence token, ends a message."""
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)
     """The policy's tokenizer."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -204,6 +202,13 @@ class ChatProtocol(TagProtocol):
         """Empty, because an end-of-sequence token ends a turn."""
         return ()
 
+    @cached_property
+    def message_ends(self) -> tuple[str, ...]:
+        """The special tokens, of which one ends a message. The longest come first, because one may end in another."""
+        assert self.tokenizer is not None
+        added = (token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special)
+        return tuple(sorted({*self.tokenizer.all_special_tokens, *added}, key=lambda token: (-len(token), token)))
+
     def in_chat(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ) -> ChatProtocol:
@@ -217,14 +222,13 @@ class ChatProtocol(TagProtocol):
             self,
             information_frame=tool if self.information_frame == plain.information_frame else self.information_frame,
             message_frame=user if self.message_frame == plain.message_frame else self.message_frame,
-            message_ends=_special_tokens(tokenizer),
             tokenizer=tokenizer,
             template_kwargs=dict(template_kwargs or {}),
         )
 
     def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raise ValueError if prompts are plain text, or if `functions` are given without a way to parse calls."""
-        if not self.message_ends:
+        if self.tokenizer is None:
             raise ValueError("`ChatProtocol` needs prompts that are messages, such as [{'role': 'user', …}]")
         if self.functions and getattr(tokenizer, "response_template", None) is None:
             raise ValueError(
@@ -269,13 +273,19 @@ class ChatProtocol(TagProtocol):
         begun = self.message_frame.suffix  # it may begin the message, with an opening tag of its thoughts
         try:
             message = MessageReader(self.tokenizer).parse_response(text, prefix=begun, tools=[*self.functions])
-            calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-        except (ValueError, TypeError, AttributeError):
+        except ValueError:
             return ()
-        if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
-            return ()
-        read = ((call["name"], call.get("arguments")) for call in calls)
+        read = ((each["name"], each.get("arguments")) for each in calls_in(message) or ())
         return tuple(ToolCall(name, {} if arguments is None else arguments) for name, arguments in read)
+
+
+def calls_in(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The functions that a parsed message calls; None if it holds anything else in their place."""
+    given = message.get("tool_calls") or ()
+    if not isinstance(given, list | tuple):
+        return None
+    calls = [call.get("function", call) if isinstance(call, dict) else call for call in given]
+    return calls if all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls) else None
 
 
 class MessageReader:
@@ -377,12 +387,6 @@ def _first_control(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
     controls = control_tokens(tokenizer, ()).values()
     found = [(text.index(token), -len(token), token) for token in controls if token in text]
     return min(found)[2] if found else None
-
-
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """The tokens that the tokenizer declares special, the longest first, because one may end in another."""
-    added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
-    return tuple(sorted({*tokenizer.all_special_tokens, *added}, key=lambda token: (-len(token), token)))
 
 
 def _tool_frame(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None) -> Frame | None:

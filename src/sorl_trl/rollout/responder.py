@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from sorl_trl.checks import POSITIVE_COUNT, Number
-from sorl_trl.rollout.environment import THREAD, Environment, Reply, Responder, RowTurn
+from sorl_trl.rollout.environment import THREAD, Environment, Reply, Responder
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search.backend import is_down
 from sorl_trl.threads import DaemonThreads, start
@@ -32,10 +32,6 @@ Factory: TypeAlias = "Callable[[], Environment]"
 Wait: TypeAlias = "Callable[[Any], Any]"
 """Returns a value, awaited if it is awaitable."""
 UNAVAILABLE = Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
-_MUST_RETURN: Mapping[str, tuple[Any, str]] = {
-    "reset": (str | None, "text or None"),
-    "step": (Reply, 'a `Reply`, such as Reply("what the policy reads")'),
-}
 
 
 class Abandoned(BaseException):
@@ -168,63 +164,47 @@ class EnvironmentResponder(Responder):
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._calls: Calls | None = None
-        self._greetings: list[str | None] | None = None
         self._down: set[int] = set()
-        self._environments: list[Any] = []
+        self._rows: list[Any] = []
 
-    @property
-    def environments(self) -> Sequence[Any]:  # type: ignore[override]
-        """The environments of the last rollout, one per row. Trainers pass them to reward functions."""
-        return self._environments
-
-    def greet(self, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Begin a rollout by resetting its environments, and return the text of each. `open` continues with them.
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """Begin a rollout: make and reset its environments. Returns what each `reset` returns.
 
         Raises TypeError if an object has no method `step`, or if its `reset` needs a column that is missing or returns
         neither text nor None; TimeoutError if a `factory` does not return; and any error that either raises.
         """
         self.close()
+        self.kinds = [None] * len(examples)
         if None not in self._factories:
             self.kinds = [self._kind(example) for example in examples]
             examples = [{key: value for key, value in each.items() if key != ENVIRONMENT} for each in examples]
-        else:
-            self.kinds = [None] * len(examples)
         self._calls = Calls(len(examples), self._timeout_s, self._concurrency)
-        try:
-            self._environments = [self._made(self._calls, row) for row in range(len(examples))]
-            self._greetings = self._reset(self._calls, examples)
-        except BaseException:
-            self.close()
-            raise
-        return self._greetings
-
-    def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
-        """See `Responder.open`. Raises the errors of `greet`, and ValueError if `greet` should have been called."""
-        lost = [] if self._greetings is not None else list(filter(None, self.greet(examples)))
-        if lost:
-            self.close()
-            raise ValueError(
-                f"`reset` returned {lost[0][:80]!r}, which belongs in the prompt: call `greet` before encoding "
-                "prompts, or have `reset` return None"
-            )
-        self._greetings = None
+        self.environments = self._rows = [self._made(self._calls, row) for row in range(len(examples))]
+        resets = {
+            row: self._calls.make(row, partial(_reset, environment, examples[row]), UNAVAILABLE)
+            for row, environment in enumerate(self._rows)
+            if callable(getattr(environment, "reset", None))
+        }
+        greetings = {row: reset.result() for row, reset in resets.items()}
+        self._down = {row for row, greeting in greetings.items() if greeting is UNAVAILABLE}
+        return [None if row in self._down else greetings.get(row) for row in range(len(examples))]
 
     def agent_of(self, row: int) -> str:
-        return getattr(self._environments[row], "agent", "")
+        return getattr(self._rows[row], "agent", "")
 
     def measures(self, row: int) -> Mapping[str, float]:
         """See `Responder.measures`. The numbers come from the row's environment, if it has such a method."""
-        measures: Callable[[], Mapping[str, float]] | None = getattr(self._environments[row], "measures", None)
+        measures: Callable[[], Mapping[str, float]] | None = getattr(self._rows[row], "measures", None)
         return (measures() or {}) if callable(measures) else {}
 
-    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        return [self._ask(each.row, each.turn) for each in turns]
+    def ask(self, turns: Mapping[int, Turn]) -> dict[int, Future[Reply]]:
+        return {row: self._ask(row, turn) for row, turn in turns.items()}
 
     def close(self) -> None:
         """See `Responder.close`. The environments are kept until the next rollout begins."""
         if self._calls is not None:
             self._calls.close()
-        self._calls, self._greetings = None, None
+        self._calls = None
 
     def _ask(self, row: int, turn: Turn) -> Future[Reply]:
         assert self._calls is not None, "`open` must come before `ask`"
@@ -232,10 +212,10 @@ class EnvironmentResponder(Responder):
             future: Future[Reply] = Future()
             future.set_result(UNAVAILABLE)
             return future
-        return self._calls.make(row, partial(self._step, self._environments[row], turn), UNAVAILABLE)
+        return self._calls.make(row, partial(self._step, self._rows[row], turn), UNAVAILABLE)
 
     def _step(self, environment: Any, turn: Turn, wait: Wait) -> Any:
-        return _reply(environment, "step", lambda: environment.step(turn), wait)
+        return _result(environment.step, lambda: environment.step(turn), wait, Reply)
 
     def _kind(self, example: Mapping[str, Any]) -> str:
         name = example.get(ENVIRONMENT)
@@ -257,36 +237,25 @@ class EnvironmentResponder(Responder):
             )
         return environment
 
-    def _reset(self, calls: Calls, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Reset all environments at the same time, and return the text of each."""
-        resets = {
-            row: calls.make(row, partial(_reset, environment, examples[row]), UNAVAILABLE)
-            for row, environment in enumerate(self._environments)
-            if callable(getattr(environment, "reset", None))
-        }
-        greetings = {row: reset.result() for row, reset in resets.items()}
-        self._down = {row for row, greeting in greetings.items() if greeting is UNAVAILABLE}
-        return [None if row in self._down else greetings.get(row) for row in range(len(examples))]
-
 
 def _reset(environment: Any, example: Mapping[str, Any], wait: Wait) -> Any:
-    return _reply(environment, "reset", lambda: call_with(environment.reset, example), wait)
+    return _result(environment.reset, lambda: call_with(environment.reset, example), wait, str | None)
 
 
-def _reply(environment: Any, method: str, call: Callable[[], Any], wait: Wait) -> Any:
-    """The result of a method call, or `UNAVAILABLE` if the environment is down."""
-    name = getattr(getattr(environment, method), "__qualname__", method)
+def _result(method: Any, call: Callable[[], Any], wait: Wait, kind: Any) -> Any:
+    """The result of calling a method, or `UNAVAILABLE` if the environment is down."""
+    name = getattr(method, "__qualname__", repr(method))
     try:
-        reply = wait(call())
+        result = wait(call())
     except BaseException as error:
         if is_down(error):
             logger.warning("%s is unavailable, so a trajectory is masked: %r", name, error)
             return UNAVAILABLE
         raise
-    kind, words = _MUST_RETURN[method]
-    if not isinstance(reply, kind):
-        raise TypeError(f"{name} returned a {type(reply).__name__}, but must return {words}")
-    return reply
+    if not isinstance(result, kind):
+        must = 'a `Reply`, such as Reply("what the policy reads")' if kind is Reply else "text or None"
+        raise TypeError(f"{name} returned a {type(result).__name__}, but must return {must}")
+    return result
 
 
 def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from sorl_trl.checks import POSITIVE_COUNT
-from sorl_trl.rollout.environment import BatchResponder, Reply, RowTurn
+from sorl_trl.rollout.environment import THREAD, Reply, Responder
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchError
 from sorl_trl.search.backend import checked_results, is_down, is_thread_safe
-from sorl_trl.types import StopReason
+from sorl_trl.threads import DaemonThreads
+from sorl_trl.types import StopReason, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +23,7 @@ _THREADS = 8
 _DOWN = Reply(stop=StopReason.SEARCH_UNAVAILABLE)
 
 
-class SearchResponder(BatchResponder):
+class SearchResponder(Responder):
     """Answers turns that search. Turns that end while the threads are busy share one call, without repeated queries.
 
     Args:
@@ -44,8 +47,14 @@ class SearchResponder(BatchResponder):
     ) -> None:
         if not callable(getattr(backend, "search_batch", None)):
             raise TypeError(f"search is a {type(backend).__name__}, but must have a method `search_batch`")
-        super().__init__((_THREADS if is_thread_safe(backend) else 1) if concurrency is None else concurrency)
         POSITIVE_COUNT.check("top_k", top_k)
+        POSITIVE_COUNT.check("concurrency", concurrency, or_none=True)
+        threads = _THREADS if is_thread_safe(backend) else 1
+        # They live as long as the responder, because what they call may be bound to them.
+        self._threads = DaemonThreads(concurrency or threads, THREAD)
+        self._lock = threading.Lock()
+        self._asked: list[tuple[str, Future[Reply]]] = []
+        """Queries that no thread has taken up."""
         self._backend = backend
         self._protocol = protocol or TagProtocol()
         if self._protocol.turns_are_messages:
@@ -54,15 +63,40 @@ class SearchResponder(BatchResponder):
         self._retry = retry or RetryPolicy()
         self._is_down = False
 
-    def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
         self._is_down = False
+        return super().open(examples)
 
-    def respond(self, turns: Sequence[RowTurn]) -> list[Reply]:
-        """See `BatchResponder`. After retries have failed, each batch in the rest of the rollout gets one attempt."""
-        queries = [each.turn.action.content for each in turns]
-        replies = self.search(queries, patient=not self._is_down)
-        self._is_down = _DOWN in replies.values()
-        return [replies[query] for query in queries]
+    def ask(self, turns: Mapping[int, Turn]) -> dict[int, Future[Reply]]:
+        """See `Responder.ask`. After retries have failed, each call in the rest of the rollout gets one attempt."""
+        replies = {row: Future[Reply]() for row in turns}
+        with self._lock:  # a new list: a fork has the old one
+            self._asked = [*self._asked, *((turns[row].action.content, reply) for row, reply in replies.items())]
+        self._threads.submit(self._answer)
+        return replies
+
+    def close(self) -> None:
+        """Drop queries that no thread has taken up. Searches in progress continue, but are ignored."""
+        self._take()
+
+    def _take(self) -> list[tuple[str, Future[Reply]]]:
+        with self._lock:
+            asked, self._asked = self._asked, []
+        return asked
+
+    def _answer(self) -> None:
+        """Search for all that was asked since a thread was last free. Another thread may have taken it already."""
+        if not (asked := self._take()):
+            return
+        try:
+            found = self.search([query for query, _ in asked], patient=not self._is_down)
+        except BaseException as error:  # the rollout raises it where it waits for the reply
+            for _, reply in asked:
+                reply.set_exception(error)
+            return
+        self._is_down = _DOWN in found.values()
+        for query, reply in asked:
+            reply.set_result(found[query])
 
     def search(self, queries: Sequence[str], patient: bool = True) -> dict[str, Reply]:
         """The reply to each distinct query, from one call for all, with a single attempt unless `patient`.
@@ -84,8 +118,10 @@ class SearchResponder(BatchResponder):
             logger.warning("The search engine is unavailable, so %d queries are given up: %r", len(unique), error)
             return dict.fromkeys(unique, _DOWN)
         results = checked_results(found, unique)
-        replies = [Reply(self._protocol.render_passages(passages), tuple(passages)) for passages in results]
-        return dict(zip(unique, replies, strict=True))
+        return {
+            query: Reply(self._protocol.render_passages(passages), tuple(passages))
+            for query, passages in zip(unique, results, strict=True)
+        }
 
     def _search_one_by_one(self, queries: Sequence[str], patient: bool) -> dict[str, Reply]:
         replies: dict[str, Reply] = {}

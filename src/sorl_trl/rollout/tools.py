@@ -163,10 +163,10 @@ class ToolBox(EnvironmentResponder):
         self._schemas = {name: tuple(map(get_json_schema, shown)) for name, shown in self.shown.items()}
         self.protocol = ChatProtocol(functions=tuple(chain.from_iterable(self._schemas.values())))
 
-    @property
-    def environments(self) -> Sequence[Any]:  # type: ignore[override]
-        """The objects of the last rollout, one per row."""
-        return [tools.object for tools in self._environments] if self.has_objects else ()
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        greetings = super().open(examples)
+        self.environments = [tools.object for tools in self._rows] if self.has_objects else ()
+        return greetings
 
     def protocol_of(self, row: int, protocol: TagProtocol) -> TagProtocol:
         """Types the arguments of calls with the schemas of the row's own tools, as TRL does."""

@@ -17,8 +17,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from sorl_trl.rollout.engines.base import Engine, Generation, check_generation
-from sorl_trl.rollout.environment import Responder, RowTurn
-from sorl_trl.types import StopReason, Trajectory
+from sorl_trl.rollout.environment import Responder
+from sorl_trl.types import StopReason, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class ApiRequest(TurnRequest):
 
 
 _Request = TypeVar("_Request", bound=TurnRequest)
-Episode: TypeAlias = Generator[TurnRequest | RowTurn, Any, StopReason]
+Episode: TypeAlias = Generator[TurnRequest | Turn, Any, StopReason]
 """Plays a trajectory: it yields a request to get its generation, and a turn to get the environment's reply."""
 
 
@@ -71,9 +71,6 @@ class Turns(ABC, Generic[_Request]):
     rounding. Two kinds of engine differ: with one that generates whole turns, all wait for all, and with one that does
     not count steps (a server), each goes on with whatever comes.
     """
-
-    patience_s = math.inf
-    """How long the others wait for a late trajectory; 0 once they have waited in vain."""
 
     def __init__(self, engine: Engine, runs: int, rejoin_after: int) -> None:
         self._seconds_generating = self._seconds_waiting = 0.0
@@ -154,26 +151,15 @@ class Turns(ABC, Generic[_Request]):
     def _wait_for_late(self, any_active: Callable[[bool], bool]) -> None:
         began = time.perf_counter()
         while late := [run for run, due in self._due.items() if due <= self._polls and run not in self._held]:
-            waited = time.perf_counter() - began
-            if waited > self.patience_s and (self._held or not self._engine.idle):
-                self._stop_waiting(late, waited)
+            if self._gives_up(late, time.perf_counter() - began):
                 return
             self._take_news(_CHECK_S)
             if not self._engine.polls_together:
                 any_active(True)  # raises if the run has been ended
 
-    def _stop_waiting(self, late: Sequence[int], waited: float) -> None:
-        """From now on, what comes for these trajectories is submitted when it comes."""
-        if self.patience_s:
-            logger.warning(
-                "Agents made no call for %.0f s (%d of them), and the others continue: from now on, samples depend on "
-                "timing. An agent may have a slow tool, wait for another agent, or block the shared event loop: an "
-                "async agent needs an async client.",
-                *(waited, len(late)),
-            )
-        self.patience_s = 0.0
-        for run in late:
-            del self._due[run]
+    def _gives_up(self, late: Sequence[int], waited_s: float) -> bool:
+        """Whether the others go on without these trajectories, for which they have waited so long."""
+        return False
 
     def _submit(self, request: _Request) -> None:
         self._due.pop(request.run, None)
@@ -213,7 +199,7 @@ class Episodes(Turns[TurnRequest]):
     def __init__(self, engine: Engine, episodes: Sequence[Episode], responder: Responder, rejoin_after: int) -> None:
         super().__init__(engine, len(episodes), rejoin_after)
         self._episodes, self._responder = episodes, responder
-        self._asking: list[RowTurn] = []
+        self._asking: dict[int, Turn] = {}
         self._held = {row: [None] for row in range(len(episodes))}  # they begin
         self.stop_reasons: dict[int, StopReason] = {}
         """Those of the episodes that have ended, by row."""
@@ -236,15 +222,14 @@ class Episodes(Turns[TurnRequest]):
         if isinstance(wanted, TurnRequest):
             self._submit(wanted)
         else:
-            self._asking.append(wanted)
+            self._asking[run] = wanted
 
     def _poll(self) -> None:
         super()._poll()
-        asking, self._asking = self._asking, []
-        replies = self._responder.ask(asking) if asking else []
-        for turn, reply in zip(asking, replies, strict=True):
-            self._leave(turn.row)
-            reply.add_done_callback(partial(self._tell, partial(self._hold, turn.row)))
+        asking, self._asking = self._asking, {}
+        for row, reply in self._responder.ask(asking).items() if asking else ():
+            self._leave(row)
+            reply.add_done_callback(partial(self._tell, partial(self._hold, row)))
 
     def _hold(self, run: int, reply: Any) -> None:
         self._held[run] = [reply]
@@ -258,7 +243,7 @@ class ApiTurns(Turns[ApiRequest]):
     """
 
     patience_s = 30.0
-    """Limited, because agents may wait for each other. Our choice."""
+    """How long the others wait for a late agent, as agents may wait for each other: our choice. 0 after the first."""
 
     def ask(self, request: ApiRequest) -> None:
         """Request a turn. Its future raises RunEnded if its trajectory ends first, and waits if the rollout does."""
@@ -291,6 +276,22 @@ class ApiTurns(Turns[ApiRequest]):
             held.remove(request)
             if not held:
                 del self._held[request.run]
+
+    def _gives_up(self, late: Sequence[int], waited_s: float) -> bool:
+        """From now on, what comes for these trajectories is submitted when it comes."""
+        if waited_s <= self.patience_s or (self._engine.idle and not self._held):
+            return False
+        if self.patience_s:
+            logger.warning(
+                "Agents made no call for %.0f s (%d of them), and the others continue: from now on, samples depend on "
+                "timing. An agent may have a slow tool, wait for another agent, or block the shared event loop: an "
+                "async agent needs an async client.",
+                *(waited_s, len(late)),
+            )
+        self.patience_s = 0.0
+        for run in late:
+            del self._due[run]
+        return True
 
     def _go_on(self, run: int) -> None:
         for request in sorted(self._held[run], key=attrgetter("row")):

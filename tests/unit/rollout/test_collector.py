@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,6 @@ from sorl_trl.rollout import (
     TagProtocol,
     rollout_statistics,
 )
-from sorl_trl.rollout.environment import Reply, RowTurn
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Observation, StopReason, Trajectory
 
@@ -73,9 +73,9 @@ def test_a_turn_is_that_of_the_agent_who_was_next_when_it_was_sampled() -> None:
 
         searched = False
 
-        def respond(self, turns: Sequence[RowTurn]) -> Sequence[Reply]:
+        def ask(self, turns: Any) -> Any:
             self.searched = True
-            return super().respond(turns)
+            return super().ask(turns)
 
         def agent_of(self, row: int) -> str:
             return "searcher" if self.searched else "planner"

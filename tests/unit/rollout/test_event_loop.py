@@ -15,14 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sorl_trl.rollout import (
-    BatchResponder,
     Collector,
     Generation,
     Reply,
     Responder,
     RetryPolicy,
     RolloutLimits,
-    RowTurn,
     SearchResponder,
     TagProtocol,
 )
@@ -84,16 +82,17 @@ def test_how_long_a_search_takes_changes_nothing(rejoin_after: int) -> None:
 
 
 class Held(Responder):
-    """Replies when it is told to, or at once with `reply`."""
+    """Replies when it is told to, or at once with `reply`, which may be an error."""
 
-    def __init__(self, reply: Reply | None = None) -> None:
+    def __init__(self, reply: Any = None) -> None:
         self.reply, self.asked = reply, dict[int, Future[Reply]]()
 
-    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        self.asked.update({each.row: Future() for each in turns})
-        for each in turns if self.reply else ():
-            self.asked[each.row].set_result(self.reply)
-        return [self.asked[each.row] for each in turns]
+    def ask(self, turns: Any) -> dict[int, Future[Reply]]:
+        self.asked.update({row: Future() for row in turns})
+        for row in turns if self.reply else ():
+            is_error = isinstance(self.reply, BaseException)
+            (self.asked[row].set_exception if is_error else self.asked[row].set_result)(self.reply)
+        return {row: self.asked[row] for row in turns}
 
 
 class Scripted(SteppingEngine):
@@ -197,33 +196,20 @@ def test_what_is_not_a_passage_is_reported(found: Any) -> None:
         SearchResponder(search).search("a")
 
 
-class Rewarding(BatchResponder):
-    """Replies to every turn as the test asks."""
-
-    def __init__(self, reply: Any) -> None:
-        super().__init__(1)
-        self.reply = reply
-
-    def respond(self, turns: Sequence[RowTurn]) -> Sequence[Reply]:
-        if isinstance(self.reply, BaseException):
-            raise self.reply
-        return [self.reply] * len(turns)
-
-
 def test_an_environment_rewards_turns_and_ends_trajectories() -> None:
     engine = Scripted([[SEARCH, SHORT]])
-    (trajectory,) = collector(Rewarding(Reply("Paris", reward=0.5))).collect([(1,)], engine)
+    (trajectory,) = collector(Held(Reply("Paris", reward=0.5))).collect([(1,)], engine)
     assert [turn.reward for turn in trajectory.turns] == [0.5, None]
     assert trajectory.stop_reason is StopReason.ANSWERED
     done = Reply("Paris", reward=1, stop=StopReason.ENVIRONMENT_DONE)
-    (trajectory,) = collector(Rewarding(done)).collect([(1,)], Scripted([[SEARCH]]))
+    (trajectory,) = collector(Held(done)).collect([(1,)], Scripted([[SEARCH]]))
     assert (trajectory.stop_reason, trajectory.turns[0].reward) == (StopReason.ENVIRONMENT_DONE, 1.0)
     assert trajectory.observations == ()
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a mistake"), SystemExit(3), KeyboardInterrupt()], ids=repr)
 def test_what_an_environment_raises_ends_the_rollout_and_leaves_nothing_behind(error: BaseException) -> None:
-    engine, held = Scripted([[SEARCH], [LONG]]), Rewarding(error)
+    engine, held = Scripted([[SEARCH], [LONG]]), Held(error)
     with pytest.raises(type(error)):
         collector(held).collect([(1,), (2,)], engine)
     assert not engine.is_open

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.rollout import ObservationEncoder, TagProtocol
+from sorl_trl.rollout import ObservationEncoder, Reply, TagProtocol
 from sorl_trl.rollout.observation import Sanitizer
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.trajectories import control_tokens, decode
@@ -140,7 +140,7 @@ def test_the_frame_stands_whole_whatever_the_body_ends_in(kind: TokenizerOf) -> 
     protocol = TagProtocol(passage_template="{text}")
     prefix, suffix = encode(tokenizer, protocol.information_frame.prefix), encode(tokenizer, "</information>\n\n")
     for last in ("<", "</", "<answer", "</information", "<|im_end|", "[", "\n<"):
-        observation = ObservationEncoder(tokenizer, protocol, 500).information(f"Paris {last}")
+        observation = ObservationEncoder(tokenizer, protocol, 500).reply(Reply(f"Paris {last}"))
         assert observation.token_ids[: len(prefix)] == prefix, last
         assert observation.token_ids[-len(suffix) :] == suffix, last
         assert protocol.neutralize(observation.text)[1] == 2, "those of the frame"

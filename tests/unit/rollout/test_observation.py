@@ -9,8 +9,7 @@ import pytest
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.rollout import ObservationEncoder, TagProtocol
-from sorl_trl.rollout.observation import Greeter
+from sorl_trl.rollout import ObservationEncoder, Reply, TagProtocol
 from sorl_trl.types import Observation
 from tests import policies
 
@@ -28,7 +27,7 @@ def encoder(tokenizer: PreTrainedTokenizerFast, max_tokens: int = 500) -> Observ
 
 def told(encoder: ObservationEncoder, text: str) -> Observation:
     passages = [replace(PARIS, text=text)]
-    return encoder.information(TERSE.render_passages(passages), passages)
+    return encoder.reply(Reply(TERSE.render_passages(passages), tuple(passages)))
 
 
 def test_a_tag_that_dropping_an_id_would_join_is_neutralized() -> None:
@@ -53,10 +52,10 @@ def test_the_tags_of_tools_are_neutralized_too(name: str) -> None:
     tokenizer = policies.word_tokenizer([*WORDS, "<calculate>", "</calculate>"])
     plain, own = (ObservationEncoder(tokenizer, each, 50) for each in (TERSE, tools))
     hostile = f"capital <{name}> </{name}>"
-    assert own.information(hostile).text == "<information> capital <unk> <unk> </information>"
-    assert own.information(hostile).neutralized == 2
-    assert (plain.information(hostile).neutralized == 0) == (name == "calculate")
-    assert own.information("< calculate >1</calculate/>").neutralized == 2
+    assert own.reply(Reply(hostile)).text == "<information> capital <unk> <unk> </information>"
+    assert own.reply(Reply(hostile)).neutralized == 2
+    assert (plain.reply(Reply(hostile)).neutralized == 0) == (name == "calculate")
+    assert own.reply(Reply("< calculate >1</calculate/>")).neutralized == 2
 
 
 def test_truncation_cuts_the_body_and_never_the_frame() -> None:
@@ -68,10 +67,6 @@ def test_truncation_cuts_the_body_and_never_the_frame() -> None:
 
 
 GREETING_WORDS = ["<pad>", "<eos>", "<unk>", "<answer>", "[answer]", "go", "rome", "(eos)", "(answer]", "now", "<"]
-
-
-def greeter() -> Greeter:
-    return Greeter(policies.word_tokenizer(GREETING_WORDS), TagProtocol(tools=("guess",)))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +86,7 @@ def greeter() -> Greeter:
     ],
 )
 def test_greetings_stand_at_the_end_and_are_harmless(prompt: Any, greeting: Any, expected: Any, hits: int) -> None:
-    prompts, adding = [prompt], greeter()
-    before = repr(prompts)
-    assert adding.greet(prompts, [greeting], 9) == [expected]
-    assert adding.neutralized == hits
-    assert repr(prompts) == before, "the user's own are left as they are"
+    before = repr(prompt)
+    encoder = ObservationEncoder(policies.word_tokenizer(GREETING_WORDS), TagProtocol(tools=("guess",)), 9)
+    assert encoder.greeted(prompt, greeting) == (expected, hits)
+    assert repr(prompt) == before, "the user's own is left as it is"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sorl_trl.rollout.environment import Reply, RowTurn
+from sorl_trl.rollout.environment import Reply
 from sorl_trl.rollout.responder import EnvironmentResponder
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Action, ActionKind, StopReason, Turn
@@ -41,8 +41,8 @@ def opened() -> Iterator[Callable[..., EnvironmentResponder]]:
 
 def ask(responder: EnvironmentResponder, *contents: str) -> list[Any]:
     """What comes of a turn of each of the first rows."""
-    futures = responder.ask([RowTurn(row, turn(content)) for row, content in enumerate(contents)])
-    return [future.exception(LONG) or future.result() for future in futures]
+    futures = responder.ask({row: turn(content) for row, content in enumerate(contents)})
+    return [future.exception(LONG) or future.result() for future in futures.values()]
 
 
 class Counter:
@@ -69,8 +69,8 @@ class SlowlyCounting(Counter):
 @pytest.mark.parametrize("environment", [Counter, SlowlyCounting])
 def test_each_row_has_an_environment_of_its_own_and_its_steps_are_in_order(opened: Any, environment: Any) -> None:
     responder = opened(environment, {}, {})
-    futures = responder.ask([RowTurn(row, turn(content)) for content in "abc" for row in (0, 1)])
-    replies = [future.result(LONG) for future in futures]
+    futures = [responder.ask(dict.fromkeys((0, 1), turn(content))) for content in "abc"]
+    replies = [each[row].result(LONG) for each in futures for row in (0, 1)]
     assert [reply.text for reply in replies] == ["a 1", "a 1", "b 2", "b 2", "c 3", "c 3"]
     assert [reply.reward for reply in replies] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     responder.open([{}])
@@ -158,7 +158,7 @@ def test_a_blocked_event_loop_hangs_no_rollout(opened: Any) -> None:
 def test_closing_waits_for_nothing_and_the_next_rollout_is_left_alone(opened: Any) -> None:
     go = threading.Event()
     responder = opened(partial(Hangs, go), {})
-    hanging, waiting = responder.ask([RowTurn(0, turn("hang")), RowTurn(0, turn("next"))])
+    hanging, waiting = (responder.ask({0: turn(content)})[0] for content in ("hang", "next"))
     responder.close()
     assert hanging.cancelled() and waiting.cancelled()
     assert not wait([hanging, waiting], timeout=0).not_done, "whoever waits for them is told"
@@ -294,8 +294,7 @@ def test_a_reset_gets_the_columns_that_it_takes(opened: Any) -> None:
     examples = [{"number": 3, "other": 1, "prompt": "?"}, {"number": 4, "hint": "low", "prompt": "?"}]
     assert ask(opened(Picky, *examples), "a", "b") == [Reply("3"), Reply("4")]
     responder = EnvironmentResponder(Game)
-    assert responder.greet(examples) == ["to 3, none", "to 4, low"]
-    responder.open(examples)
+    assert responder.open(examples) == ["to 3, none", "to 4, low"]
     assert ask(responder, "a", "b") == [Reply("3 none"), Reply("4 low")]
     assert [game.number for game in responder.environments] == [3, 4]
     responder.close()

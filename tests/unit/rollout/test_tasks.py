@@ -12,7 +12,6 @@ from sorl_trl.rollout import (
     EnvironmentResponder,
     Reply,
     RolloutArguments,
-    RowTurn,
     TagProtocol,
     environment_statistics,
 )
@@ -156,8 +155,7 @@ def test_a_column_names_the_kind_of_a_rows_environment() -> None:
     responder = EnvironmentResponder({"world": World, "other": Other})
     responder.open([{"environment": "world", "number": 3}, {"environment": "other"}])
     turn = Turn((1,), "", Action(ActionKind.TOOL, "x", "act"), reward=0.25)
-    (reply, _) = [each.result(60) for each in responder.ask([RowTurn(0, turn), RowTurn(1, turn)])]
-    assert reply.stop is StopReason.ENVIRONMENT_DONE
+    assert responder.ask({0: turn})[0].result(60).stop is StopReason.ENVIRONMENT_DONE
     ended = [Trajectory((1,), (turn,), StopReason.ENVIRONMENT_DONE)] * 2
     found = environment_statistics(ended, responder)
     assert found == {"world/number": 3, "world/reward": 0.25, "world/turns": 1, "other/reward": 0.25, "other/turns": 1}

@@ -21,7 +21,6 @@ from sorl_trl.rollout import (
     Reply,
     RetryPolicy,
     RolloutLimits,
-    RowTurn,
     TagProtocol,
     ToolBox,
     Unavailable,
@@ -42,8 +41,7 @@ LONG = 60.0
 def call(box: ToolBox, *calls: tuple[str, dict[str, Any]], row: int = 0) -> Any:
     """What a row's tools say to the calls of one message: their results, or a reply that ends the trajectory."""
     made = tuple(ToolCall(name, arguments) for name, arguments in calls)
-    (future,) = box.ask([RowTurn(row, Turn((1,), "", Action(ActionKind.MESSAGE, calls=made)))])
-    reply = future.result(LONG)
+    reply = box.ask({row: Turn((1,), "", Action(ActionKind.MESSAGE, calls=made))})[row].result(LONG)
     return [each.text for each in reply.results] or reply
 
 
@@ -87,7 +85,7 @@ def test_images_are_refused() -> None:
         call(tools, ("sees", {}))
     tools.close()
     with pytest.raises(TypeError, match=r"Pictured\.reset returned a list, but must return text"):
-        ToolBox([sees], Pictured).greet([{"prompt": "?"}])
+        ToolBox([sees], Pictured).open([{"prompt": "?"}])
 
 
 class Counter:
@@ -149,8 +147,7 @@ class Guessing(Counter):
 def test_rows_may_have_environments_of_several_kinds() -> None:
     box = ToolBox([halve], {"counting": Counter, "guessing": Guessing})
     examples: list[dict[str, Any]] = [{"environment": "counting"}, {"environment": "guessing", "number": 3}]
-    assert box.greet(examples) == [None, "from 3"]
-    box.open(examples)
+    assert box.open(examples) == [None, "from 3"]
     assert call(box, ("guess", {"number": 3})) == ["{'error': 'Tool guess not found.'}"]
     assert call(box, ("guess", {"number": 3}), row=1) == ["True"]
     assert [type(each) for each in box.environments] == [Counter, Guessing]
