@@ -15,7 +15,8 @@ from tokenizers import AddedToken
 from trl import GRPOTrainer
 
 from sorl_trl.endpoint.conversation import EXTENDED, NEW_CONTEXT, Conversation
-from sorl_trl.endpoint.messages import ChatFormat, Message, Request
+from sorl_trl.endpoint.messages import ChatFormat
+from sorl_trl.endpoint.requests import Message, Request
 from sorl_trl.rollout import ChatProtocol, ObservationEncoder, Reply, TagProtocol
 from sorl_trl.rollout.chat import RolloutSetup, reads_calls
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sorl_trl.endpoint.messages import ChatFormat, Message, same_message, same_turn
+from sorl_trl.endpoint.messages import ChatFormat, same_message, same_turn
+from sorl_trl.endpoint.requests import Message
 from sorl_trl.types import Observation, Turn
 
 
@@ -18,7 +19,7 @@ class Answer:
     full_message: Message
     """The message with the client's stop string that cut it, if any: some clients append it themselves."""
     finish_reason: str
-    """As in the API: "stop", "length" or "tool_calls"."""
+    """One of "stop", "length" and "tool_calls"."""
     has_ended: bool
     """Whether the policy ended its message."""
     accepted: set[str] = field(default_factory=set)

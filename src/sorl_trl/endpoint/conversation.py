@@ -7,7 +7,6 @@ new text is encoded, so earlier tokens do not change. Otherwise, a new context b
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
@@ -15,7 +14,8 @@ from operator import ne
 from typing import Any
 
 from sorl_trl.endpoint.contexts import Answer, Context, all_restored, restored_message
-from sorl_trl.endpoint.messages import BadRequest, ChatFormat, Message, Request
+from sorl_trl.endpoint.messages import ChatFormat
+from sorl_trl.endpoint.requests import BadRequest, Message, Request
 from sorl_trl.rollout import Generation
 from sorl_trl.rollout.trajectories import decode, new_routes
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, ToolCall, ToolResult, Trajectory, Turn
@@ -37,9 +37,13 @@ class Call:
     """All messages of the context, as the policy reads them."""
     observations: list[Observation]
     cause: str | None = None
-    """Why a new context began."""
+    """Why a new context began: the "template" renders earlier messages differently, the "client" rewrites the policy's
+    messages, or the "history" or its tools change. One without a message of the policy, such as a sub-agent's first,
+    has no cause."""
     known: list[Message] = field(default_factory=list)
     """The messages that the context already had."""
+    prompt_tokens: int = 0
+    """How many tokens the policy reads."""
     limit: int = 0
     """The most tokens that its turn may have, once known."""
     neutralized: int = 0
@@ -62,7 +66,8 @@ class Conversation:
         self._chat = chat
         self._row, self._stride, self._most_contexts = row, stride, most_contexts
         self._contexts: list[Context] = []
-        self._calls: list[Call] = []
+        self.calls: list[Call] = []
+        """In the order of their requests."""
 
     # ---------------------------------------------------------------------------------------------------------------
     # A call
@@ -71,23 +76,27 @@ class Conversation:
     def begin(self, request: Request) -> Call:
         """Make the call of a request and add it to a context. Raises BadRequest if rendering fails."""
         self._chat.check_tools(request.tools)
-        messages = [self._sanitized(message) for message in request.messages]
+        messages = [
+            {**each, "content": self._chat.sanitized(each["content"])} if each["role"] in ("user", "tool") else each
+            for each in request.messages
+        ]
         call = self._continued(request, messages) or self._begun(request, messages)
         call.known = call.context.messages
         new = _after_last_turn(messages)
         call.neutralized = sum(map(ne, messages[new:], request.messages[new:]))
         call.context.parts += call.observations
         call.context.token_ids += chain.from_iterable(each.token_ids for each in call.observations)
+        call.prompt_tokens = len(call.context.token_ids)
         call.context.is_busy = True
         self._contexts.remove(call.context)
         self._contexts.append(call.context)  # as the latest in use
-        self._calls.append(call)
+        self.calls.append(call)
         return call
 
     def cancel(self, call: Call) -> None:
         """Drop a call that no client waits for, as if it had never been made, unless others follow it."""
         context, read = call.context, [each.token_ids for each in call.observations]
-        if call not in self._calls:  # forgotten with its context
+        if call not in self.calls:  # forgotten with its context
             return
         if call.answer is not None:
             if context.is_busy or context.parts[-1] is not call.answer:
@@ -98,7 +107,7 @@ class Conversation:
         del context.parts[len(context.parts) - len(read) :]
         del context.token_ids[len(context.token_ids) - sum(map(len, read)) :]
         context.is_busy = False
-        self._calls.remove(call)
+        self.calls.remove(call)
         if not context.parts:
             self._contexts.remove(context)
 
@@ -140,11 +149,6 @@ class Conversation:
             return {"role": "assistant", "content": text}
         return message
 
-    def _sanitized(self, message: Message) -> Message:
-        if message["role"] not in ("user", "tool"):
-            return message
-        return {**message, "content": self._chat.sanitized(message["content"])}
-
     # ---------------------------------------------------------------------------------------------------------------
     # Its context
     # ---------------------------------------------------------------------------------------------------------------
@@ -166,7 +170,7 @@ class Conversation:
 
     def _begun(self, request: Request, messages: Sequence[Message]) -> Call:
         """The call in a new context, with thoughts restored that the client dropped."""
-        cause = self._cause(messages, request.tools, self.answers) if self._contexts else None
+        cause = self._cause(messages, request.tools, self.answers)
         restored = all_restored(messages, self.answers)
         text = self._chat.render(restored, request.tools)
         token_ids = self._chat.encode(text)
@@ -221,15 +225,11 @@ class Conversation:
     ) -> Observation:
         """What the policy reads, with the tool results among the new `messages`."""
         tools = [each for each in messages[_after_last_turn(messages) :] if each["role"] == "tool"]
-        results = tuple(ToolResult(self._name_of(each), each["content"]) for each in tools)
-        role = "tool" if tools else "user"
-        return Observation(tuple(token_ids), text, role=role, results=results, repeats=repeats)
-
-    def _name_of(self, message: Message) -> str:
-        """The name of the tool that a result message belongs to."""
         calls = [call for each in self.answers for call in each.message.get("tool_calls") or ()]
         names = {call["id"]: call["function"]["name"] for call in calls}
-        return str(message.get("name") or names.get(message.get("tool_call_id"), ""))
+        named = [str(each.get("name") or names.get(each.get("tool_call_id"), "")) for each in tools]
+        results = tuple(ToolResult(name, each["content"]) for name, each in zip(named, tools, strict=True))
+        return Observation(tuple(token_ids), text, role="tool" if tools else "user", results=results, repeats=repeats)
 
     def _free_row(self) -> int:
         """The trajectory's first row that no context uses."""
@@ -241,36 +241,16 @@ class Conversation:
         idle = [each for each in self._contexts if not each.is_busy]
         if idle and len(self._contexts) >= (self._most_contexts or 0):
             self._contexts.remove(idle[0])
-            self._calls = [call for call in self._calls if call.context is not idle[0]]
+            self.calls = [call for call in self.calls if call.context is not idle[0]]
 
     # ---------------------------------------------------------------------------------------------------------------
     # Results
     # ---------------------------------------------------------------------------------------------------------------
 
     @property
-    def counts(self) -> Counter[str]:
-        """The number of requests by how they continued the trajectory."""
-        return Counter(call.kind for call in self._calls)
-
-    @property
-    def causes(self) -> Counter[str]:
-        """The number of new contexts by cause.
-
-        The "template" renders earlier messages differently, the "client" rewrites the policy's messages, or the
-        "history" or its tools change. A context without a message of the policy, such as a sub-agent's first, has no
-        cause.
-        """
-        return Counter(call.cause for call in self._calls if call.cause)
-
-    @property
-    def neutralized(self) -> int:
-        """How many messages of users and tools contained the text of special tokens."""
-        return sum(call.neutralized for call in self._calls)
-
-    @property
     def answers(self) -> list[Answer]:
         """In the order of their requests."""
-        return [call.answer for call in self._calls if call.answer is not None]
+        return [answer for _, answer in self._answered]
 
     @property
     def completion_length(self) -> int:
@@ -278,34 +258,33 @@ class Conversation:
 
         Repeated tokens do not count.
         """
-        observed = (each for call in self._calls[1:] for each in call.observations if not each.repeats)
-        written = sum(len(each.answer.turn.token_ids) if each.answer else each.limit for each in self._calls)
+        observed = (each for call in self.calls[1:] for each in call.observations if not each.repeats)
+        written = sum(len(each.answer.turn.token_ids) if each.answer else each.limit for each in self.calls)
         return written + sum(len(each.token_ids) for each in observed)
 
     def completion(self) -> list[Message]:
         """The messages after the first prompt, each once: the policy's, and the new ones before each of them."""
         messages: list[Message] = []
-        for call in self._answered:
-            messages += call.new_messages if messages else []
-            messages += [call.answer.message] if call.answer else []
+        for call, answer in self._answered:
+            messages += [*(call.new_messages if messages else ()), answer.message]
         return messages
 
     def trajectory(self, stop_reason: StopReason) -> Trajectory:
         """The answered calls. If there are none, the prompt is an end-of-sequence token."""
         if not self._answered:
             return Trajectory((int(self._chat.tokenizer.eos_token_id),), (), stop_reason)
-        first, numbers = self._answered[0], dict[Context, int]()
+        (first, _), numbers = self._answered[0], dict[Context, int]()
         segments: list[Turn | Observation] = []
-        for call in self._answered:
+        for call, answer in self._answered:
             number = numbers.setdefault(call.context, len(numbers))
             segments += [replace(each, context=number) for each in call.observations if call is not first]
-            segments += [replace(call.answer.turn, context=number)] if call.answer else []
+            segments.append(replace(answer.turn, context=number))
         prompt = chain.from_iterable(each.token_ids for each in first.observations)
         return Trajectory(tuple(prompt), tuple(segments), stop_reason)
 
     @property
-    def _answered(self) -> list[Call]:
-        return [call for call in self._calls if call.answer is not None]
+    def _answered(self) -> list[tuple[Call, Answer]]:
+        return [(call, call.answer) for call in self.calls if call.answer is not None]
 
 
 def _common(one: Sequence[Any], other: Sequence[Any]) -> int:

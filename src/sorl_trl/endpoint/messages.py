@@ -1,4 +1,4 @@
-"""Messages: parses requests, renders them with the chat template, and turns sampled turns into messages."""
+"""The policy's chat format: renders messages with the chat template, and reads messages in sampled turns."""
 
 from __future__ import annotations
 
@@ -8,49 +8,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any
 
 from trl.chat_template_utils import add_response_schema
 
+from sorl_trl.endpoint.requests import BadRequest, Message, read_arguments
 from sorl_trl.rollout.chat import RolloutSetup, reads_calls
-from sorl_trl.rollout.protocol import LEVELS, MessageReader
+from sorl_trl.rollout.protocol import MessageReader, calls_in
 from sorl_trl.rollout.trajectories import decode
-from sorl_trl.text import encodable, nests, one_line
-
-Message: TypeAlias = dict[str, Any]
-"""A message as chat templates read it: `role`, `content`, and optionally `reasoning_content`, `tool_calls` (with
-arguments as objects), `name` and `tool_call_id`."""
+from sorl_trl.text import encodable, one_line
 
 _PREFIX = 64
 """How many tokens before a turn its parser reads: a prompt's end may open the policy's thoughts."""
 _THOUGHTS, _REST = ("reasoning_content", "thinking"), "rest"
 """The fields of response templates for thoughts, and ours for what belongs to no other."""
 _OTHER_BRACKETS = str.maketrans("<>[]", "[]()")
-
-
-class BadRequest(ValueError):
-    """A request that cannot be served, HTTP 400. `field` names the offending part."""
-
-    def __init__(self, message: str, field: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.field, self.code = field, code
-
-
-@dataclass(frozen=True)
-class Request:
-    """The content of one API call, in either of the two APIs."""
-
-    model: str
-    messages: Sequence[Message]
-    tools: Sequence[Message] = ()
-    limit: int | None = None
-    """The client's token limit."""
-    stops: tuple[str, ...] = ()
-    schema: Mapping[str, Any] | None = None
-    """The JSON schema of the answer."""
-    may_call: bool = True
-    """False if the policy must not call a tool (`tool_choice`)."""
 
 
 @dataclass(frozen=True)
@@ -177,11 +149,8 @@ class ChatFormat:
             )
         except ValueError:
             return None
-        calls = [call.get("function", call) if isinstance(call, dict) else call for call in read.get("tool_calls", ())]
-        are_named = all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls)
-        if not are_named:
-            return None
-        return self._message(read, _in_utf8(calls))
+        calls = calls_in(read)
+        return None if calls is None else self._message(read, _in_utf8(calls))
 
     def _message(self, read: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> Message:
         """The message of a turn's parts, each without the token that ends the turn."""
@@ -217,134 +186,5 @@ def same_message(one: Message, other: Message) -> bool:
 
 def _essence(message: Message, thoughts: bool) -> tuple[Any, ...]:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
-    calls = [(each["name"], json.dumps(_read_arguments(each["arguments"]), sort_keys=True)) for each in functions]
+    calls = [(each["name"], json.dumps(read_arguments(each["arguments"]), sort_keys=True)) for each in functions]
     return message["content"].strip(), thoughts and (message.get("reasoning_content") or "").strip(), calls
-
-
-# -------------------------------------------------------------------------------------------------------------------
-# From a request's JSON
-# -------------------------------------------------------------------------------------------------------------------
-
-_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-
-
-def read_messages(given: Any) -> list[Message]:
-    """The messages of a Chat Completions request. Raises BadRequest if they are malformed or not text."""
-    if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
-        raise BadRequest("`messages` must be a list with at least one message", "messages")
-    read = [read_message(each, f"messages[{number}]") for number, each in enumerate(given)]
-    return in_order_of_calls(read)
-
-
-def read_message(given: Mapping[str, Any], field: str) -> Message:
-    """The message in a request's `field`."""
-    role = _ROLES.get(str(given.get("role")))
-    if role is None:
-        raise BadRequest(f"`{field}.role` is {given.get('role')!r}, but must be one of {[*_ROLES]}", f"{field}.role")
-    message: Message = {"role": role, "content": read_text(given.get("content"), f"{field}.content")}
-    if role == "assistant":
-        if thoughts := given.get("reasoning_content") or given.get("reasoning"):
-            message["reasoning_content"] = read_text(thoughts, f"{field}.reasoning_content")
-        if calls := given.get("tool_calls"):
-            message["tool_calls"] = [
-                _call(call, f"{field}.tool_calls") for call in read_list(calls, f"{field}.tool_calls")
-            ]
-    elif role == "tool":
-        message |= {name: str(given[name]) for name in ("tool_call_id", "name") if given.get(name)}
-    return message
-
-
-def _call(given: Any, field: str) -> Message:
-    function = given.get("function") if isinstance(given, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadRequest(f"`{field}` has {given!r:.200}, but a call must have a `function` with a `name`", field)
-    return tool_call(given.get("id"), function["name"], function.get("arguments"))
-
-
-def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with results in the order of their calls: many templates show no ids, but only the order.
-
-    Results stay in the order in which they came if the id of one is that of no call, or of several.
-    """
-    ordered: list[Message] = []
-    for is_result, run in groupby(messages, lambda message: message["role"] == "tool"):
-        results = [*run]
-        ids = [call["id"] for call in ordered[-1].get("tool_calls", ())] if is_result and ordered else []
-        if all(ids.count(result.get("tool_call_id")) == 1 for result in results):
-            results.sort(key=lambda result: ids.index(result["tool_call_id"]))
-        ordered += results
-    return ordered
-
-
-def tool_call(call_id: Any, name: str, arguments: Any) -> Message:
-    """A call as templates read it."""
-    call_id = None if call_id is None else str(call_id)
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _read_arguments(arguments)}}
-
-
-def _read_arguments(given: Any) -> Any:
-    """The arguments of a call as an object, or as text if they are not JSON; policies also write JSON as text."""
-    if isinstance(given, str):
-        with suppress(ValueError, RecursionError):  # brackets may nest too deeply
-            read = json.loads(given) if given.strip() else {}
-            return given if nests(read, LEVELS) else read or {}
-    return given or {}
-
-
-def read_object(given: Any, field: str) -> Mapping[str, Any]:
-    """An object, empty if it is left out. Raises BadRequest for anything else."""
-    if not isinstance(given, Mapping | None):
-        raise BadRequest(f"`{field}` is {given!r:.200}, but must be an object", field)
-    return given or {}
-
-
-def read_list(given: Any, field: str) -> list[Any]:
-    """A list, empty if it is left out. Raises BadRequest for anything else."""
-    if not isinstance(given, list | None):
-        raise BadRequest(f"`{field}` is {given!r:.200}, but must be a list", field)
-    return given or []
-
-
-def read_text(content: Any, field: str) -> str:
-    """Content as one text. Raises BadRequest if part of it is not text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise BadRequest(f"`{field}` is {content!r:.200}, but must be text or a list of parts", field)
-    texts = []
-    for part in content:
-        if isinstance(part, dict):
-            kind = part.get("type")
-            part = part.get("refusal") if kind == "refusal" else part.get("text") if _is_text(kind) else None
-        if not isinstance(part, str):
-            raise BadRequest(
-                f"`{field}` has a part that is not text: the policy reads only text", field, "unsupported"
-            )
-        texts.append(part)
-    return "".join(texts)
-
-
-def _is_text(kind: Any) -> bool:
-    return kind in ("text", "input_text", "output_text", "summary_text", "reasoning_text")
-
-
-def read_tools(given: Any, function_of: Any) -> list[Message]:
-    """The tools of a request, as templates show them. Raises BadRequest for any other than functions.
-
-    `function_of` extracts the function's description from a tool.
-    """
-    tools = []
-    for tool in read_list(given, "tools"):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind != "function":
-            raise BadRequest(
-                f"`tools` has one of type {kind!r}, but only the agent's own functions are supported",
-                "tools",
-                "hosted",
-            )
-        described = read_object(function_of(tool), "tools")
-        if not isinstance(described.get("name"), str):
-            raise BadRequest(f"`tools` has {tool!r:.200}, but a function must have a `name`", "tools")
-        shown = {name: described[name] for name in ("name", "description", "parameters") if described.get(name)}
-        tools.append({"type": "function", "function": shown})
-    return tools

@@ -6,45 +6,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from sorl_trl.endpoint.completions import (
-    COMMON,
-    Body,
-    Served,
-    arguments_of,
-    check_fields,
-    event,
-    model_of,
-    read_limit,
-    read_schema,
-)
-from sorl_trl.endpoint.messages import (
+from sorl_trl.endpoint.requests import (
     BadRequest,
+    Body,
     Message,
     Request,
-    in_order_of_calls,
+    Served,
+    arguments_of,
+    event,
     read_message,
     read_object,
+    read_request,
+    read_schema,
     read_text,
-    read_tools,
     tool_call,
 )
 
-FIELDS = COMMON | {"input", "instructions", "text", "text.format"}
-"""The fields that have an effect in this API."""
+FIELDS = {"input", "instructions", "text", "text.format"}
+"""The fields that have an effect in this API alone."""
 
 
 def read(body: Body) -> Request:
     """Parse a request. Raises BadRequest, which names the field, for anything unsupported or malformed."""
-    check_fields(body)
     form = read_object(read_object(body.get("text"), "text").get("format"), "text.format")
-    return Request(
-        model=model_of(body),
-        messages=_messages(body),
-        tools=read_tools(body.get("tools"), lambda tool: tool),
-        limit=read_limit(body),
-        schema=read_schema(form, form.get("schema"), "text.format"),
-        may_call=body.get("tool_choice") != "none",
-    )
+    schema = read_schema(form, form.get("schema"), "text.format")
+    return read_request(body, _messages(body), lambda tool: tool, schema)
 
 
 def _messages(body: Body) -> list[Message]:
@@ -80,7 +66,7 @@ def _messages(body: Body) -> list[Message]:
             raise BadRequest(f"`{field}` is of type {kind!r}, which is not supported", field, "unsupported")
     if not messages:
         raise BadRequest("`input` is empty, but must hold at least one item", "input")
-    return in_order_of_calls(messages)
+    return messages
 
 
 def _own_message(messages: list[Message], thoughts: str) -> Message:
@@ -94,7 +80,7 @@ def _own_message(messages: list[Message], thoughts: str) -> Message:
 
 def whole(served: Served, output: Sequence[Any] | None = None) -> dict[str, Any]:
     """A response, or with an empty `output`, one that has only begun."""
-    is_cut, body = served.answer.finish_reason == "length", served.body
+    is_cut, body = served.finish_reason == "length", served.body
     read, written = served.prompt_tokens, served.completion_tokens
     usage = {
         "input_tokens": read,
@@ -126,7 +112,7 @@ def whole(served: Served, output: Sequence[Any] | None = None) -> dict[str, Any]
 
 
 def _items(served: Served) -> list[dict[str, Any]]:
-    answered, name = served.answer.message, served.response_id
+    answered, name = served.message, served.response_id
     calls = answered.get("tool_calls") or ()
     items: list[dict[str, Any]] = []
     if thoughts := answered.get("reasoning_content"):

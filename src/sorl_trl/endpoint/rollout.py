@@ -192,13 +192,17 @@ class EndpointRollout(PolicyRollout):
         finally:
             engine.close()
         reasons = [*map(_stop_reason, runs, outcomes)]
-        self._check(outcomes, reasons, any(run.conversation.answers for run in runs))
+        found: defaultdict[str, list[Outcome]] = defaultdict(list)
+        for outcome, reason in zip(outcomes, reasons, strict=True):
+            found[_kind(outcome, reason)].append(outcome)
+        self._check(found, len(runs), any(run.conversation.answers for run in runs), bool(_FULL & {*reasons}))
         self._rewards = [*map(self._reward, outcomes, reasons)]
         trajectories = [run.conversation.trajectory(reason) for run, reason in zip(runs, reasons, strict=True)]
         columns: dict[str, list[Any]] = {"agent_rewards": [*self._rewards]}
         if is_conversational({"prompt": prompts[0]}):
             columns[MESSAGES] = [run.conversation.completion() for run in runs]
-        metrics = self._metrics(runs, outcomes, trajectories, turns.time_spent(trajectories))
+        statistics = rollout_statistics(trajectories) | turns.time_spent(trajectories)
+        metrics = self._metrics(runs, found, statistics)
         return with_columns(trajectories, **columns), metrics
 
     def _run(
@@ -237,15 +241,13 @@ class EndpointRollout(PolicyRollout):
             return None
         return outcome.rewards if outcome.failure is None else {"reward": self.reward_on_error}
 
-    def _check(self, outcomes: Sequence[Outcome], reasons: Sequence[StopReason], has_called: bool) -> None:
+    def _check(self, found: Mapping[str, list[Outcome]], size: int, has_called: bool, is_full: bool) -> None:
         """Raise errors that later rollouts would repeat, and warn of the others.
 
-        `has_called` is whether any agent got an answer.
+        `found` are the outcomes by kind. `has_called` is whether any agent got an answer, and `is_full` whether a
+        trajectory or context was.
         """
-        size, is_first = len(outcomes), not self._has_run.is_set()
-        found: defaultdict[str, list[Outcome]] = defaultdict(list)
-        for outcome, reason in zip(outcomes, reasons, strict=True):
-            found[_kind(outcome, reason)].append(outcome)
+        is_first = not self._has_run.is_set()
         broken, lost, failed = found["broken"], found["lost"], found["failed"]
         if broken and (is_first or len(broken) == size):
             where = "of its event loop" if broken[0].is_of_a_loop else "before its first call"
@@ -256,7 +258,7 @@ class EndpointRollout(PolicyRollout):
                 f"(HTTP_PROXY), add {self.host} to NO_PROXY. The first error: {_first(lost)}"
             ) from lost[0].error
         # A single error may be the policy's fault, and so may calls that a full trajectory or context refused.
-        if is_first and len(failed) == size > 1 and not _FULL & {*reasons}:
+        if is_first and len(failed) == size > 1 and not is_full:
             raise AgentMistake(f"All {size} agents raised an error. The first: {_first(failed)}") from failed[0].error
         self._has_run.set()
         for kind in filter(found.get, _MASKED):
@@ -276,27 +278,21 @@ class EndpointRollout(PolicyRollout):
             logger.warning(message, *given)
 
     def _metrics(
-        self,
-        runs: Sequence[Run],
-        outcomes: Sequence[Outcome],
-        trajectories: Sequence[Trajectory],
-        times: Mapping[str, float],
+        self, runs: Sequence[Run], found: Mapping[str, list[Outcome]], statistics: dict[str, float]
     ) -> dict[str, float]:
-        size = len(runs)
-        statistics = {**rollout_statistics(trajectories), **times}
-        statistics["neutralized_per_trajectory"] += sum(run.conversation.neutralized for run in runs) / size
+        size, calls = len(runs), [call for run in runs for call in run.conversation.calls]
+        statistics["neutralized_per_trajectory"] += sum(call.neutralized for call in calls) / size
         metrics = {f"rollout/{name}": value for name, value in statistics.items()}
-        counts = sum((run.conversation.counts for run in runs), Counter[str]())
-        self._warn_of_new_contexts(counts, sum((run.conversation.causes for run in runs), Counter[str]()))
+        counts = Counter(call.kind for call in calls)
+        self._warn_of_new_contexts(counts, Counter(call.cause for call in calls if call.cause))
         for kind in (EXTENDED, SPLICED, NEW_CONTEXT):
             metrics[f"endpoint/{kind}"] = counts[kind] / size
         metrics["endpoint/resent"] = sum(run.resent for run in runs) / size
-        kinds = [_kind(outcome, each.stop_reason) for outcome, each in zip(outcomes, trajectories, strict=True)]
-        metrics["endpoint/error_share"] = kinds.count("failed") / size
-        metrics["endpoint/uncalled_share"] = kinds.count("uncalled") / size
+        metrics["endpoint/error_share"] = len(found["failed"]) / size
+        metrics["endpoint/uncalled_share"] = len(found["uncalled"]) / size
         named: dict[str, list[float]] = {}
-        for outcome, kind in zip(outcomes, kinds, strict=True):
-            for name, value in (outcome.rewards or {}).items() if kind == "done" else ():
+        for outcome in found["done"]:
+            for name, value in (outcome.rewards or {}).items():
                 named.setdefault(name, []).append(value)
         if set(named) - {"reward"}:
             metrics |= {f"agent/{name}": sum(values) / len(values) for name, values in named.items()}

@@ -14,15 +14,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 from sorl_trl.command_line import listen
 from sorl_trl.endpoint import completions, responses
 from sorl_trl.endpoint.agents import AgentMistake, retrieve
-from sorl_trl.endpoint.completions import Served
-from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.conversation import Call, Conversation
-from sorl_trl.endpoint.messages import BadRequest, Request
+from sorl_trl.endpoint.requests import BadRequest, Body, Request, Served, check_fields, read_body, without_effect
 from sorl_trl.rollout.turns import ApiRequest, ApiTurns, RunEnded
 from sorl_trl.threads import start
 from sorl_trl.types import StopReason
@@ -39,10 +37,6 @@ _LIMITED_BY = {
     StopReason.TRAJECTORY_LIMIT: "`max_completion_length` limits everything after the trajectory's first prompt",
     StopReason.CONTEXT_LIMIT: "the maximum context length is set by the model or by the memory for its KV cache",
 }
-
-
-Sampled: TypeAlias = "tuple[Call, Answer, int]"
-"""A call, its answer, and the number of tokens read."""
 
 
 class WrongKey(Exception):
@@ -81,17 +75,13 @@ class Run:
     turns_of: dict[bytes, list[_SharedTurn]] = field(default_factory=dict)
     """The turns of each request, because a client may send one again."""
 
-    def refuse(self, refusal: BadRequest | None) -> None:
+    def refuse(self, refusal: BadRequest) -> None:
         """Stop at an unsupported request, unless a template rejected what the policy wrote."""
-        if refusal is not None and refusal.code != "chat_template":
-            mistake = AgentMistake(f"The endpoint refused a request of the agent: {refusal}.")
-            mistake.__cause__ = refusal
-            self.stop(mistake)
+        if refusal.code != "chat_template":
+            self.fail(AgentMistake(f"The endpoint refused a request of the agent: {refusal}."), refusal)
 
-    def fail(self, error: Exception) -> None:
-        """Stop at the endpoint's own error."""
-        failure = RuntimeError(f"The endpoint failed: {error!r}")
-        failure.__cause__ = error
+    def fail(self, failure: Exception, cause: Exception) -> None:
+        failure.__cause__ = cause
         self.stop(failure)
 
     def end(self) -> None:
@@ -195,12 +185,12 @@ class Endpoint:
                 refusal = BadRequest(
                     f"{scope['method']} {path} is not supported: POST to {' or '.join(_APIS)}", "path"
                 )
-                run.refuse(refusal if scope["method"] == "POST" else None)
+                if scope["method"] == "POST":
+                    run.refuse(refusal)
                 return 404, _error(str(refusal), "invalid_request_error", "not_found"), None
-            api, asked = _APIS[path], completions.read_body(body)
+            api, asked = _APIS[path], read_body(body)
             shared = self._shared_turn(run, path, body, asked, headers)
-            _, answer, read = await shared.result()
-            served = Served(asked, answer, read, shared.response_id, shared.created)
+            served = shared.served(asked, await shared.result())
             return 200, [*api.stream(served)] if asked.get("stream") else api.whole(served), shared
         except WrongKey as error:
             return 401, _error(str(error), "authentication_error", "invalid_api_key"), None
@@ -211,7 +201,7 @@ class Endpoint:
         except Exception as error:  # the agent is told, too
             logger.exception("The endpoint failed")
             if run is not None:
-                run.fail(error)
+                run.fail(RuntimeError(f"The endpoint failed: {error!r}"), error)
             return 500, _error(f"{type(error).__name__}: {error}", "server_error"), None
 
     def _run_of(self, headers: Mapping[str, str]) -> Run:
@@ -251,9 +241,10 @@ class Endpoint:
             run.turns_of.pop(next(ended, b""), None)
         return shared
 
-    async def _turn(self, run: Run, api: ModuleType, asked: Mapping[str, Any]) -> Sampled:
-        """The call of a new turn, its answer, and the number of tokens read."""
+    async def _turn(self, run: Run, api: ModuleType, asked: Mapping[str, Any]) -> Call:
+        """The call of a new turn, with its answer."""
         try:
+            check_fields(asked)
             request: Request = api.read(asked)
             call = run.conversation.begin(request)
         except BadRequest as refusal:
@@ -261,14 +252,15 @@ class Endpoint:
             raise
         turn: ApiRequest | None = None
         try:
-            token_ids, schema = [*call.context.token_ids], _schema(run, request)
-            _warn_of_ignored(run, completions.without_effect(asked, api.FIELDS, request.schema != schema))
+            # A schema would keep the policy from calling tools.
+            schema = request.schema if run.constrains and not (request.tools and request.may_call) else None
+            _warn_of_ignored(run, without_effect(asked, api.FIELDS), request.schema != schema)
             call.limit = _room(run, call)
-            asked_for = token_ids, call.limit, request.stops, schema
-            turn = ApiRequest(run.number, call.context.row, *asked_for)
+            wanted = [*call.context.token_ids], call.limit, request.stops, schema
+            turn = ApiRequest(run.number, call.context.row, *wanted)
             run.turns.ask(turn)
-            generation = await asyncio.wrap_future(turn.generation)
-            return call, run.conversation.finish(call, generation), len(token_ids)
+            run.conversation.finish(call, await asyncio.wrap_future(turn.generation))
+            return call
         except BaseException:
             if turn is not None:
                 run.turns.withdraw(turn)
@@ -285,7 +277,7 @@ def check_installed() -> None:
 class _SharedTurn:
     """A turn that several requests may wait for. It is dropped some seconds after the last one stops waiting."""
 
-    def __init__(self, turn: Coroutine[Any, Any, Sampled], conversation: Conversation) -> None:
+    def __init__(self, turn: Coroutine[Any, Any, Call], conversation: Conversation) -> None:
         self.task = asyncio.ensure_future(turn)
         self.task.add_done_callback(retrieve)
         self.is_received = self.is_dropped = False
@@ -298,14 +290,14 @@ class _SharedTurn:
     def has_failed(self) -> bool:
         return self.is_dropped or (self.task.done() and (self.task.cancelled() or self.task.exception() is not None))
 
-    async def result(self) -> Sampled:
+    async def result(self) -> Call:
         self.waiting += 1
         if self._timer is not None:
             self._timer.cancel()
         try:
-            sampled = await asyncio.shield(self.task)
+            call = await asyncio.shield(self.task)
             self.is_received = True  # or another request would take it up before it is sent
-            return sampled
+            return call
         except asyncio.CancelledError as error:
             if self.task.cancelled():
                 raise RunEnded("this trajectory has ended") from error
@@ -315,27 +307,29 @@ class _SharedTurn:
             if not self.waiting:
                 self._timer = asyncio.get_running_loop().call_later(_GRACE_S, self.drop)
 
+    def served(self, body: Body, call: Call) -> Served:
+        """The turn as the answer to a request."""
+        assert call.answer is not None
+        answer, read, written = call.answer, call.prompt_tokens, len(call.answer.turn.token_ids)
+        return Served(body, answer.message, answer.finish_reason, read, written, self.response_id, self.created)
+
     def drop(self) -> None:
         """Drop the turn, and its tokens from the conversation, unless it was delivered."""
         if self.is_received or self.is_dropped:
             return
         if self.task.done() and not self.has_failed:
-            self._conversation.cancel(self.task.result()[0])
+            self._conversation.cancel(self.task.result())
         self.is_dropped = True
         self.task.cancel()
 
 
-def _warn_of_ignored(run: Run, found: Mapping[str, str]) -> None:
+def _warn_of_ignored(run: Run, found: dict[str, str], lacks_schema: bool) -> None:
     """Warn once per field that it has no effect."""
+    if lacks_schema:
+        found["response_format"] = "only vLLM constrains turns to a schema, and only turns that cannot call tools"
     for name in found.keys() - run.warned:
         run.warned.add(name)
         logger.warning("An agent sets `%s`, which has no effect: %s.", name, found[name])
-
-
-def _schema(run: Run, request: Request) -> Mapping[str, Any] | None:
-    """The JSON schema that a turn must follow; None for a turn that may call tools, which a schema would prevent."""
-    may_call = request.tools and request.may_call
-    return request.schema if run.constrains and not may_call else None
 
 
 def _room(run: Run, call: Call) -> int:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sorl_trl.endpoint import completions
 from sorl_trl.endpoint.conversation import FIRST, SPLICED, Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
+from sorl_trl.endpoint.requests import Served
 from sorl_trl.rollout import Generation
 from sorl_trl.rollout.trajectories import laid_out_routes
 from sorl_trl.types import StopReason, Trajectory
@@ -106,7 +107,8 @@ class Agent:
         generation = replace(generation, routes=routes)  # as if one router sent each token to the expert of its number
         answer = self.conversation.finish(call, generation)
         self.answered[call] = read, generation.token_ids
-        said = completions.whole(completions.Served(body, answer, len(read), "x", 0))["choices"][0]["message"]
+        served = Served(body, answer.message, answer.finish_reason, len(read), 0, "x", 0)
+        said = completions.whole(served)["choices"][0]["message"]
         json.dumps(said, ensure_ascii=False).encode()  # as clients send it
         self.histories.append([*body["messages"], self._sent_back(said, body)])
         if self.rng.random() < 0.03:
@@ -175,13 +177,12 @@ def test_each_turn_is_trained_on_once_after_what_the_policy_read(family: str, se
         agent.act()
     for call, *_ in agent.under_way:
         agent.conversation.cancel(call)
-    turns = [agent.answered[call] for call in agent.conversation._calls]
+    turns = [agent.answered[call] for call in agent.conversation.calls]
     trajectory = agent.conversation.trajectory(StopReason.ENVIRONMENT_DONE)
     assert [trajectory.read_before(start) for start, _ in trajectory.spans] == [read for read, _ in turns]
     said = [tuple(trajectory.completion_ids[start:end]) for start, end in trajectory.spans]
     assert said == [sampled for _, sampled in turns]
     assert sum(trajectory.env_mask) == sum(len(sampled) for _, sampled in turns)
-    assert sum(agent.conversation.counts.values()) == len(turns)
     assert agent.conversation.completion_length == len(trajectory.shown())
     check_routes(trajectory, laid_out_routes(trajectory, (1, 1)).ravel())
 
