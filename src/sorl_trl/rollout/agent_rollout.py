@@ -101,9 +101,9 @@ class AgentRollout(PolicyRollout):
     ) -> tuple[list[Trajectory], dict[str, float]]:
         """See `PolicyRollout.collect`. Raises ValueError for prompts with images."""
         if any(map(holds_images, prompts)):
-            name = type(self).__name__
             raise ValueError(
-                f"`{name}` supports only text, but the prompts contain images, which the policy would not see."
+                f"`{type(self).__name__}` supports only text, but the prompts contain images, which the policy would "
+                "not see."
             )
         collector = self.collector(setup, is_conversational({"prompt": prompts[0]}))
         greeted: list[tuple[Any, int]] = []
@@ -151,16 +151,14 @@ class AgentRollout(PolicyRollout):
         """Whether the chat template shows tools, and turns are messages that call them."""
         return bool(self._responder.shown)
 
-    def limits_under(self, config: Any) -> RolloutLimits:
-        most = config.max_completion_length
-        if self.limits is None and self.shows_tools:
-            calls = config.max_tool_calling_iterations
-            return RolloutLimits(sys.maxsize if calls is None else calls, most, sys.maxsize, most)
-        return (self.limits or RolloutLimits()).within(most)
-
     def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
         """What the rollout needs from a trainer. Tools are shown by the template that TRL would use."""
-        shown_by, limits = trainer.chat_template, self.limits_under(trainer.args)
+        shown_by, most = trainer.chat_template, trainer.args.max_completion_length
+        if self.limits is None and self.shows_tools:
+            calls = trainer.args.max_tool_calling_iterations
+            limits = RolloutLimits(sys.maxsize if calls is None else calls, most, sys.maxsize, most)
+        else:
+            limits = (self.limits or RolloutLimits()).within(most)
         if self.shows_tools and not is_chat_template_prefix_preserving(trainer.processing_class):
             shown_by = get_training_chat_template(trainer.processing_class)
         options = trainer.chat_template_kwargs
@@ -168,22 +166,18 @@ class AgentRollout(PolicyRollout):
 
     def check_tokenizer(self, trainer: GRPOTrainer) -> None:
         if self.shows_tools:
-            self.protocol_for(self.setup(trainer))
-
-    def protocol_for(self, setup: RolloutSetup, conversational: bool = True) -> TagProtocol:
-        """The protocol for a trainer. In a conversation, feedback to the policy is a chat message."""
-        if not conversational:
-            return self.protocol
-        if not self.shows_tools:
-            return self.protocol.in_chat(setup.tokenizer, setup.chat_template_kwargs)
-        shown_by = setup.chat_template or setup.processing_class.chat_template
-        protocol = self.protocol.in_chat(setup.tokenizer, {**setup.chat_template_kwargs, "chat_template": shown_by})
-        protocol.check(setup.tokenizer)
-        return protocol
+            self.collector(self.setup(trainer))
 
     def collector(self, setup: RolloutSetup, conversational: bool = True) -> Collector:
-        """A new collector each time, because one rollout may serve several trainers."""
-        protocol = self.protocol_for(setup, conversational)
+        """A new collector each time, because one rollout may serve several trainers.
+
+        In a conversation, feedback to the policy is a chat message.
+        """
+        protocol, options = self.protocol, dict(setup.chat_template_kwargs)
+        if self.shows_tools:
+            options["chat_template"] = setup.chat_template or setup.processing_class.chat_template
+        if conversational:
+            protocol = protocol.in_chat(setup.tokenizer, options)
         return Collector(setup.tokenizer, self._responder, protocol, setup.limits, self.engine.rejoin_after)
 
 
