@@ -225,15 +225,6 @@ def broken(arguments: str) -> str:
     return f'<tool_call>\n{{"name": "pick", "arguments": {arguments}}}\n</tool_call><|im_end|>'
 
 
-@pytest.mark.parametrize("arguments", ["[" * 300 + "]" * 300, '{"a":' * 300 + "1" + "}" * 300, "[" * 3000])
-def test_a_call_that_nests_too_deeply_is_text(tmp_path: Path, arguments: str) -> None:
-    """Whether Python reads it, and would fail where it is copied, or not."""
-    message = broken(arguments)
-    batch, _, shown = play(tmp_path, qwen_tokenizer(), [message, ANSWER], tools=[pick])
-    assert shown.completions == [[{"role": "assistant", "content": message.removesuffix("<|im_end|>")}]] * 8
-    assert int(batch["turn_ids"].max()) == 0, "it is trained on"
-
-
 def test_whatever_is_called_can_be_logged(tmp_path: Path) -> None:
     """Parquet needs one type in all rows, and no empty object."""
     arguments = ("{}", "[1]", "null", '{"number": "\\ud800"}', '{"number": 1e999}', f'{{"number": {2**70}}}')
@@ -247,13 +238,6 @@ def test_whatever_is_called_can_be_logged(tmp_path: Path) -> None:
     given = [call["function"]["arguments"] for call in called["tool_calls"]]
     assert given[:3] == ["{}", '{"arguments": [1]}', "{}"] and len(given) == 6
     assert last["content"] == "It is in Norway."
-
-
-def test_calls_are_made_and_answered_in_order(tmp_path: Path) -> None:
-    """TRL calls coroutines after all other tools."""
-    calls = [tool_call("pick_later", number=0), tool_call("pick", number=1), tool_call("pick_later", number=2)]
-    *_, shown = play(tmp_path, qwen_tokenizer(), ["".join(calls) + "<|im_end|>", ANSWER], tools=[pick, pick_later])
-    assert shown.results[:3] == RETURNED[:3]
 
 
 def test_turns_are_trained_on(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-from openai import OpenAI
 
 from sorl_trl.endpoint.conversation import Conversation
-from tests.endpoint import SEARCH, collect, run_agent
+from tests.endpoint import collect, run_agent
 from tests.tools import qwen_tokenizer
 
 
@@ -30,15 +29,6 @@ def asking(**fields: Any) -> Any:
 
 def answer(read: str, number: int) -> str:
     return "In Norway."
-
-
-def test_a_defect_of_the_endpoint_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def begin(self: Any, request: Any) -> Any:
-        raise LookupError("a defect")
-
-    monkeypatch.setattr(Conversation, "begin", begin)
-    with pytest.raises(RuntimeError, match="endpoint failed: LookupError"):
-        run_agent(asking(), {}, qwen_tokenizer(), answer)
 
 
 @pytest.mark.parametrize("mistake", ["request", "defect", "reward"])
@@ -73,22 +63,6 @@ def test_a_path_that_is_not_served_is_the_agents_mistake() -> None:
         run_agent(agent, {}, qwen_tokenizer(), answer)
 
 
-def test_arguments_that_nest_too_deeply_are_text() -> None:
-    """They are the policy's, and come back from the client: no JSON parser reads them."""
-    nested = json.dumps({"name": "search", "arguments": "[" * 5000})
-
-    def agent(example: Any, endpoint: Any) -> float:
-        client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-        messages: list[Any] = [{"role": "user", "content": "Where is Oslo?"}]
-        for _ in range(2):
-            reply = client.chat.completions.create(model="m", messages=messages, tools=[SEARCH])
-            messages += [reply.choices[0].message, {"role": "user", "content": "And?"}]
-        return 1.0
-
-    ran = run_agent(agent, {}, qwen_tokenizer(), lambda *_: f"<tool_call>\n{nested}\n</tool_call>", turn=10_000)
-    assert (ran.rewards, len(ran.trajectory.turns)) == ({"reward": 1.0}, 2)
-
-
 def test_a_body_that_nests_too_deeply_costs_its_trajectory() -> None:
     def agent(example: Any, endpoint: Any) -> float:
         asking()(example, endpoint)
@@ -103,16 +77,3 @@ def test_a_body_that_nests_too_deeply_costs_its_trajectory() -> None:
 
     output, *_ = collect(agent, 2)
     assert output["agent_rewards"] == [{"reward": 0.0}, {"reward": 1.0}]
-
-
-def test_tools_need_a_tokenizer_that_reads_calls() -> None:
-    """Otherwise no call would ever reach the agent."""
-    tokenizer = qwen_tokenizer()
-    assert run_agent(asking(tools=[SEARCH]), {}, tokenizer, answer).rewards == {"reward": 1.0}
-    unknown = qwen_tokenizer()
-    unknown.chat_template += "{# changed #}"
-    assert run_agent(asking(), {}, unknown, answer).rewards == {"reward": 1.0}
-    with pytest.raises(ValueError, match="response_template"):
-        run_agent(asking(tools=[SEARCH]), {}, unknown, answer)
-    unknown.response_template = tokenizer.response_template
-    assert run_agent(asking(tools=[SEARCH]), {}, unknown, answer).rewards == {"reward": 1.0}

@@ -232,10 +232,14 @@ def test_what_is_no_call_ends_the_trajectory(message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ['{"name": "add", "arguments": ' + "[" * 5000 + "}", '"add"', "null", "5", "[1]", '{"name": 5}']
+    "content",
+    [
+        *(f'{{"name": "add", "arguments": {given}}}' for given in ("[" * 5000, "[" * 300 + "]" * 300)),
+        *('"add"', "null", "5", "[1]", '{"name": 5}'),
+    ],
 )
 def test_what_is_no_call_is_text(content: str) -> None:
-    """Brackets without an end no JSON parser takes, and a policy that repeats itself writes them."""
+    """Brackets nest too deeply, or without an end: a policy that repeats itself writes them."""
     text = f"<tool_call>\n{content}\n</tool_call>"
     protocol = ChatProtocol(functions=({},)).in_chat(CHAT)
     assert protocol.parse(f"{text}<|im_end|>").calls == ()
