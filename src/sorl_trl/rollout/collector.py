@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,9 +25,6 @@ from sorl_trl.search import SearchBackend
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
-
-Encode: TypeAlias = "Callable[[Sequence[str | None]], Sequence[Sequence[int]]]"
-"""Encodes prompts that end with what environments say at the beginning."""
 
 
 class Collector:
@@ -91,7 +88,7 @@ class Collector:
 
     def collect(
         self,
-        prompts: Sequence[Sequence[int]] | Encode,
+        prompts: Sequence[Sequence[int]] | Callable[[Sequence[str | None]], Sequence[Sequence[int]]],
         generator: Generator | Engine,
         any_active: Callable[[bool], bool] = bool,
         examples: Sequence[Mapping[str, Any]] | None = None,
@@ -188,7 +185,10 @@ class Collector:
         return Turn(*sampled, versions=generation.versions, agent=agent, routes=routes)
 
 
-def _encoded(prompts: Sequence[Sequence[int]] | Encode, greetings: Sequence[str | None]) -> Sequence[Sequence[int]]:
+def _encoded(
+    prompts: Sequence[Sequence[int]] | Callable[[Sequence[str | None]], Sequence[Sequence[int]]],
+    greetings: Sequence[str | None],
+) -> Sequence[Sequence[int]]:
     if callable(prompts):
         prompts = prompts(greetings)
     elif said := next(filter(None, greetings), None):
