@@ -121,7 +121,7 @@ def test_bias_norm_leaves_the_critics_gradient_alone(tmp_path: Path, tokenizer: 
     trainer.create_optimizer()
     plain = gradient(trainer._compute_loss(trainer.model, batch), trainer)
     trainer.model.zero_grad()
-    trainer._bias_normalizer = bias_normalizer(trainer)  # as a run begins
+    trainer._bias_normalizer = bias_normalizer(trainer._host)  # as a run begins
     trainer._prepare_inputs = lambda inputs: inputs
     trainer.accelerator.gradient_state._set_sync_gradients(True)
     trainer.training_step(trainer.model, batch, None)

@@ -92,7 +92,7 @@ def test_without_staleness_it_is_synchronous_training(tmp_path: Path) -> None:
     torch.manual_seed(1)
     plain.train()
     torch.manual_seed(1)
-    ahead._ahead = RolloutsAhead(ahead, ahead.rollout_func, 0)
+    ahead._ahead = RolloutsAhead(ahead._host, ahead.rollout_func, 0)
     ahead.add_callback(Continuation(ahead._ahead))
     ahead.train()
     assert ahead.asked == plain.asked and len(plain.asked) == 2
@@ -384,10 +384,10 @@ def test_what_cannot_be_sampled_ahead_is_refused(tmp_path: Path) -> None:
     trainer = build(tmp_path)
     trainer.rollout_func.engine = EngineOptions(rollout_engine="lockstep")
     with pytest.raises(ValueError, match="'lockstep'"):
-        check_ahead(trainer)
+        check_ahead(trainer._host)
     trainer.train_dataset = questions().to_iterable_dataset()
     with pytest.raises(ValueError, match="`train_dataset`"):
-        check_ahead(trainer)
+        check_ahead(trainer._host)
 
 
 def test_a_weight_that_compares_with_the_engine_is_refused_where_it_is_the_old_policy(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ from sorl_trl.trainers.forward import Forward, Pass
 from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
-from sorl_trl.trainers.metrics import MetricLog, MetricSums, TrajectoryDump
+from sorl_trl.trainers.metrics import MetricLog, TrajectoryDump
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
 from sorl_trl.trainers.pack import Rollout, kept_masks, log_table, mismatch_of, pack
 from sorl_trl.trainers.returned import check_callable
@@ -106,24 +106,23 @@ class TurnLevelTrainer(GRPOTrainer):
         self._tokenizer = MessageReader(self._tokenizer)  # with which TRL parses whatever the policy writes
         if args.disable_dropout:
             disable_noise(self.model)
-        check_optimizers(self)
+        self._host = host = Host(self)
+        check_optimizers(self.optimizer, self.lr_scheduler, self.method.target_kl)
         if isinstance(rollout, PolicyRollout):
             rollout.check_tokenizer(self)
         if args.async_staleness:
-            check_ahead(self)
+            check_ahead(host)
             by_completion = args.async_order == "completed"
-            self._ahead = RolloutsAhead(self, self.rollout_func, args.async_staleness, by_completion)
+            self._ahead = RolloutsAhead(host, self.rollout_func, args.async_staleness, by_completion)
         check_callable(self.rollout_func)
-        check_dataset(self)
-        check_trust_region(self)
+        check_dataset(host)
+        check_trust_region(host)
         if args.compares_with_sampler:
             self.vllm_importance_sampling_correction = False  # ratios already contain what it would correct
         check_reward_names(self.method, self.reward_func_names)
-        self._host = Host(self)
-        self._forward = Forward(self._host)
+        self._forward = Forward(host)
         self._set_up_rewards()
-        self._bias_normalizer = bias_normalizer(self)
-        self._metric_log = MetricLog(self._host)
+        self._bias_normalizer, self._metric_log = bias_normalizer(host), MetricLog(host)
         self._reward_watch = RewardWatch(warn=partial(warn_on_main_process, args), by_group=not self._has_critic)
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
@@ -163,7 +162,7 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _collect(self, inputs: list[dict[str, Any]]) -> Rollout:
         """A trajectory for each of this process's rows of the dataset, as tensors, with its scores."""
-        check_names(self, "The dataset", inputs[0])  # those of a stream are known only now
+        check_names(self._host, "The dataset", inputs[0])  # those of a stream are known only now
         return pack(self._host, *self._sample(inputs))
 
     def _sample(self, rows: list[dict[str, Any]]) -> tuple[list[Sample], ScoredRollout]:
@@ -247,14 +246,6 @@ class TurnLevelTrainer(GRPOTrainer):
         """The term that a subclass adds to the loss: a mean over the micro-batch's trajectories, and metrics."""
         return 0.0, {}
 
-    def _log(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """Log the mean over all processes of `values` where `keep` is True, weighted by each process's count."""
-        sums = MetricSums()
-        sums.add(name, values, keep)
-        logged = self._host.metrics
-        for key, value in sums.reduce(self.accelerator).items():
-            logged[key].append(value)
-
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         self._metric_log.shorten()
         if not self.model.training:
@@ -278,7 +269,7 @@ class TurnLevelTrainer(GRPOTrainer):
         check_trained(self.model)
         checkpoint = resume_point(self.args, resume_from_checkpoint)
         # Replace both, because a run that was interrupted within a step leaves values in them.
-        self._metric_log, self._bias_normalizer = MetricLog(self._host), bias_normalizer(self)
+        self._metric_log, self._bias_normalizer = MetricLog(self._host), bias_normalizer(self._host)
         self._step, self._buffered_inputs = 0, None  # an earlier run's rollout counts the steps of that run
         if self.args.is_on_policy:
             warn_on_main_process(
@@ -292,7 +283,7 @@ class TurnLevelTrainer(GRPOTrainer):
             return super().train(checkpoint, *args, **kwargs)
 
     def _load_cycle(self, checkpoint: Path) -> None:
-        load_cycle(self, checkpoint, self._ahead)
+        load_cycle(self._host, checkpoint)
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
         return EpochRepeatSampler.like(super()._get_train_sampler(dataset))
@@ -307,17 +298,17 @@ class TurnLevelTrainer(GRPOTrainer):
         if not self.args.save_only_model:
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder = Path(self._get_output_dir(trial=trial)) / name
-            save_cycle(self, folder, self._ahead)
+            save_cycle(self._host, folder)
         # transformers writes the trainer's state last, so a checkpoint that has it is complete.
         with raise_if_disk_full(Path(self.args.output_dir)):
             super()._save_checkpoint(model, trial)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         load = partial(super()._load_from_checkpoint, resume_from_checkpoint, model)
-        load_weights(self, resume_from_checkpoint, load)
+        load_weights(self._host, resume_from_checkpoint, load)
 
     def _load_best_model(self) -> None:
-        load_weights(self, str(self.state.best_model_checkpoint), super()._load_best_model)
+        load_weights(self._host, str(self.state.best_model_checkpoint), super()._load_best_model)
 
 
 class SOGRPOTrainer(TurnLevelTrainer):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import send_to_device
 from safetensors import safe_open
-from torch.distributed.checkpoint.stateful import Stateful
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, has_length
 from trl.trainer.utils import RepeatSampler
@@ -25,6 +24,8 @@ from sorl_trl.files import write_whole
 from sorl_trl.records.resume_point import checkpoint_problem, ranks_where
 from sorl_trl.trainers.batch import ON_HOST
 from sorl_trl.trainers.checks import warn_on_main_process
+from sorl_trl.trainers.config import TurnLevelConfig
+from sorl_trl.trainers.host import Host
 
 if TYPE_CHECKING:
     from sorl_trl.trainers.late_rollouts import RolloutsAhead
@@ -92,26 +93,25 @@ class Continuation(TrainerCallback):
             self._ahead.begin_at(epoch * length + (0 if args.ignore_data_skip else updates * accumulated))
 
 
-def save_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
+def save_cycle(host: Host, folder: Path) -> None:
     """Write into a checkpoint this process's step within the cycle, and the trajectories still to be trained on.
 
-    TRL saves neither, and would generate new trajectories at once. `ahead`: the run's asynchronous rollouts, if any.
+    TRL saves neither, and would generate new trajectories at once.
     """
-    is_unfinished = trainer._step % trainer.args.cycle_steps != 0
+    args, (step, buffered) = host.args, host.cycle
     state = {
-        "step": trainer._step,
-        "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
-        "ahead": None if ahead is None else ahead.state_dict(),
-        "optim": _kind_of_optimizer(trainer),
-        "has_critic": trainer._has_critic,
-        **{name: getattr(trainer.args, name) for name in _CYCLE_OPTIONS},
-        **{name: getattr(trainer.args, name) for name in RESTORED if hasattr(trainer.args, name)},
+        "step": step,
+        "buffered_inputs": buffered if step % args.cycle_steps else None,
+        "ahead": None if host.ahead is None else host.ahead.state_dict(),
+        "optim": _kind_of_optimizer(args),
+        "has_critic": host.has_critic,
+        **{name: getattr(args, name) for name in (*_CYCLE_OPTIONS, *RESTORED) if hasattr(args, name)},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / CYCLE_FILE.format(trainer.args.process_index), lambda file: torch.save(state, file))
+    write_whole(folder / CYCLE_FILE.format(args.process_index), lambda file: torch.save(state, file))
 
 
-def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
+def load_cycle(host: Host, folder: Path) -> None:
     """Restore the step within the cycle, the trajectories still to be trained on, and asynchronous rollouts.
 
     The options in `RESTORED` are set to the checkpoint's values, because they are part of the optimizer's state. An
@@ -124,7 +124,7 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
             trained on, but was written by a different number of processes, with other batch settings, or with another
             `async_order`.
     """
-    args, file = trainer.args, folder / CYCLE_FILE.format(trainer.args.process_index)
+    args, ahead, file = host.args, host.ahead, folder / CYCLE_FILE.format(host.args.process_index)
     if without := ranks_where(not file.is_file()):  # all ranks must collect in the same steps
         warn_on_main_process(
             args,
@@ -134,9 +134,9 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         return
     # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
     state = torch.load(file, map_location="cpu", weights_only=True)
-    if state.get("optim") not in (None, optimizer := _kind_of_optimizer(trainer)):
+    if state.get("optim") not in (None, optimizer := _kind_of_optimizer(args)):
         raise UserMistake(f"`optim` is {optimizer!r}, but {folder} holds the state of {state['optim']!r}.")
-    if state.get("has_critic", trainer._has_critic) != trainer._has_critic:
+    if state.get("has_critic", host.has_critic) != host.has_critic:
         raise UserMistake(f"{folder} is from another trainer, with{'' if state['has_critic'] else 'out'} a critic.")
     _restore_options(args, state)
     saved = state.get("ahead") or {}
@@ -160,19 +160,19 @@ def load_cycle(trainer: Any, folder: Path, ahead: Stateful | None) -> None:
         warn_on_main_process(
             args, "Settings of batches or asynchronous rollouts have changed: rollouts in progress are sampled anew."
         )
-    if state["buffered_inputs"] is None:
-        trainer._step = 0  # the next step begins a cycle, whose settings may differ
-        return
-    trainer._step = state["step"]
-    trainer._buffered_inputs = send_to_device(state["buffered_inputs"], trainer.accelerator.device, skip_keys=ON_HOST)
+    if state["buffered_inputs"] is not None:  # otherwise the next step begins a cycle, whose settings may differ
+        host.cycle = (
+            state["step"],
+            send_to_device(state["buffered_inputs"], host.accelerator.device, skip_keys=ON_HOST),
+        )
 
 
-def _kind_of_optimizer(trainer: Any) -> str:
+def _kind_of_optimizer(args: TurnLevelConfig) -> str:
     """`optim`, without the "fused" of kernels, which have the same state."""
-    return str(getattr(trainer.args.optim, "value", trainer.args.optim)).removesuffix("_fused")
+    return str(getattr(args.optim, "value", args.optim)).removesuffix("_fused")
 
 
-def _restore_options(args: Any, state: Mapping[str, Any]) -> None:
+def _restore_options(args: TurnLevelConfig, state: Mapping[str, Any]) -> None:
     changes = [name for name in RESTORED if name in state and state[name] != getattr(args, name, state[name])]
     for name in changes:
         setattr(args, name, state[name])
@@ -183,34 +183,33 @@ def _restore_options(args: Any, state: Mapping[str, Any]) -> None:
         )
 
 
-def checkpoint_now(trainer: Any) -> Path | None:
+def checkpoint_now(host: Host) -> Path | None:
     """The folder of the last optimizer step's checkpoint, written now if it is missing; None if it cannot be written.
 
     All processes call it together.
     """
-    args, step = trainer.args, trainer.state.global_step
+    args, step = host.args, host.step
     # An optimizer step that takes several rollouts may be half done, and a checkpoint cannot hold that.
     is_between = args.cycle_steps % args.gradient_accumulation_steps == 0
     if not (step and is_between and args.save_strategy != SaveStrategy.NO and not args.save_only_model):
         return None
     folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
     if not ranks_where(checkpoint_problem(folder) is None):
-        trainer._save_checkpoint(trainer.model_wrapped, None)
-        trainer.callback_handler.on_save(args, trainer.state, trainer.control)
-        trainer.accelerator.wait_for_everyone()  # once one fails, the launcher ends all, even while they write
+        host.save_checkpoint()
+        host.accelerator.wait_for_everyone()  # once one fails, the launcher ends all, even while they write
     return folder
 
 
-def load_weights(trainer: Any, checkpoint: str, load: Callable[[], None]) -> None:
-    """Load a checkpoint's weights into the trainer's policy, with transformers' `load` where that is correct.
+def load_weights(host: Host, checkpoint: str, load: Callable[[], None]) -> None:
+    """Load a checkpoint's weights into the policy, with transformers' `load` where that is correct.
 
     transformers saves mixtures of experts and many vision-language models under other names, and with other shapes,
     than they have in memory. `from_pretrained` converts them; `load` does not, and would leave the initial weights in
     place. PEFT would load a bfloat16 adapter in float32, so parameters are cast back to their dtypes. Engines that
     shard parameters load their own checkpoints.
     """
-    policy, saved = trainer.model, set[str]()
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+    policy, saved = host.model, set[str]()
+    if host.has_engine:
         load()
         return
     for path in Path(checkpoint).glob("model*.safetensors"):

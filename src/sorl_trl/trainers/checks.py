@@ -17,6 +17,7 @@ from sorl_trl.rollout.engines.slots import NotServed, check_served
 from sorl_trl.rollout.policy_rollout import ADDED_COLUMNS, PolicyRollout
 from sorl_trl.rollout.protocol import endless_messages
 from sorl_trl.trainers.config import TurnLevelConfig
+from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.rewards import OF_TRL, SAMPLES, check_needed
 from sorl_trl.trainers.samples import is_direct
 
@@ -29,11 +30,6 @@ def warn_on_main_process(args: TurnLevelConfig, message: str) -> None:
     """Warn on the main process only, without the rank that accelerate's logger would prefix."""
     if args.process_index == 0:
         logger.warning(message)
-
-
-def policy_rollout_of(trainer: Any) -> PolicyRollout | None:
-    """The trainer's `PolicyRollout`; None if it has none."""
-    return trainer.rollout_func if isinstance(trainer.rollout_func, PolicyRollout) else None
 
 
 def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
@@ -63,23 +59,23 @@ def check_trained(model: nn.Module) -> None:
         raise ValueError("No parameter of the policy is trainable. Load a PEFT model with `is_trainable=True`.")
 
 
-def check_dataset(trainer: Any) -> None:
+def check_dataset(host: Host) -> None:
     """Raise ValueError for no or too few rows, rows without a prompt, and text where messages are needed.
 
     Also for a column with a taken name, and for one that a reward function needs and no `rollout_func` could add. TRL
     would train on no rows at all if a rollout took more than there are. Warn if messages do not end generation.
     """
-    args, dataset, asked = trainer.args, trainer.train_dataset, trainer.eval_dataset
+    args, dataset, asked = host.args, host.train_dataset, host.eval_dataset
     asked = asked if isinstance(asked, dict) else {"eval_dataset": asked}
     known = {name: rows for name, rows in {"train_dataset": dataset, **asked}.items() if isinstance(rows, Dataset)}
     for name, rows in known.items():
         if not len(rows):
             raise ValueError(f"`{name}` is empty, but must have at least one row.")
-        check_names(trainer, f"`{name}`", rows.column_names)
+        check_names(host, f"`{name}`", rows.column_names)
         if "prompt" in rows.column_names:
-            _check_prompt(trainer, name, rows[0]["prompt"])
-        if trainer.rollout_func is None:
-            for function, called in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True):
+            _check_prompt(host, name, rows[0]["prompt"])
+        if host.rollout_func is None:
+            for function, called in zip(host.reward_funcs, host.reward_names, strict=True):
                 if not isinstance(function, nn.Module):
                     check_needed(function, called, rows[0])
     prompts = int(args.generation_batch_size) // int(args.num_generations)
@@ -90,9 +86,9 @@ def check_dataset(trainer: Any) -> None:
         )
 
 
-def check_trust_region(trainer: Any) -> None:
+def check_trust_region(host: Host) -> None:
     """Warn if the method lets long turns move far, unless the named method does."""
-    args, method, most = trainer.args, trainer.method, trainer.args.max_completion_length or sys.maxsize
+    args, method, most = host.args, host.method, host.args.max_completion_length or sys.maxsize
     meant, off = METHODS.get(method.name, Method()), []
     if meant.target_kl and not method.target_kl:
         off.append("`target_kl` is 0")
@@ -100,8 +96,8 @@ def check_trust_region(trainer: Any) -> None:
         off.append("`scale_clip_range` (`by_length` of the clip) is False")
     if args.is_on_policy or not off:
         return
-    if (rollout := policy_rollout_of(trainer)) is not None:
-        most = min(most, rollout.setup(trainer).limits.max_turn_tokens)
+    if host.rollout is not None:
+        most = min(most, host.setup.limits.max_turn_tokens)
     if most > LONG_TURN:
         problem = (
             f"{' and '.join(off)}, but turns may have {most} tokens, and with turns of 76, runs collapsed like that"
@@ -109,9 +105,9 @@ def check_trust_region(trainer: Any) -> None:
         warn_on_main_process(args, f"{problem}: keep the default.")
 
 
-def check_names(trainer: Any, name: str, columns: Collection[str]) -> None:
+def check_names(host: Host, name: str, columns: Collection[str]) -> None:
     """Raise ValueError for no `prompt`, and for a column whose name stands for something else in reward functions."""
-    rollout = policy_rollout_of(trainer)
+    rollout = host.rollout
     if "prompt" not in columns and (rollout is None or rollout.needs_prompts):
         raise ValueError(f"{name} has the columns {[*columns]}, but must have `prompt`.")
     taken = {*OF_TRL, SAMPLES} | ({*ADDED_COLUMNS} if rollout is not None else set())
@@ -121,55 +117,53 @@ def check_names(trainer: Any, name: str, columns: Collection[str]) -> None:
         )
 
 
-def _check_prompt(trainer: Any, name: str, prompt: Any) -> None:
-    rollout = policy_rollout_of(trainer)
+def _check_prompt(host: Host, name: str, prompt: Any) -> None:
+    rollout = host.rollout
     in_messages = isinstance(rollout, AgentRollout) and rollout.protocol.turns_are_messages
     if isinstance(prompt, str) and in_messages:
         raise ValueError(
             f"`{name}` has the prompt {prompt[:80]!r}, but tool calls are messages of the chat template: each prompt "
             "must be a list of messages, such as [{'role': 'user', 'content': '…'}]."
         )
-    is_chat = not isinstance(prompt, str) and trainer._tokenizer.chat_template is not None
+    is_chat = not isinstance(prompt, str) and host.tokenizer.chat_template is not None
     if is_chat and name == "train_dataset":
-        problem = endless_messages(trainer._tokenizer, trainer.eos_token_ids, trainer.chat_template_kwargs)
+        problem = endless_messages(host.tokenizer, host.eos_token_ids, host.template_options)
         if problem is not None:
-            warn_on_main_process(trainer.args, problem)
+            warn_on_main_process(host.args, problem)
 
 
-def check_ahead(trainer: Any) -> None:
+def check_ahead(host: Host) -> None:
     """Raise ValueError if a trainer with `async_staleness` cannot make asynchronous rollouts."""
-    if reason := _why_not_ahead(trainer, trainer.args, policy_rollout_of(trainer)):
-        raise ValueError(f"`async_staleness` is {trainer.args.async_staleness}, but {reason}.")
+    if reason := _why_not_ahead(host, host.args, host.rollout):
+        raise ValueError(f"`async_staleness` is {host.args.async_staleness}, but {reason}.")
 
 
-def _why_not_ahead(trainer: Any, args: TurnLevelConfig, rollout: PolicyRollout | None) -> str | None:
+def _why_not_ahead(host: Host, args: TurnLevelConfig, rollout: PolicyRollout | None) -> str | None:
     if rollout is None or not is_direct(rollout):
         return (
             "that takes `tools`, or an `AgentRollout` or an `EndpointRollout` as `rollout_func`: override its "
             "`collect`, not its `__call__`"
         )
-    dataset = trainer.train_dataset
+    dataset = host.train_dataset
     columns = {*dataset.column_names} if isinstance(dataset, Dataset) else set()
     if "prompt" not in columns or {"image", "images"} & columns:
         return "`train_dataset` must be a `datasets.Dataset` with a column `prompt`, and without images"
-    rows = int(args.generation_batch_size) // trainer.accelerator.num_processes
+    rows = int(args.generation_batch_size) // host.accelerator.num_processes
     if args.async_order == "completed" and rows % int(args.num_generations):
         return (
             f"`async_order` is 'completed', but the {rows} rows of a process are not a multiple of `num_generations`, "
             f"{args.num_generations}: groups would be split across processes"
         )
-    if trainer.use_vllm:
-        is_server = trainer.vllm_mode == "server"
-        mode = f"`vllm_mode` is {trainer.vllm_mode!r}"
-        return None if is_server else f"{mode}, which cannot sample during training: use 'server'"
-    is_sharded = trainer._dist.is_fsdp or trainer._dist.is_zero3
-    if is_sharded or args.cast_lm_head_to_fp32 or rollout.engine.rollout_engine == "lockstep":
+    if host.uses_vllm:
+        mode = f"`vllm_mode` is {args.vllm_mode!r}"
+        return None if args.vllm_mode == "server" else f"{mode}, which cannot sample during training: use 'server'"
+    if host.is_sharded or args.cast_lm_head_to_fp32 or rollout.engine.rollout_engine == "lockstep":
         return (
             "without vLLM, copies of the policy sample in slots, which works neither with sharded parameters, nor in "
             "'lockstep', nor with `cast_lm_head_to_fp32`: set `use_vllm=True` and `vllm_mode='server'`"
         )
     try:
-        check_served(trainer.model, trainer.generation_config)
+        check_served(host.model, host.generation_config)
     except NotServed as reason:
         return f"copies of the policy sample in slots, and {reason}: set `use_vllm=True` and `vllm_mode='server'`"
     return None

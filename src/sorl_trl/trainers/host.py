@@ -1,35 +1,29 @@
-"""What the loss and a rollout read of TRL's trainer, in one place: another version of TRL changes this file.
+"""What this package reads of TRL's trainer, in one place: another version of TRL changes this file.
 
-max_completion_length, beta                                          TRL's options, as it holds them
-top_entropy_quantile, get_high_entropy_mask,                         its masks of the loss
-off_policy_mask_threshold, get_off_policy_mask
-aux_loss_enabled, router_aux_loss_coef                               the router loss of a mixture
-_entropy_bonus_enabled, entropy_coef, use_adaptive_entropy,          the entropy bonus, whose coefficient
-_last_world_entropy, _entropy_window_stats                           may follow a target
-current_gradient_accumulation_steps, state, accelerator              how an update is split
-model, ref_model, _get_per_token_logps_and_entropies                 the models, and TRL's pass
-_generate, rollout_func, vllm_generation, _last_loaded_step,         sampling, and calling reward functions
-_calculate_rewards
-num_generations, num_generations_eval,                               groups and rewards
-reward_weights, reward_func_names
-use_vllm, vllm_importance_sampling_…                                 TRL's correction of the engine
-mask_truncated_completions, eos_token_ids, pad_to_multiple_of        the tensors of a batch
-_metrics, _logs, _pending_metrics, _pending_extra_logs               what is logged
+Functions of `trainers/` take a `Host`, or what they need of one; only users' functions get the trainer. Options are
+read from its config. `Of` names what else is read: an attribute, by TRL's name for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from operator import attrgetter
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+from transformers import Trainer
 from trl.extras.profiling import profiling_context
 
 from sorl_trl.methods import Method
+from sorl_trl.rollout.chat import RolloutSetup
+from sorl_trl.rollout.policy_rollout import PolicyRollout
 from sorl_trl.trainers.config import TurnLevelConfig
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,56 +57,54 @@ class LossSettings:
     """The coefficient of a mixture's router loss, if it has one."""
 
 
+class Of(Generic[T]):
+    """An attribute of the trainer, read anew each time."""
+
+    def __init__(self, path: str) -> None:
+        self._read = attrgetter(path)
+
+    def __get__(self, host: Host, _: type[Host]) -> T:
+        return cast(T, self._read(host.trainer))
+
+
 class Host:
-    """A trainer of TRL, as the loss and a rollout see it."""
+    """A trainer, as the functions of this package see it."""
+
+    args = Of[TurnLevelConfig]("args")
+    accelerator = Of[Accelerator]("accelerator")
+    # Ours
+    method = Of[Method]("method")
+    has_critic = Of[bool]("_has_critic")
+    forward = Of[Any]("_forward")
+    ahead = Of[Any]("_ahead")
+    # Models; `reference_model` is None if the reference is the policy without its adapter, or if there is none
+    model = Of[Any]("model")
+    reference_model = Of[Any]("ref_model")
+    is_training = Of[bool]("model.training")
+    # Prompts and sampling
+    train_dataset = Of[Any]("train_dataset")
+    eval_dataset = Of[Any]("eval_dataset")
+    processing_class = Of[Any]("processing_class")
+    tokenizer = Of[Any]("_tokenizer")
+    eos_token_ids = Of["list[int]"]("eos_token_ids")
+    template_options = Of["dict[str, Any]"]("chat_template_kwargs")
+    rollout_func = Of[Any]("rollout_func")
+    generation_config = Of[Any]("generation_config")
+    uses_vllm = Of[bool]("use_vllm")
+    vllm = Of[Any]("vllm_generation")
+    # Rewards; (F,) weights
+    reward_funcs = Of["list[Any]"]("reward_funcs")
+    reward_names = Of["list[str]"]("reward_func_names")
+    reward_weights = Of[Tensor]("reward_weights")
+    # Progress, in optimizer steps
+    step = Of[int]("state.global_step")
+    last_step = Of[int]("state.max_steps")
+    # TRL's table of completions
+    table = Of["dict[str, Any]"]("_logs")
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        """For what reads images and the dataset's columns as TRL does, and for users' `rollout_func`."""
-
-    @property
-    def args(self) -> TurnLevelConfig:
-        return cast(TurnLevelConfig, self.trainer.args)
-
-    @property
-    def accelerator(self) -> Accelerator:
-        return cast(Accelerator, self.trainer.accelerator)
-
-    @property
-    def method(self) -> Method:
-        return cast(Method, self.trainer.method)
-
-    @property
-    def model(self) -> Any:
-        """The policy, wrapped or not."""
-        return self.trainer.model
-
-    @property
-    def reference_model(self) -> Any:
-        """None if the reference is the policy without its adapter, or if there is none."""
-        return self.trainer.ref_model
-
-    @property
-    def has_critic(self) -> bool:
-        return bool(self.trainer._has_critic)
-
-    @property
-    def tokenizer(self) -> Any:
-        return self.trainer._tokenizer
-
-    @property
-    def is_training(self) -> bool:
-        return bool(self.trainer.model.training)
-
-    @property
-    def step(self) -> int:
-        """The number of optimizer steps made."""
-        return int(self.trainer.state.global_step)
-
-    @property
-    def forward(self) -> Any:
-        """The `Forward` of the trainer's models."""
-        return self.trainer._forward
+        """For users' functions alone."""
 
     def score(self, model: Any, batch: Mapping[str, Any], **options: Any) -> Any:
         """The `Pass` of a model over a batch, without gradients. All processes call it together."""
@@ -123,39 +115,62 @@ class Host:
         return self.trainer._get_per_token_logps_and_entropies(model, ids, mask, length, **options)
 
     @property
-    def checkpoints_activations(self) -> bool:
-        """Whether FSDP recomputes activations."""
-        trainer = self.trainer
-        return bool(trainer.is_fsdp_enabled and trainer.accelerator.state.fsdp_plugin.activation_checkpointing)
+    def is_sharded(self) -> bool:
+        """Whether an engine shards parameters, also while the policy samples."""
+        return bool(self.trainer._dist.is_fsdp or self.trainer._dist.is_zero3)
 
     @property
-    def ahead(self) -> Any:
-        """The `RolloutsAhead` that sample during a run, or None: rollouts are then made when they are needed."""
-        ahead = self.trainer._ahead
-        return ahead if self.is_training and ahead is not None and ahead.is_running else None
+    def has_engine(self) -> bool:
+        """Whether DeepSpeed or FSDP trains the policy. They write and load checkpoints of their own."""
+        return bool(self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled)
+
+    @property
+    def checkpoints_activations(self) -> bool:
+        """Whether FSDP recomputes activations."""
+        return bool(self.trainer.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.activation_checkpointing)
 
     # ---------------------------------------------------------------------------------------------------------------
     # A rollout
     # ---------------------------------------------------------------------------------------------------------------
 
+    @property
+    def rollout(self) -> PolicyRollout | None:
+        """The `rollout_func`, if it is one of ours."""
+        return self.rollout_func if isinstance(self.rollout_func, PolicyRollout) else None
+
+    @property
+    def setup(self) -> RolloutSetup:
+        """What that rollout needs to know."""
+        setup: RolloutSetup = self.rollout_func.setup(self.trainer)
+        return setup
+
+    def sampler(self) -> Any:
+        """The order of the prompts, as the dataloader reads them."""
+        return self.trainer._get_train_sampler()
+
+    def prepared(self, inputs: Any) -> dict[str, Any]:
+        """Inputs of a model, on its device."""
+        return dict(Trainer._prepare_inputs(self.trainer, inputs))
+
     def generate(self, prompts: list[Any]) -> Any:
         """What TRL returns of its engine."""
         return self.trainer._generate(prompts)
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether vLLM has the policy's weights."""
+        return bool(self.step == self.trainer._last_loaded_step)
+
     def load_engine(self) -> None:
         """Send vLLM the policy's weights if it has earlier ones, as TRL does before a rollout."""
-        trainer = self.trainer
-        if trainer.use_vllm and self.step != trainer._last_loaded_step:
-            with profiling_context(trainer, "sync_weights"):
-                trainer.vllm_generation.sync_weights()
-            trainer._last_loaded_step = self.step
+        if self.uses_vllm and not self.is_loaded:
+            with profiling_context(self.trainer, "sync_weights"):
+                self.vllm.sync_weights()
+            self.trainer._last_loaded_step = self.step
 
-    def count_tokens(self, tokens: int) -> float:
-        """The number of tokens in all rollouts of training, to which TRL's state adds these `tokens`."""
-        state = self.trainer.state
-        if self.is_training:
-            state.num_input_tokens_seen += tokens
-        return cast(float, state.num_input_tokens_seen)
+    def unload_engine(self) -> None:
+        """Have the next call of `load_engine` send the weights, whatever was sent before."""
+        self.trainer._last_loaded_step = -1
 
     def rewards_of(self, rows: list[Any], prompts: list[Any], completions: list[Any], ids: list[Any]) -> Tensor:
         """All processes' (N, F) rewards, from this process's rows, prompts, completions and completion ids."""
@@ -167,23 +182,9 @@ class Host:
         return int(self.trainer.num_generations if self.is_training else self.trainer.num_generations_eval)
 
     @property
-    def reward_names(self) -> list[str]:
-        return list(self.trainer.reward_func_names)
-
-    @property
-    def reward_weights(self) -> Tensor:
-        """(F,)"""
-        return cast(Tensor, self.trainer.reward_weights)
-
-    @property
-    def reference_beta(self) -> float:
-        """The coefficient of the reference KL in the loss."""
-        return float(self.trainer.beta)
-
-    @property
     def corrects_engine(self) -> bool:
         """Whether TRL weights the loss by the ratio of old policy to engine, and so scores every rollout."""
-        return bool(self.trainer.use_vllm and self.trainer.vllm_importance_sampling_correction)
+        return bool(self.uses_vllm and self.trainer.vllm_importance_sampling_correction)
 
     @property
     def weighs_engine(self) -> bool:
@@ -193,24 +194,28 @@ class Host:
         return is_proximal or self.corrects_engine
 
     @property
-    def engine_ratio_mode(self) -> tuple[str, float | None, float | None]:
-        """TRL's mode of that correction, and the bounds of the ratio."""
-        trainer = self.trainer
-        bounds = trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max
-        return (trainer.vllm_importance_sampling_mode, *bounds)
-
-    @property
     def ends(self) -> set[int]:
         """The ids that end a whole completion."""
-        return {*self.trainer.eos_token_ids, self.tokenizer.pad_token_id}
+        return {*self.eos_token_ids, self.tokenizer.pad_token_id}
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # The generation cycle
+    # ---------------------------------------------------------------------------------------------------------------
 
     @property
-    def masks_truncated(self) -> bool:
-        return bool(self.trainer.mask_truncated_completions)
+    def cycle(self) -> tuple[int, Any]:
+        """How many micro-batches have been trained on, and those of the last rollout."""
+        return self.trainer._step, self.trainer._buffered_inputs
 
-    @property
-    def pad_to_multiple_of(self) -> int | None:
-        return cast("int | None", self.trainer.pad_to_multiple_of)
+    @cycle.setter
+    def cycle(self, cycle: tuple[int, Any]) -> None:
+        self.trainer._step, self.trainer._buffered_inputs = cycle
+
+    def save_checkpoint(self) -> None:
+        """Write one now. All processes call it together."""
+        trainer = self.trainer
+        trainer._save_checkpoint(trainer.model_wrapped, None)
+        trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
     # ---------------------------------------------------------------------------------------------------------------
     # What is logged
@@ -221,28 +226,30 @@ class Host:
         """TRL's lists of values to log, by name."""
         return cast("dict[str, list[float]]", self.trainer._metrics["train" if self.is_training else "eval"])
 
-    @property
-    def table(self) -> dict[str, Any]:
-        """TRL's table of completions."""
-        return cast("dict[str, Any]", self.trainer._logs)
+    def log_mean(self, name: str, values: Tensor, keep: Tensor | None = None) -> None:
+        """Log the mean over all processes of `values`, where `keep` is True. All processes call it together."""
+        keep = torch.ones_like(values, dtype=torch.bool) if keep is None else keep
+        sums = torch.stack([torch.where(keep, values, 0.0).sum().float(), keep.sum().float()])
+        total, count = self.accelerator.gather(sums.to(self.accelerator.device)).view(-1, 2).sum(0).tolist()
+        self.metrics[name].append(total / count if count else float("nan"))
 
-    @property
-    def logs_images(self) -> bool:
-        return bool(self.trainer.log_multimodal)
+    def record(self, name: str, value: float) -> None:
+        """Record what `taken` returns as "metrics", as a reward function does with `log_metric`."""
+        self.trainer._log_metric(name, value)
 
-    def taken_metrics(self) -> dict[str, list[float]]:
-        """The values that `log_metric` has recorded, by name, and none from then on."""
-        return self._taken(self.trainer._pending_metrics)
-
-    def taken_columns(self) -> dict[str, list[Any]]:
-        """The columns that `log_extra` has recorded, by name, and none from then on."""
-        return self._taken(self.trainer._pending_extra_logs)
-
-    @staticmethod
-    def _taken(pending: Any) -> dict[str, list[Any]]:
+    def taken(self, kind: str) -> dict[str, list[Any]]:
+        """The values that `log_metric` ("metrics") or `log_extra` ("extra_logs") has recorded, by name, only once."""
+        pending = getattr(self.trainer, f"_pending_{kind}")
         found = dict(pending)
         pending.clear()
         return found
+
+    def count_tokens(self, tokens: int) -> float:
+        """The number of tokens in all rollouts of training, to which TRL's state adds these `tokens`."""
+        state = self.trainer.state
+        if self.is_training:
+            state.num_input_tokens_seen += tokens
+        return cast(float, state.num_input_tokens_seen)
 
     # ---------------------------------------------------------------------------------------------------------------
     # The loss
@@ -250,31 +257,23 @@ class Host:
 
     def loss_settings(self) -> LossSettings:
         """The settings of the next micro-batch."""
-        trainer, args, is_training = self.trainer, self.trainer.args, self.is_training
-        quantile, threshold = trainer.top_entropy_quantile, trainer.off_policy_mask_threshold
-
-        def off_policy_mask(**given: Any) -> Tensor:
-            masked: Tensor = trainer.get_off_policy_mask(**given, off_policy_threshold=threshold)
-            return masked
-
-        def entropy_mask(entropies: Tensor, mask: Tensor) -> Tensor:
-            masked: Tensor = trainer.get_high_entropy_mask(entropies, mask, 1 - quantile)
-            return masked
-
+        trainer, args, is_training = self.trainer, self.args, self.is_training
+        quantile, threshold = args.top_entropy_quantile, args.off_policy_mask_threshold
+        masks_off_policy = partial(trainer.get_off_policy_mask, off_policy_threshold=threshold)
         micro_batches = int(args.steps_per_generation or 1) if is_training else 1
         return LossSettings(
             method=self.method,
-            max_completion_length=trainer.max_completion_length,
+            max_completion_length=int(args.max_completion_length or 0),
             is_training=is_training,
             step=self.step,
-            ends_step=trainer.accelerator.sync_gradients or not is_training,
+            ends_step=self.accelerator.sync_gradients or not is_training,
             micro_batches=float(trainer.current_gradient_accumulation_steps) if is_training else 1.0,
-            share=1.0 / (trainer.accelerator.num_processes * micro_batches),
-            reference_beta=self.reference_beta,
+            share=1.0 / (self.accelerator.num_processes * micro_batches),
+            reference_beta=args.beta,
             corrects_kl=bool(args.use_bias_correction_kl),
             weighs_engine=self.weighs_engine,
-            off_policy_mask=None if threshold is None else off_policy_mask,
-            entropy_mask=entropy_mask if quantile < 1.0 else None,
+            off_policy_mask=masks_off_policy if threshold is not None else None,
+            entropy_mask=partial(trainer.get_high_entropy_mask, threshold=1 - quantile) if quantile < 1.0 else None,
             entropy_bonus=self._entropy_bonus if trainer._entropy_bonus_enabled else None,
             router_coef=trainer.router_aux_loss_coef if trainer.aux_loss_enabled else None,
         )

@@ -23,6 +23,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.serialization import safe_globals
+from trl import GRPOTrainer
 
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.chat import RolloutSetup
@@ -31,6 +32,7 @@ from sorl_trl.rollout.engines.slots import SlotEngine
 from sorl_trl.rollout.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.text import one_line
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler
+from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.vllm_policy import ServerPolicy, raise_on_all_ranks
 from sorl_trl.types import (
     Action,
@@ -61,8 +63,8 @@ class PolicyCopies:
     A rollout samples from the weights with which it began. Sampling shares the cores, or the GPU, with training.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, host: Host) -> None:
+        self._host = host
         self._fresh: nn.Module | None = None
         """The copy with the current weights, once a rollout has needed it. Engines hold older copies."""
 
@@ -73,15 +75,15 @@ class PolicyCopies:
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
         """Make an engine for a rollout that begins now and samples from the current weights."""
         if self._fresh is None:
-            policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
+            policy = self._host.accelerator.unwrap_model(self._host.model)
             self._fresh = copy.deepcopy(policy).eval().requires_grad_(False)
             for module in self._fresh.modules():
                 # TRL's and accelerate's wrappers of `forward` would call the original model.
                 module.__dict__.pop("forward", None)
-        engine = model_engine(self._fresh, end, self._trainer.generation_config, "slots", options.kv_cache_gib)
+        engine = model_engine(self._fresh, end, self._host.generation_config, "slots", options.kv_cache_gib)
         assert isinstance(engine, SlotEngine)  # "slots" refuses a model that it does not serve
-        engine.logprobs_at = self._trainer.temperature  # those that the trainer computes
-        if asks_for_routes(self._trainer.args):
+        engine.logprobs_at = self._host.args.temperature  # those that the trainer computes
+        if asks_for_routes(self._host.args):
             engine.report_routes()
         return engine
 
@@ -127,18 +129,18 @@ class RolloutsAhead:
     begins and when it is taken.
 
     Args:
-        trainer: Only the training thread reads it.
+        host: Only the training thread reads it.
         rollout: Collects each part in its own thread, with a fork of its responder.
         staleness: How many batches to begin ahead.
         by_completion: Whether to train on groups in order of completion instead of dataset order.
     """
 
-    def __init__(self, trainer: Any, rollout: PolicyRollout, staleness: int, by_completion: bool = False) -> None:
+    def __init__(self, host: Host, rollout: PolicyRollout, staleness: int, by_completion: bool = False) -> None:
         self.rollout = rollout
-        self._trainer, self._staleness = trainer, staleness
+        self._host, self._staleness = host, staleness
         self._grace = 2 * staleness if by_completion else 0
-        rows = int(trainer.args.generation_batch_size) // trainer.accelerator.num_processes
-        self._rows_of_part = int(trainer.num_generations) if by_completion else rows
+        rows = int(host.args.generation_batch_size) // host.accelerator.num_processes
+        self._rows_of_part = int(host.args.num_generations) if by_completion else rows
         self._parts_of_batch = rows // self._rows_of_part
         self._policy: ServerPolicy | PolicyCopies | None = None
         """The policy that this run's rollouts are sampled from; None outside a run."""
@@ -149,10 +151,10 @@ class RolloutsAhead:
 
         Threads that wait for a tool end when it replies; the reply is ignored.
         """
-        setup = self.rollout.setup(self._trainer)
+        setup = self._host.setup
         # The training thread changes how its own processing class pads.
         self._setup = replace(setup, processing_class=copy.deepcopy(setup.processing_class))
-        self._policy = ServerPolicy(self._trainer) if self._trainer.use_vllm else PolicyCopies(self._trainer)
+        self._policy = ServerPolicy(self._host) if self._host.uses_vllm else PolicyCopies(self._host)
         self._under_way: list[Part] = []
         self._ended = threading.Event()
         self._taken = self._begun = self._last = -1
@@ -183,11 +185,11 @@ class RolloutsAhead:
 
         The dataloader repeats a batch for a whole cycle. This run takes its first batch when the current cycle ends.
         """
-        trainer, cycle = self._trainer, self._trainer.args.cycle_steps
-        self._taken = (micro_batches + -trainer._step % cycle) // cycle
-        self._last = math.ceil(trainer.state.max_steps * trainer.args.gradient_accumulation_steps / cycle)
+        host, cycle = self._host, self._host.args.cycle_steps
+        self._taken = (micro_batches + -host.cycle[0] % cycle) // cycle
+        self._last = math.ceil(host.last_step * host.args.gradient_accumulation_steps / cycle)
         self._begun = min((batch for batch, _ in self._overtaken), default=self._taken)
-        self._upcoming = upcoming_batches(trainer, self._begun)
+        self._upcoming = upcoming_batches(host, self._begun)
 
     def state_dict(self) -> dict[str, Any]:
         """The rollouts in progress, which parts of which batches were trained on out of order, and the settings.
@@ -195,7 +197,7 @@ class RolloutsAhead:
         It waits for rollouts in progress, so that a resumed run continues exactly, but not for a vLLM server, whose
         samples depend on timing.
         """
-        if not self._trainer.use_vllm:
+        if not self._host.uses_vllm:
             wait([part.result for part in self._under_way])
         packed = {part.place: _packed(part) for part in self._under_way}
         kept = {place: part for place, part in packed.items() if part is not None}
@@ -220,7 +222,7 @@ class RolloutsAhead:
         dataloader's sampler announced.
         """
         self._renew(prompts)
-        raise_on_all_ranks(self._trainer, self._begin_next, prompts)
+        raise_on_all_ranks(self._host, self._begin_next, prompts)
         parts, waited = self._wait_for_parts()
         self._take(parts)
         self._log(parts, waited)
@@ -233,13 +235,13 @@ class RolloutsAhead:
         """Give the sampling policy the trainer's weights before a rollout is requested."""
         assert self._policy is not None
         # Before weights are sent, because a server may be gone.
-        raise_on_all_ranks(self._trainer, self._raise_failures)
-        prompt_ids = raise_on_all_ranks(self._trainer, lambda: self._setup.encode(prompts[:1])[0])
+        raise_on_all_ranks(self._host, self._raise_failures)
+        prompt_ids = raise_on_all_ranks(self._host, lambda: self._setup.encode(prompts[:1])[0])
         self._policy.renew(self._taken, prompt_ids)
 
-    def from_a_copy(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """Sample a rollout at once, from a copy of the policy as asynchronous rollouts do: for a rehearsal."""
-        engine = PolicyCopies(trainer).engine(self._end(self.rollout.setup(trainer)), self.rollout.engine)
+    def from_a_copy(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        """A `rollout_func` that samples from a copy of the policy as asynchronous rollouts do: for a rehearsal."""
+        engine = PolicyCopies(self._host).engine(self._end(self.rollout.setup(trainer)), self.rollout.engine)
         return self.rollout(prompts, trainer, engine)
 
     def _begin_next(self, prompts: list[Any]) -> None:
@@ -269,7 +271,7 @@ class RolloutsAhead:
         assert self._policy is not None
         engine = self._policy.engine(self._end(self._setup), self.rollout.engine)
         engine.seed = draw_seed()
-        part = Part(place, self._taken, self._trainer.state.global_step, rows, engine)
+        part = Part(place, self._taken, self._host.step, rows, engine)
         collect = partial(_collect, part, engine, self.rollout.fork(), self._setup, self._ended)
         part.thread = threading.Thread(target=collect, name="sorl-ahead-{}.{}".format(*place), daemon=True)
         part.thread.start()
@@ -291,7 +293,7 @@ class RolloutsAhead:
                 break
             wait([part.result for part in self._under_way if part not in done], return_when=FIRST_COMPLETED)
         waited = time.perf_counter() - began
-        raise_on_all_ranks(self._trainer, self._raise_failures)
+        raise_on_all_ranks(self._host, self._raise_failures)
         return [*due, *there], waited
 
     def _raise_failures(self) -> None:
@@ -321,25 +323,25 @@ class RolloutsAhead:
         figures = {"async/age_mean": sum(ages) / turns, "async/turns_across_versions": sum(changed) / turns}
         figures |= {"async/age_max": float(oldest), "async/seconds_waiting": waited}
         for name, value in (item for each in (*metrics, figures) for item in each.items()):
-            self._trainer._log_metric(name, value)
+            self._host.record(name, value)
 
 
-def upcoming_batches(trainer: Any, first: int) -> Iterator[list[dict[str, Any]]]:
+def upcoming_batches(host: Host, first: int) -> Iterator[list[dict[str, Any]]]:
     """This process's rows of the dataset, batch by batch and epoch by epoch, starting at batch `first`.
 
     A batch is one rollout's rows. The order is that of the trainer's own sampler.
     """
-    sampler = EpochRepeatSampler.like(trainer._get_train_sampler())
+    sampler = EpochRepeatSampler.like(host.sampler())
     sampler.repeat_count = 1
-    size = int(trainer.args.generation_batch_size)
-    rows = size // trainer.accelerator.num_processes
-    mine = rows * trainer.accelerator.process_index
+    size = int(host.args.generation_batch_size)
+    rows = size // host.accelerator.num_processes
+    mine = rows * host.accelerator.process_index
     number = 0
     while True:
         indices = list(sampler)
         for start in range(0, len(indices), size):
             if number >= first:
-                yield [dict(trainer.train_dataset[i]) for i in indices[start + mine : start + mine + rows]]
+                yield [dict(host.train_dataset[i]) for i in indices[start + mine : start + mine + rows]]
             number += 1
         sampler.epoch += 1
 

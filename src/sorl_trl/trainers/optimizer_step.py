@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from sorl_trl.methods import MicroBatch, Objective
 from sorl_trl.ops import clipping_bias, kl_controlled_factor
 from sorl_trl.trainers.critic import is_critic_name
-from sorl_trl.trainers.host import LossSettings
+from sorl_trl.trainers.host import Host, LossSettings
 from sorl_trl.trainers.metrics import UpdateKL
 
 KL_FACTOR, KL_NOISE = "policy_lr_factor", "policy_kl_at_rest"
@@ -84,16 +84,16 @@ class ClippingBiasNormalizer:
         return norm
 
 
-def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
-    """The normalizer of a trainer whose method has `bias_norm`, or None.
+def bias_normalizer(host: Host) -> ClippingBiasNormalizer | None:
+    """The normalizer of a run whose method has `bias_norm`, or None.
 
     Raises ValueError if no second gradient can be computed, or TRL's options mask tokens out of the loss.
     """
-    args = trainer.args
-    if not trainer.method.bias_norm:
+    args = host.args
+    if not host.method.bias_norm:
         return None
     is_reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or is_reentrant:
+    if host.has_engine or is_reentrant:
         raise ValueError(
             "`bias_norm` is True, but DeepSpeed, FSDP and reentrant gradient checkpointing cannot compute a second "
             "gradient: use DDP, with `gradient_checkpointing_kwargs={'use_reentrant': False}`."
@@ -107,7 +107,7 @@ def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
         raise ValueError(
             "`bias_norm` is True, but `max_grad_norm` is 0, and the gradient is divided as it is clipped: raise it."
         )
-    named = trainer.model.named_parameters()
+    named = host.model.named_parameters()
     return ClippingBiasNormalizer(parameter for name, parameter in named if not is_critic_name(name))
 
 
@@ -225,10 +225,9 @@ class PolicyRest(TrainerCallback):
         return lambda step: 0.0 if step < self._steps else schedule(step)
 
 
-def check_optimizers(trainer: Any) -> None:
+def check_optimizers(optimizer: Any, scheduler: Any, target_kl: float) -> None:
     """Raise ValueError if a user's scheduler has another optimizer, or rates that cannot be lowered."""
-    optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
-    if scheduler is not None and trainer.method.target_kl:
+    if scheduler is not None and target_kl:
         check_scheduler(scheduler)
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError(

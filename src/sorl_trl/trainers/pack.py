@@ -66,14 +66,14 @@ def pack(host: Host, samples: list[Sample], scored: ScoredRollout) -> Rollout:
     batch |= agent_fields(trajectories, scored.agent_names, batch["turn_ids"])
     images = [each.images for each in samples]
     if any(each is not None for each in images):
-        batch |= image_inputs(host.trainer, [each.prompt for each in samples], images, batch)
+        batch |= image_inputs(host, [each.prompt for each in samples], images, batch)
     if host.args.router_replay != "none" and host.is_training:
         batch[ROUTES] = engine_routes(batch, trajectories, host.forward.routers.shape)
     sampled_at = samples[0].step
     batch[GENERATED_AT] = torch.tensor(sampled_at)
     batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if host.args.compares_with_sampler else host.step)
     _score_old_policy(host, batch)
-    if host.reference_beta != 0.0:
+    if host.args.beta != 0.0:
         batch["ref_per_token_logps"] = _score_reference(host, batch)
     if host.corrects_engine:
         batch["importance_sampling_ratio"] = engine_weights(host, batch)
@@ -86,7 +86,7 @@ def tensors(host: Host, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
     def padded_tensor(rows: Sequence[Sequence[Any]], value: int, side: str = "right") -> Tensor:
         each = [torch.tensor(row) for row in rows]
-        width = host.pad_to_multiple_of
+        width = host.args.pad_to_multiple_of
         made: Tensor = pad(each, padding_value=value, padding_side=side, pad_to_multiple_of=width)
         return made.to(device)
 
@@ -103,7 +103,7 @@ def tensors(host: Host, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         batch["sampling_per_token_logps"] = padded_tensor(logprobs, 0)
     if any(any(each.context_ids) for each in trajectories):
         batch["context_ids"] = padded_tensor([each.context_ids for each in trajectories], 0)
-    if host.masks_truncated:
+    if host.args.mask_truncated_completions:
         ends = host.ends
         is_whole = torch.tensor([[row[-1] in ends] for row in completions], device=device).int()
         for name in ("completion_mask", "tool_mask"):
@@ -166,7 +166,9 @@ def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
 
 def engine_weights(host: Host, batch: Mapping[str, Any]) -> Tensor:
     """TRL's weights π_old/μ of tokens (B, T) or sequences (B, 1), and their metrics."""
-    (mode, *bounds), mask = host.engine_ratio_mode, loss_mask_of(batch).bool()
+    args, mask = host.args, loss_mask_of(batch).bool()
+    mode = args.vllm_importance_sampling_mode
+    bounds = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
     difference = batch["old_per_token_logps"] - batch["sampling_per_token_logps"]
     ratio = engine_ratio(difference, mask, mode, *bounds)
     gather, zero = host.accelerator.gather, difference.new_zeros(())
@@ -213,5 +215,5 @@ def log_table(host: Host, rollout: Rollout, advantages: Tensor) -> None:
         logs["extra"][name].extend(gather_object([each.extra.get(name) for each in rollout.samples]))
     logs["advantages"].extend(advantages.tolist())
     images = [each.images for each in rollout.samples]
-    if host.logs_images and any(each is not None for each in images):
+    if host.args.log_multimodal and any(each is not None for each in images):
         logs["images"].extend(gather_object(images))

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trl import GRPOTrainer
 from trl.data_utils import apply_chat_template, is_conversational, prepare_multimodal_messages
 
 from sorl_trl.rollout.chat import NO_PROMPT
+from sorl_trl.trainers.host import Host
 
 IMAGE_INPUTS = (
     "pixel_values",
@@ -64,31 +64,24 @@ def _images(rows: Sequence[Mapping[str, Any]]) -> list[Any] | None:
 
 
 def image_inputs(
-    trainer: Any, prompts: Sequence[Any], images: Sequence[Any] | None, batch: Mapping[str, Tensor]
+    host: Host, prompts: Sequence[Any], images: Sequence[Any], batch: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """The `IMAGE_INPUTS` fields of a batch with these `images` per row."""
-    if images is None:
-        return {}
-    texts = [
-        apply_chat_template({"prompt": prompt}, trainer.processing_class, **trainer.chat_template_kwargs)
-        for prompt in prompts
-    ]
-    made = trainer.processing_class(
-        images=images, text=[each["prompt"] for each in texts], padding=True, return_tensors="pt"
-    )
-    inputs = dict(super(GRPOTrainer, trainer)._prepare_inputs(made))
+    processor, options = host.processing_class, host.template_options
+    texts = [apply_chat_template({"prompt": prompt}, processor, **options)["prompt"] for prompt in prompts]
+    inputs = host.prepared(processor(images=images, text=texts, padding=True, return_tensors="pt"))
     for name in {"token_type_ids", "mm_token_type_ids"} & inputs.keys():
         left = batch["prompt_ids"].size(1) - inputs[name].size(1)  # with `pad_to_multiple_of`
         inputs[name] = torch.nn.functional.pad(inputs[name], (max(left, 0), batch["completion_ids"].size(1)))
     inputs["num_images"] = [len(own) if own else 0 for own in images]
-    if (tiles := _tiles(trainer, inputs, images)) is not None:
+    if (tiles := _tiles(processor.image_processor, inputs, images)) is not None:
         inputs["num_tiles"] = tiles
     return {name: inputs[name] for name in IMAGE_INPUTS if name in inputs}
 
 
-def _tiles(trainer: Any, inputs: Mapping[str, Any], images: Sequence[Any]) -> list[int] | None:
+def _tiles(process: Any, inputs: Mapping[str, Any], images: Sequence[Any]) -> list[int] | None:
     """How many tiles each row has, for models with pixels indexed by tile: LFM2-VL and InternVL."""
-    process, pixels, counts = trainer.processing_class.image_processor, inputs["pixel_values"], inputs["num_images"]
+    pixels, counts = inputs["pixel_values"], inputs["num_images"]
     if "spatial_shapes" in inputs:
         made = process(images=images, return_tensors="pt", return_row_col_info=True)
         tiles = made["image_rows"] * made["image_cols"]

@@ -112,4 +112,4 @@ def log_gaps(host: Host, batch: Mapping[str, Any], logps: Tensor) -> None:
         passes["_without"] = host.score(host.model, batch).logps
     for name, found in passes.items():
         kept = (batch["turn_ids"] >= 0) & ~sampling.isnan()
-        host.trainer._log(f"router_replay/logp_gap{name}", (found - sampling).abs(), kept)
+        host.log_mean(f"router_replay/logp_gap{name}", (found - sampling).abs(), kept)

@@ -51,14 +51,14 @@ def sample(host: Host, rows: Sequence[dict[str, Any]]) -> list[Sample]:
 
     Raises ValueError for what a rollout returns that does not match, and a context longer than the policy can read.
     """
-    rollout = host.trainer.rollout_func
+    rollout, ahead = host.rollout_func, host.ahead if host.is_training else None
     prompts, images = prompts_of(rows)
     step, window = host.step, positions_of(host.accelerator.unwrap_model(host.model))
     if rollout is None:
         trajectories, completions, images = _of_trl(host, prompts, images)
     else:
-        if host.ahead is not None:
-            rows, trajectories, step = host.ahead.next(prompts)
+        if ahead is not None and ahead.is_running:
+            rows, trajectories, step = ahead.next(prompts)
             prompts = [row["prompt"] for row in rows]
         else:
             trajectories = _of_rollout(host, copy.deepcopy(prompts), rows)
@@ -84,7 +84,7 @@ def is_direct(rollout: Any) -> bool:
 def _of_rollout(host: Host, prompts: list[Any], rows: Sequence[dict[str, Any]]) -> list[Trajectory]:
     """What a `rollout_func` samples with the policy as it is."""
     host.load_engine()
-    rollout, trainer = host.trainer.rollout_func, host.trainer
+    rollout, trainer = host.rollout_func, host.trainer
     if is_direct(rollout):
         found: list[Trajectory] = rollout.roll_out(prompts, trainer, [dict(row) for row in rows])
         return found
@@ -100,7 +100,7 @@ def _of_trl(host: Host, prompts: list[Any], images: Any) -> tuple[list[Trajector
 
 def _decoded(host: Host, prompts: Sequence[Any], trajectories: Sequence[Trajectory]) -> list[Any]:
     """The completions as TRL decodes them; those with several contexts contain no token twice."""
-    texts: list[Any] = host.trainer.processing_class.batch_decode(
+    texts: list[Any] = host.processing_class.batch_decode(
         [each.shown() for each in trajectories], skip_special_tokens=True
     )
     if not is_conversational({"prompt": prompts[0]}):

@@ -30,7 +30,7 @@ def score(host: Host, samples: Sequence[Sample]) -> ScoredRollout:
     rewards = own_rows(scorable(host, samples, rewards), len(samples), host.accelerator)
     for each, own in zip(samples, rewards, strict=True):
         each.rewards = own
-    for name, values in host.taken_columns().items():
+    for name, values in host.taken("extra_logs").items():
         for each, value in zip(samples, values, strict=False):
             each.extra[name] = value
     scored = scored_rollout(host, samples)
@@ -77,12 +77,9 @@ def _log_rewards(host: Host, scored: ScoredRollout) -> None:
 
 def _log_pending_metrics(host: Host) -> None:
     """Log the means over all processes of what `_log_metric` recorded, in an order that all share."""
-    logged, accelerator, pending = host.metrics, host.accelerator, host.taken_metrics()
+    pending = host.taken("metrics")
     for name in sorted({*gather_object(list(pending))}):
-        values = pending.get(name, [])
-        sums = torch.tensor([sum(values), len(values)], dtype=torch.float32, device=accelerator.device)
-        total, count = accelerator.gather(sums).view(-1, 2).sum(0).tolist()
-        logged[name].append(total / count)
+        host.log_mean(name, torch.tensor(pending.get(name, []), dtype=torch.float32))
 
 
 def state_keys(trajectories: Sequence[Trajectory], num_turns: int) -> Tensor:

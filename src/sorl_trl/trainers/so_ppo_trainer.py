@@ -71,7 +71,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         if self.args.disable_dropout:
             disable_noise(self.model)
         is_adapter = self.critic.kind == "adapter"
-        if is_adapter and self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.activation_checkpointing:
+        if is_adapter and self._host.checkpoints_activations:
             raise ValueError(  # it would recompute layers with the policy's adapter
                 "`critic` is 'adapter', which FSDP's `fsdp_activation_checkpointing` does not support: set the latter "
                 "to False, and `gradient_checkpointing` to True."
@@ -104,7 +104,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         rewards, values = turn_rewards_to_tokens(scored.rewards, turn_ids), rollout.gather(old_values)
         experience = self._credit(rewards, values, turn_ids, self.method.gamma)
         for name, value in critic_metrics(experience).items():
-            self._metrics["train" if self.model.training else "eval"][name].append(value)
+            self._host.metrics[name].append(value)
         advantages = self._credit.scaled(experience)
         for name, of_units in (("advantages", advantages), ("returns", experience.returns)):
             own = rollout.own(turn_broadcast(of_units, experience.units))
@@ -184,7 +184,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         super()._load_cycle(checkpoint)
 
     def _load_both(self, checkpoint: str, load_policy: Callable[[], None]) -> None:
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:  # they load their own checkpoint with the critic
+        if self._host.has_engine:  # they load their own checkpoint with the critic
             load_policy()
             return
         with detached_critic(self.model):

@@ -22,6 +22,7 @@ from sorl_trl.rollout.policy_rollout import asks_for_routes
 from sorl_trl.trainers.adapters import replaced
 from sorl_trl.trainers.checkpoint import checkpoint_now
 from sorl_trl.trainers.critic import is_critic_name
+from sorl_trl.trainers.host import Host
 
 TOLERANCE = 0.2
 """The largest mean difference of a probe, in nats. Rounding to bfloat16 stays below it; other weights exceed it
@@ -112,11 +113,11 @@ Probe: TypeAlias = "list[tuple[list[int], int, float]]"
 class ServerPolicy:
     """The policy on a vLLM server. Turns in progress while its weights change continue with the new weights."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer, self._vllm = trainer, trainer.vllm_generation
+    def __init__(self, host: Host) -> None:
+        self._host, self._vllm = host, host.vllm
         self._server = VLLMServer(server_url(self._vllm))
         self._for_probes = VLLMServer(server_url(self._vllm))  # its requests do not queue behind those of rollouts
-        trainer._last_loaded_step = -1  # send the weights, whatever an earlier run has sent
+        host.unload_engine()  # an earlier run may have sent other weights in the same step
 
     def renew(self, version: int, prompt_ids: Sequence[int]) -> None:
         """Send the weights if they have changed, and verify with a probe of this prompt that they have arrived.
@@ -124,23 +125,21 @@ class ServerPolicy:
         Each turn from now on carries this `version`. All processes call it together, and all raise EngineUnavailable
         if the server is gone, or RuntimeError if it has other weights.
         """
-        raise_on_all_ranks(self._trainer, self._send)  # no process relies on weights that are still under way
-        is_main = self._trainer.accelerator.is_main_process
-        probe = raise_on_all_ranks(self._trainer, lambda: self.probe(prompt_ids, version) if is_main else None)
+        raise_on_all_ranks(self._host, self._send)  # no process relies on weights that are still under way
+        is_main = self._host.accelerator.is_main_process
+        probe = raise_on_all_ranks(self._host, lambda: self.probe(prompt_ids, version) if is_main else None)
         self.check(broadcast_object_list([probe])[0])
         self._server.version = version
 
     def _send(self) -> None:
-        trainer = self._trainer
-        if trainer.state.global_step == trainer._last_loaded_step:
+        if self._host.is_loaded:
             return
         self._for_probes.ask("GET", "/weight_info")  # TRL's client would wait for a server that is gone
         try:
-            self._vllm.sync_weights()
+            self._host.load_engine()
         except Exception:
             self._for_probes.ask("GET", "/weight_info")
             raise
-        trainer._last_loaded_step = trainer.state.global_step
 
     def probe(self, prompt_ids: Sequence[int], seed: int) -> Probe:
         """Sample a token after each of several prefixes of the prompt, at the trainer's temperature.
@@ -149,7 +148,7 @@ class ServerPolicy:
         """
         prompt = list(prompt_ids[: min(_PROBE, self._for_probes.model[1] - 1)])
         contexts = [prompt[:length] for length in range(1, len(prompt) + 1, _APART)]
-        settings = _PLAIN | {"max_tokens": 1, "temperature": self._trainer.temperature, "seed": seed}
+        settings = _PLAIN | {"max_tokens": 1, "temperature": self._host.args.temperature, "seed": seed}
         turns = self._for_probes.complete(contexts, settings)
         if not all(turn.token_ids for turn in turns):
             reasons = sorted({str(turn.finish_reason) for turn in turns})
@@ -168,16 +167,16 @@ class ServerPolicy:
 
     def difference(self, probe: Probe) -> float:
         """The mean absolute difference, in nats, between the probe's log-probabilities and the trainer's."""
-        trainer, (contexts, token_ids, logprobs) = self._trainer, zip(*probe, strict=True)
-        prompts = [torch.tensor(context, device=trainer.accelerator.device) for context in contexts]
-        sampled = torch.tensor(token_ids, device=trainer.accelerator.device).unsqueeze(1)
+        host, (contexts, token_ids, logprobs) = self._host, zip(*probe, strict=True)
+        prompts = [torch.tensor(context, device=host.accelerator.device) for context in contexts]
+        sampled = torch.tensor(token_ids, device=host.accelerator.device).unsqueeze(1)
         batch = {"prompt_ids": pad(prompts, 0, "left"), "completion_ids": sampled}
         batch["prompt_mask"] = pad([torch.ones_like(each) for each in prompts], 0, "left")
         batch["completion_mask"] = torch.ones_like(sampled)
-        is_training = trainer.model.training
-        trainer.model.eval()  # the server samples without dropout
-        own = trainer._score(trainer.model, batch).logps[:, 0].float().cpu()
-        trainer.model.train(is_training)
+        is_training = host.is_training
+        host.model.eval()  # the server samples without dropout
+        own = host.score(host.model, batch).logps[:, 0].float().cpu()
+        host.model.train(is_training)
         return float((own - torch.tensor(logprobs)).abs().clamp(max=_MOST).nanmean())
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
@@ -187,7 +186,7 @@ class ServerPolicy:
         """
         engine = VLLMServerEngine(self._vllm, end, self._server)
         engine.constrains = False
-        if asks_for_routes(self._trainer.args):
+        if asks_for_routes(self._host.args):
             engine.report_routes()
         return engine
 
@@ -197,7 +196,7 @@ class ServerPolicy:
         self._for_probes.close()
 
 
-def raise_on_all_ranks(trainer: Any, function: Callable[..., Any], *args: Any) -> Any:
+def raise_on_all_ranks(host: Host, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function on all processes, and raise an error on all of them if any raises one.
 
     If the only failure is that the engine is gone, a checkpoint is written before EngineUnavailable is raised. Call
@@ -210,7 +209,7 @@ def raise_on_all_ranks(trainer: Any, function: Callable[..., Any], *args: Any) -
         error, failure = raised, (isinstance(raised, EngineUnavailable), str(raised) or repr(raised))
     failures = [each for each in gather_object([failure]) if each is not None]
     if failures and all(is_gone for is_gone, _ in failures):
-        folder = checkpoint_now(trainer) or "the last checkpoint, if there is one"
+        folder = checkpoint_now(host) or "the last checkpoint, if there is one"
         raise EngineUnavailable(f"{failures[0][1]}. Resume from {folder}.") from error
     if error is not None:
         raise error

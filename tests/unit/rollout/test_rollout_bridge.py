@@ -139,7 +139,7 @@ def test_routes_come_with_rollouts(tmp_path: Path) -> None:
     trainer.args.router_replay = "r3"
     trainer.model.train()
     rollout, prompts = trainer.rollout_func, ["where rome", "where"]
-    for sample in (rollout, RolloutsAhead(trainer, rollout, 1).from_a_copy):
+    for sample in (rollout, RolloutsAhead(trainer._host, rollout, 1).from_a_copy):
         output = sample(prompts, trainer)
         for i, made in enumerate(output["trajectory"]):
             read = len(made.prompt_ids) + sum(len(each.token_ids) for each in made.segments)

@@ -18,6 +18,7 @@ from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from sorl_trl.trainers import late_rollouts, vllm_policy
+from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.late_rollouts import Part, RolloutsAhead, _packed, _unpacked
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 
@@ -51,20 +52,26 @@ class Run:
         self.latencies, self.begun, self.now = latencies, list[tuple[Any, int]](), first
         dataset = [{"prompt": number} for number in range(PROMPTS)]
         trainer = SimpleNamespace(
-            args=SimpleNamespace(generation_batch_size=GROUPS * ROWS, cycle_steps=1, gradient_accumulation_steps=1),
+            args=SimpleNamespace(
+                generation_batch_size=GROUPS * ROWS,
+                num_generations=ROWS,
+                cycle_steps=1,
+                gradient_accumulation_steps=1,
+            ),
             model=SimpleNamespace(training=True),
-            num_generations=ROWS,
+            rollout_func=self,
             state=SimpleNamespace(global_step=first, max_steps=batches),
             accelerator=SimpleNamespace(num_processes=1, process_index=0, wait_for_everyone=lambda: None),
             train_dataset=dataset,
             _get_train_sampler=self.sampler,
             _step=0,
+            _buffered_inputs=None,
             use_vllm=False,
             _log_metric=lambda name, value: self.logged.setdefault(name, []).append(value),
         )
         self.logged: dict[str, list[float]] = {}
         rollout: Any = self
-        self.ahead = RolloutsAhead(trainer, rollout, staleness, by_completion)
+        self.ahead = RolloutsAhead(Host(trainer), rollout, staleness, by_completion)
         self.trainer, self.batches, self.state = trainer, batches, state
         self.left: dict[str, Any] = {}
         """The state at the end."""

@@ -190,8 +190,10 @@ def test_a_token_is_rerouted_if_some_layer_chose_another_expert() -> None:
 
 def test_a_token_that_the_engine_could_not_score_is_no_gap() -> None:
     found: list[tuple[str, list[float]]] = []
-    log = SimpleNamespace(_log=lambda name, values, kept: found.append((name, values[kept].tolist())))
-    host: Any = SimpleNamespace(args=SimpleNamespace(log_turn_details=False), trainer=log)
+    host: Any = SimpleNamespace(
+        args=SimpleNamespace(log_turn_details=False),
+        log_mean=lambda name, values, kept: found.append((name, values[kept].tolist())),
+    )
     batch = {
         "sampling_per_token_logps": torch.tensor([[-1.0, math.nan, -3.0]]),
         "turn_ids": torch.tensor([[0, 0, -1]]),

@@ -19,6 +19,7 @@ from sorl_trl.rollout import EngineOptions, TurnEnd, generate_turns
 from sorl_trl.rollout.engines import server as vllm_server
 from sorl_trl.rollout.engines.server import VLLMServer
 from sorl_trl.rollout.engines.vllm import EngineUnavailable, VLLMColocateEngine, VLLMServerEngine, vllm_engine
+from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.vllm_policy import ServerPolicy, WeightClient, used_by_trl
 from tests.model_families import MIXTURES
 from tests.policies import take_turns
@@ -305,7 +306,8 @@ class TestWeights:
     def test_a_probe_is_one_request_for_a_token_after_each_beginning(self, served: ScriptedServer) -> None:
         served.script.turns = lambda context: [context[-1], CLOSING]
         wrapper = scripted_wrapper("server", server_base_url=served.url)
-        policy = ServerPolicy(SimpleNamespace(vllm_generation=wrapper, temperature=0.7))
+        args = SimpleNamespace(temperature=0.7)
+        policy = ServerPolicy(Host(SimpleNamespace(vllm_generation=wrapper, args=args)))
         probe = policy.probe([DOC, PARIS, FRANCE], seed=5)
         assert probe == [([DOC], DOC, LOGPROB), ([DOC, PARIS, FRANCE], FRANCE, LOGPROB)]
         long = policy.probe([DOC] * 99, seed=5)
@@ -316,7 +318,7 @@ class TestWeights:
         wrapper = scripted_wrapper("server", server_base_url=served.url, model=MIXTURES["mixtral"]())
         for replay, routes in (("r3", (2, 2)), ("none", None)):
             trainer = SimpleNamespace(vllm_generation=wrapper, args=SimpleNamespace(router_replay=replay))
-            assert ServerPolicy(trainer).engine(END, EngineOptions()).routes == routes
+            assert ServerPolicy(Host(trainer)).engine(END, EngineOptions()).routes == routes
 
     @pytest.mark.parametrize("routes", [False, True])
     def test_vllm_in_the_trainers_process_is_asked_for_routes(
