@@ -34,8 +34,8 @@ from sorl_trl.command_line import Parser, UserMistake, at_least, check_checkpoin
 from sorl_trl.files import write_whole
 from sorl_trl.records import EVALUATION_FOLDER
 from sorl_trl.records.evaluated import read_evaluated, read_settings
-from sorl_trl.records.resume_point import newest
 from sorl_trl.search import BM25Index
+from sorl_trl.trainers.checkpoint import newest
 
 from .imitation import LANGUAGE_MODEL, THINKING, WarmStartConfig, warm_start
 from .world import CORPUS_FILE, EVALUATION_FILE, TRAIN_FILE, World, WorldSize, build_atlas

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sorl_trl.records.resume_point import newest_whole
+from sorl_trl.trainers.checkpoint import newest_whole
 from tests.distributed.launch import CONFIGS
 from tests.interrupts import interrupted, make_world, training_words
 

@@ -7,23 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from trl.trainer.utils import shuffle_sequence_dict
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer
 from sorl_trl.records.trained import read_trained
 from sorl_trl.records.view import training_entry
-from sorl_trl.trainers.agents import names_of
-from sorl_trl.trainers.batch import micro_batches
 from tests.distributed.cases import agreeing_reward
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import FixedRollout, Team, parity_reward, prompts
 
 pytestmark = pytest.mark.trains
-
-NAMES = ("completion_ids", "agent_ids")
 
 
 def build(folder: Path, tokenizer: Any, rollout: Any, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
@@ -41,32 +35,13 @@ def rows(trainer: Any, count: int = 8) -> list[dict[str, Any]]:
     return [dict(trainer.train_dataset[i // 4]) for i in range(count)]
 
 
-def expected(turn_ids: Tensor, agents: list[list[int]]) -> list[list[int]]:
-    """The agent of each token, from that of each turn."""
-    return [[-1 if turn < 0 else agents[row][turn] for turn in turns] for row, turns in enumerate(turn_ids.tolist())]
-
-
-def test_every_token_of_a_turn_has_its_agent(tmp_path: Path, tokenizer: Any) -> None:
-    """Also if rows and tokens are dropped, which numbers turns anew, and in micro-batches of other rows."""
+def test_every_turn_has_its_agent(tmp_path: Path, tokenizer: Any) -> None:
     trainer = build(tmp_path, tokenizer, Team(("searcher", "planner")))
     rollout = trainer._collect(rows(trainer))
-    assert rollout.scored.agent_names == names_of(rollout.batch) == ("planner", "searcher")
+    assert rollout.scored.agent_names == ("planner", "searcher")
     agents = [[(i + k + 1) % 2 for k in range(len(each.trajectory.spans))] for i, each in enumerate(rollout.samples)]
     found = [[number for number in row if number >= 0] for row in rollout.scored.agents.tolist()]
     assert found == agents and {len(row) for row in agents} == {1, 2, 3}
-    before = rollout.batch["turn_ids"].clone()
-    assert rollout.batch["agent_ids"].tolist() == expected(before, agents)
-    rollout.drop(torch.arange(8) != 2)
-    rollout.drop(before != 0)  # the first turn of each row
-    kept = torch.where(rollout.batch["turn_ids"] >= 0, before, -1)
-    found = torch.where(rollout.batch["turn_ids"] >= 0, rollout.batch["agent_ids"], -1)
-    assert found.tolist() == expected(kept, agents) and found.amax() == 1
-    whole = {tuple(ids): agents for ids, agents in zip(*(rollout.batch[n].tolist() for n in NAMES), strict=True)}
-    assert len(whole) == 8
-    for micro in micro_batches(shuffle_sequence_dict(rollout.batch), 4, 2, False, 1):
-        assert names_of(micro) == ("planner", "searcher")
-        for ids, found in zip(*(micro[name].tolist() for name in NAMES), strict=True):
-            assert found == whole[tuple(ids)]
 
 
 def test_who_was_masked_because_it_was_cut_is_compared_as_whose_it_is(tmp_path: Path, tokenizer: Any) -> None:
@@ -92,37 +67,16 @@ def test_groups_of_several_rollouts_have_the_names_of_all(tmp_path: Path, tokeni
     trainer = build(tmp_path, tokenizer, rollout_func, GroupRefillTrainer, **options)
     rollout = trainer._collect(rows(trainer, 16))
     assert rollout_func.calls == 2
-    assert rollout.scored.agent_names == names_of(rollout.batch) == ("a", "b", "c")
+    assert rollout.scored.agent_names == ("a", "b", "c")
     numbers = [[rollout.scored.agent_names.index(name) for name in each.trajectory.agents] for each in rollout.samples]
     assert {number for row in numbers for number in row} == {0, 1, 2}
     assert [[number for number in row if number >= 0] for row in rollout.scored.agents.tolist()] == numbers
-    assert rollout.batch["agent_ids"].tolist() == expected(rollout.batch["turn_ids"], numbers)
 
 
 def test_without_names_there_is_nothing(tmp_path: Path, tokenizer: Any) -> None:
     trainer = build(tmp_path, tokenizer, FixedRollout())
     rollout = trainer._collect(rows(trainer))
-    assert rollout.scored.agents is None and not rollout.batch.keys() & {"agent_ids", "agent_names"}
-
-
-def test_a_resumed_run_logs_the_same_of_each_agent(tmp_path: Path, tokenizer: Any) -> None:
-    """Within a rollout, whose names are in the checkpoint, and with other names in the next one."""
-    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 6, "method": "dr_mas", "epsilon": 0.28}
-    whole = build(tmp_path / "whole", tokenizer, Team(("b", "c"), ("a", "b")), **options)
-    whole.train()
-    rollout_func = Team(("b", "c"), ("a", "b"))
-    rollout_func.calls = 1  # the first is in the checkpoint
-    resumed = build(tmp_path / "resumed", tokenizer, rollout_func, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    logs = [
-        [{name: value for name, value in log.items() if name.startswith("agents/")} for log in run.state.log_history]
-        for run in (whole, resumed)
-    ]
-    assert logs[0] == logs[1]
-    of_step = [{name.split("/")[1] for name in log} for log in logs[0] if log]
-    assert of_step == [{"b", "c"}] * 4 + [{"a", "b"}] * 2
-    assert logs[0][0]["agents/b/turn_share"] + logs[0][0]["agents/c/turn_share"] == pytest.approx(1)
-    assert all(0 < log["agents/b/clip_fraction"] < 1 and log["agents/b/kl_to_old"] > 0 for log in logs[0][1:4])
+    assert rollout.scored.agents is None and rollout.scored.agent_names == ()
 
 
 def test_rewards_are_those_of_trajectories_in_which_an_agent_acts(tmp_path: Path, tokenizer: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sorl_trl.records.resume_point import resume_point
+from sorl_trl.trainers.checkpoint import resume_point
 from tests.agents import build_agent
 
 NEWEST = "checkpoint-2"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sorl_trl.cli.train import launch
 from sorl_trl.command_line import run_command
-from sorl_trl.records.resume_point import newest_whole
+from sorl_trl.trainers.checkpoint import newest_whole
 from tests.interrupts import interrupted, make_world, training_words
 
 SINGLE = ["--accelerate_config", "single_cpu"]

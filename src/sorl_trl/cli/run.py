@@ -22,7 +22,6 @@ from sorl_trl.command_line import INTERRUPTED, UserMistake, mistakes, package_ve
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.files import raise_if_disk_full, write_whole
 from sorl_trl.records import RECIPE_FILE, checkpoints, policy_in
-from sorl_trl.records.resume_point import newest_whole, resume_point
 from sorl_trl.records.trained import SHARDS
 from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from sorl_trl.rollout.tasks import FOR_QUESTIONS, unread
@@ -30,7 +29,7 @@ from sorl_trl.search import MalformedResponse
 from sorl_trl.text import without_user
 from sorl_trl.trainers import SOPPOTrainer
 from sorl_trl.trainers.base import TurnLevelTrainer
-from sorl_trl.trainers.checkpoint import RESTORED
+from sorl_trl.trainers.checkpoint import RESTORED, newest_whole, resume_point
 
 SECRET = "_token"
 """The ending of names of secret arguments, as in transformers."""

@@ -26,14 +26,19 @@ from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import ClipPenalty, Method, MicroBatch, ScoredRollout, TurnRatio, method_from
 from sorl_trl.methods.method import Credit
 from sorl_trl.ops import masked_mean, turn_broadcast, turn_layout
-from sorl_trl.records.resume_point import resume_point
 from sorl_trl.rollout.agent_rollout import tools_as_rollout
 from sorl_trl.rollout.chat import ensure_response_template
 from sorl_trl.rollout.policy_rollout import PolicyRollout, asks_for_routes
 from sorl_trl.rollout.protocol import MessageReader
-from sorl_trl.trainers.agents import agent_metrics
 from sorl_trl.trainers.batch import micro_batches, turns_of
-from sorl_trl.trainers.checkpoint import Continuation, EpochRepeatSampler, load_cycle, load_weights, save_cycle
+from sorl_trl.trainers.checkpoint import (
+    Continuation,
+    EpochRepeatSampler,
+    load_cycle,
+    load_weights,
+    resume_point,
+    save_cycle,
+)
 from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,
@@ -234,7 +239,6 @@ class TurnLevelTrainer(GRPOTrainer):
         for value, term_metrics in terms:
             loss = loss + value / settings.micro_batches
             metrics |= term_metrics
-        metrics |= agent_metrics(batch)
         kl = self._metric_log.observe(batch, objective, metrics)
         self._dump.observe(batch, objective)
         if self._bias_normalizer is not None:

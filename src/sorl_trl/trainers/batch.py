@@ -20,10 +20,6 @@ GENERATED_AT = "generated_at_step"
 """Field of a batch: the number of optimizer steps made before its trajectories were sampled."""
 OLD_POLICY_STEP = "old_policy_since_step"
 """Field of a batch: the optimizer step of the policy that its ratios compare with."""
-AGENT_IDS = "agent_ids"
-"""Field of a batch, if turns have agents: (B, T) int64, the number of each sampled token's agent, -1 elsewhere."""
-AGENT_NAMES = "agent_names"
-"""Field of a batch, if turns have agents: the agents' names, which `AGENT_IDS` index, the same for each row."""
 ON_HOST = (GENERATED_AT, OLD_POLICY_STEP, "turn_counts", ROW_SCALE)
 """Fields of a batch that stay on the host, where reading them does not wait for the device."""
 

@@ -35,8 +35,14 @@ from sorl_trl.types import StopReason, Trajectory
 
 DETAILS = (
     *("turns/length", "turns/ratio_mean", "turns/ratio_min", "clip_fraction/", "clip_penalty_gate"),
-    *("effective_sample_size", "effective_sample_size/"),
-    *("rollout/turns_", "rollout/contexts_", "rollout/neutralized_", "rollout/masked_", "rollout/truncated_"),
+    *(
+        "effective_sample_size",
+        "rollout/turns_",
+        "rollout/contexts_",
+        "rollout/neutralized_",
+        "rollout/masked_",
+        "rollout/truncated_",
+    ),
     *("rollout/tokens_per_turn", "rollout/tokens_per_observation", "rollout/unique_", "rollout/passages_"),
     *("rollout/empty_", "rollout/seconds_"),
     *(f"rollout/stop_reason/{reason.value}" for reason in StopReason if reason is not StopReason.ANSWERED),
@@ -206,11 +212,6 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
     for name, counts in zip(_KLS, (batch.has_moved, not batch.has_moved), strict=True):
         sums.add(name, length_adjusted_kl(kl, turns), has_turn & counts, "overall")
     sums.add("effective_sample_size", batch.ratio, turns.loss_mask, "share")
-    sums.add("effective_sample_size/token", log_ratio.exp(), turns.loss_mask, "share")
-    if batch.unit.level == "sequence":
-        ratios = importance_ratio(log_ratio, turns, "sequence")
-        outside = masked_mean(is_outside(ratios, *batch.clip_range[:2]).float(), turns.loss_mask, dim=1)
-        sums.add("clip_fraction/sequence", outside, turns.counts > 0)
     return sums
 
 

@@ -15,10 +15,8 @@ from trl.trainer.utils import nanmax, nanmin, pad, use_adapter
 
 from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import bounded_log_ratio, engine_ratio
-from sorl_trl.records.resume_point import ranks_where
 from sorl_trl.rollout.chat import tabular
 from sorl_trl.rollout.routing import ROUTES
-from sorl_trl.trainers.agents import agent_fields
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
     OLD_POLICY_STEP,
@@ -28,6 +26,7 @@ from sorl_trl.trainers.batch import (
     own_rows,
     token_count,
 )
+from sorl_trl.trainers.checkpoint import ranks_where
 from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.prompts import image_inputs
 from sorl_trl.trainers.router_replay import engine_routes, log_gaps
@@ -63,7 +62,6 @@ def pack(host: Host, samples: list[Sample], scored: ScoredRollout) -> Rollout:
     """The batch of scored trajectories: tensors, images and routes, then a pass of old policy and reference."""
     trajectories = [each.trajectory for each in samples]
     batch = tensors(host, trajectories)
-    batch |= agent_fields(trajectories, scored.agent_names, batch["turn_ids"])
     images = [each.images for each in samples]
     if any(each is not None for each in images):
         batch |= image_inputs(host, [each.prompt for each in samples], images, batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -13,7 +14,6 @@ from trl.trainer.utils import nanstd
 
 from sorl_trl.methods import GroupMean, ScoredRollout
 from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.agents import agents_of_all, log_agents
 from sorl_trl.trainers.batch import gather_rows, own_rows
 from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.returned import padded
@@ -35,7 +35,6 @@ def score(host: Host, samples: Sequence[Sample]) -> ScoredRollout:
             each.extra[name] = value
     scored = scored_rollout(host, samples)
     _log_rewards(host, scored)
-    log_agents(host.metrics, scored)
     _log_pending_metrics(host)
     return scored
 
@@ -59,12 +58,21 @@ def scored_rollout(host: Host, samples: Sequence[Sample]) -> ScoredRollout:
         states=gather_rows(accelerator, state_keys(trajectories, num_turns).to(accelerator.device)),
         num_generations=host.group_size,
         gamma=host.method.gamma,
-        **agents_of_all(accelerator, trajectories),
+        **_agents(host, trajectories),
     )
 
 
+def _agents(host: Host, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """The fields that give each turn's agent, masked or not; none if no turn has a name."""
+    names = tuple(sorted({*gather_object(sorted({name for each in trajectories for name in each.agents}))}))
+    if not any(names):
+        return {}
+    numbers = padded([[names.index(name) for name in each.agents] for each in trajectories], -1)
+    return {"agents": gather_rows(host.accelerator, numbers.to(host.accelerator.device), -1), "agent_names": names}
+
+
 def _log_rewards(host: Host, scored: ScoredRollout) -> None:
-    """Log what TRL logs of rewards."""
+    """Log what TRL logs of rewards, and of each of several agents its turns and rewards."""
     logged, totals, credit = host.metrics, scored.totals(), host.method.credit
     _, std = (credit if isinstance(credit, GroupMean) else GroupMean()).of_outcomes(scored)
     for name, rewards in zip(scored.reward_names, scored.rewards_per_func.unbind(1), strict=True):
@@ -73,6 +81,12 @@ def _log_rewards(host: Host, scored: ScoredRollout) -> None:
     logged["reward"].append(totals.nanmean().item())
     logged["reward_std"].append(nanstd(totals).item())
     logged["frac_reward_zero_std"].append(torch.isclose(std, torch.zeros_like(std)).float().mean().item())
+    if scored.agents is None or len(scored.agent_names) < 2:
+        return
+    for number, name in enumerate(scored.agent_names):
+        own = scored.agents == number
+        logged[f"agents/{name}/turn_share"].append((own.sum() / scored.turns.counts.sum()).item())
+        logged[f"agents/{name}/reward"].append(totals[own.any(1)].nanmean().item())
 
 
 def _log_pending_metrics(host: Host) -> None:

@@ -14,7 +14,6 @@ from accelerate import Accelerator
 
 from sorl_trl.methods import Clip, MicroBatch, Objective, Ratio
 from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.agents import agent_metrics
 from sorl_trl.trainers.metrics import MetricLog, MetricSums, UpdateKL, batch_metrics, reduce_all
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
@@ -57,7 +56,6 @@ def test_hand_worked() -> None:
             "kl_at_rest": math.nan,
             # of the 4 tokens, two of the first turn
             "effective_sample_size": (2 * first + second + 1) ** 2 / (4 * (2 * first**2 + second**2 + 1)),
-            "effective_sample_size/token": kish([math.exp(l) for l in (0.5, -0.1, -0.4, 0.0)]),  # noqa: E741
         },
         nan_ok=True,
     )
@@ -68,33 +66,6 @@ def test_without_a_turn_there_is_nothing_to_average() -> None:
     assert metrics["turns/per_trajectory"] == 0
     for name in ("turns/length", "turns/ratio_mean", "turns/ratio_min", "turns/ratio_max", "clip_fraction/token"):
         assert math.isnan(metrics[name]), name
-
-
-def test_of_each_agent_by_hand() -> None:
-    """The second turn of trajectory 0 is the planner's, and all others are the searcher's."""
-    fields = {
-        "agent_ids": torch.tensor([[1, 1, -1, 0], [1, -1, -1, -1]]),
-        "agent_names": [("planner", "searcher")] * 2,
-    }
-    advantages = torch.tensor([[2.0], [1.0]])
-    sums = MetricSums()
-    batch = replace(micro_batch(level="token"), advantages=advantages, inputs=fields)
-    for name, each in agent_metrics(batch).items():
-        sums.add(name, *each)
-    kl = [math.exp(l) * l - math.exp(l) + 1 for l in (0.5, -0.1, -0.4)]  # noqa: E741
-    assert sums.reduce(ONE) == pytest.approx(
-        {
-            "agents/planner/advantage_square": 4.0,
-            "agents/planner/clip_fraction": 1.0,
-            "agents/planner/kl_to_old": kl[2],
-            "agents/searcher/advantage_square": (4 + 4 + 1) / 3,
-            "agents/searcher/clip_fraction": 1 / 3,
-            "agents/searcher/kl_to_old": (kl[0] + kl[1]) / 2 / 2,
-        }
-    )
-    assert agent_metrics(micro_batch()) == {}
-    alone = replace(micro_batch(), inputs={**fields, "agent_names": [("searcher",)] * 2})
-    assert agent_metrics(alone) == {}
 
 
 def test_the_kl_of_an_update_is_the_mean_over_its_trajectories() -> None:
