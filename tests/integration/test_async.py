@@ -302,7 +302,7 @@ class Dies(TrainerCallback):  # type: ignore[misc]
         def mortal(copies: Any, *args: Any) -> Any:
             made = engine(copies, *args)
             poll = made.poll
-            made.poll = lambda: self.refuse() if self.gone and copies._trainer is trainer else poll()
+            made.poll = lambda: self.refuse() if self.gone and copies._host is trainer._host else poll()
             return made
 
         monkeypatch.setattr(PolicyCopies, "engine", mortal)

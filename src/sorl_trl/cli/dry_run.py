@@ -162,17 +162,12 @@ def longest_prompt(trainer: TurnLevelTrainer) -> int:
 
 
 def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
-    """Collect and score a group of trajectories for each of two questions, as a step does, and show the result.
-
-    If the run samples from copies of the policy, so does the rehearsal.
-    """
+    """Collect and score a group of trajectories for each of two questions, as a step does, and show the result."""
     if trainer._dist.is_zero3 or trainer._dist.is_fsdp:
         yield "rehearsal", "none: ZeRO-3 and FSDP gather weights only in training. Try it with one process"
         return
     trainer.model.eval()
     rows = [trainer.train_dataset[i % len(trainer.train_dataset)] for i in range(REHEARSED)]
-    if trainer._ahead is not None and not trainer.use_vllm:
-        trainer.rollout_func = trainer._ahead.from_a_copy
     with torch.no_grad():
         group = range(trainer.num_generations_eval)
         trainer._generate_and_score_completions([{**row} for row in rows for _ in group])  # each gets columns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -52,25 +52,20 @@ class PolicyRollout(ABC):
             raise TypeError(f"engine is {engine!r}, but must be an `EngineOptions`")
         self.engine = engine or EngineOptions()
 
-    def __call__(self, prompts: list[Any], trainer: GRPOTrainer, engine: Engine | None = None) -> dict[str, Any]:
-        """What TRL expects of a `rollout_func`, sampled with the trainer's policy or another `engine`."""
+    def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        """What TRL expects of a `rollout_func`, sampled with the trainer's policy."""
         self.check(trainer.args, trainer.tools)
         examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
         window = positions_of(trainer.accelerator.unwrap_model(trainer.model))
-        trajectories = self.roll_out(prompts, trainer, examples, engine)
+        trajectories = self.roll_out(prompts, trainer, examples)
         return rollout_output(closed(trajectories, trainer._tokenizer.eos_token_id, window))
 
     def roll_out(
-        self,
-        prompts: Sequence[Any],
-        trainer: GRPOTrainer,
-        examples: Sequence[Mapping[str, Any]],
-        engine: Engine | None = None,
+        self, prompts: Sequence[Any], trainer: GRPOTrainer, examples: Sequence[Mapping[str, Any]]
     ) -> list[Trajectory]:
-        """Collect a trajectory for each prompt with the trainer's policy, or another `engine`, and log metrics."""
-        own = policy_engine(trainer, self.stop_strings, self.engine)
-        with own if engine is None else nullcontext((engine, bool)) as (sampler, any_active):
-            if engine is None and asks_for_routes(trainer.args):  # in evaluation, too, as which a dry run rehearses
+        """Collect a trajectory for each prompt with the trainer's policy, and log metrics."""
+        with policy_engine(trainer, self.stop_strings, self.engine) as (sampler, any_active):
+            if asks_for_routes(trainer.args):  # in evaluation, too, as which a dry run rehearses
                 sampler.report_routes()
             found, metrics = self.collect(self.setup(trainer), prompts, examples, sampler, any_active)
         for name, value in metrics.items():

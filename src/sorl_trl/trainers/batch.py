@@ -30,12 +30,6 @@ def loss_mask_of(batch: Mapping[str, Any]) -> Tensor:
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
-def advantages_of(batch: Mapping[str, Any]) -> Tensor:
-    """(B, T), or (B, 1) if all tokens of a trajectory have the same advantage."""
-    advantages: Tensor = batch["advantages"]
-    return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
-
-
 def row_scale(batch: Mapping[str, Any]) -> float:
     """The factor that takes dropped rows out of a mean over the rows of a micro-batch: 1 if none was dropped."""
     return float(batch.get(ROW_SCALE, 1.0))
@@ -45,12 +39,6 @@ def turns_of(batch: Mapping[str, Any]) -> TurnLayout:
     """The turns of a batch. With `turn_counts`, this does not wait for the device."""
     counts = batch.get("turn_counts")
     return turn_layout(batch["turn_ids"], None if counts is None else int(counts.max()))
-
-
-def token_count(batch: Mapping[str, Any], accelerator: Accelerator) -> Tensor:
-    """(), the number of tokens that the loss keeps on all processes: TRL's `num_items_in_batch`."""
-    count: Tensor = accelerator.gather(loss_mask_of(batch).sum()).sum()
-    return count
 
 
 def own_rows(gathered: Any, count: int, accelerator: Accelerator) -> Any:

@@ -23,7 +23,6 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.serialization import safe_globals
-from trl import GRPOTrainer
 
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.chat import RolloutSetup
@@ -238,11 +237,6 @@ class RolloutsAhead:
         raise_on_all_ranks(self._host, self._raise_failures)
         prompt_ids = raise_on_all_ranks(self._host, lambda: self._setup.encode(prompts[:1])[0])
         self._policy.renew(self._taken, prompt_ids)
-
-    def from_a_copy(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        """A `rollout_func` that samples from a copy of the policy as asynchronous rollouts do: for a rehearsal."""
-        engine = PolicyCopies(self._host).engine(self._end(self.rollout.setup(trainer)), self.rollout.engine)
-        return self.rollout(prompts, trainer, engine)
 
     def _begin_next(self, prompts: list[Any]) -> None:
         """Begin batches up to `staleness` in advance, but none beyond the end of the run."""

@@ -22,7 +22,6 @@ from sorl_trl.ops import bounded_log_ratio
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
     OLD_POLICY_STEP,
-    advantages_of,
     loss_mask_of,
     row_scale,
     turns_of,
@@ -101,7 +100,7 @@ def micro_batch(settings: LossSettings, logps: Tensor, inputs: Mapping[str, Any]
         sampling_logps=inputs.get("sampling_per_token_logps", old),
         log_ratio=bounded_log_ratio(logps - old),
         turns=turns_of(inputs),
-        advantages=advantages_of(inputs),
+        advantages=inputs["advantages"] if inputs["advantages"].dim() == 2 else inputs["advantages"].unsqueeze(1),
         unit=settings.method.ratio,
         clip=settings.method.clip,
         longest=settings.max_completion_length,

@@ -24,7 +24,6 @@ from sorl_trl.trainers.batch import (
     gather_rows,
     loss_mask_of,
     own_rows,
-    token_count,
 )
 from sorl_trl.trainers.checkpoint import ranks_where
 from sorl_trl.trainers.host import Host
@@ -108,7 +107,7 @@ def tensors(host: Host, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
             batch[name] = batch[name] * is_whole
     turn_ids = padded_tensor([each.turn_ids for each in trajectories], -1)
     batch["turn_ids"] = torch.where(loss_mask_of(batch).bool(), turn_ids, -1)
-    batch["num_items_in_batch"] = token_count(batch, host.accelerator)
+    batch["num_items_in_batch"] = host.accelerator.gather(loss_mask_of(batch).sum()).sum()
     return batch
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any
 
@@ -67,18 +66,6 @@ def _differ(rollout: ScoredRollout, size: int) -> bool:
     most, least = rewards.masked_fill(left_out, -math.inf), rewards.masked_fill(left_out, math.inf)
     groups = (-1, size, rewards.size(1))
     return bool((most.view(groups).amax(1) > least.view(groups).amin(1)).any())
-
-
-@dataclass(frozen=True)
-class SplitRewards:
-    """The rewards of B trajectories of at most K turns, with turn rewards and outcomes separated."""
-
-    turn_rewards: Tensor
-    """(B, K) the weighted sum of the turn rewards, 0 where there are none."""
-    has_turn_reward: Tensor
-    """(B, K) bool."""
-    outcomes: Tensor
-    """(B,) the weighted sum of the outcome rewards, 0 where there are none."""
 
 
 def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
@@ -185,8 +172,8 @@ def scorable(host: Host, samples: Sequence[Sample], rewards_per_func: Tensor) ->
 
 def split_rewards(
     samples: Sequence[Sample], rewards_per_func: Tensor, weights: Tensor, num_turns: int
-) -> SplitRewards:
-    """Separate turn rewards from outcomes, each as the weighted sum over all functions.
+) -> dict[str, Tensor]:
+    """The fields of a `ScoredRollout` for turn rewards and outcomes, each as the weighted sum over all functions.
 
     Args:
         samples: B trajectories, with their turn rewards.
@@ -203,11 +190,11 @@ def split_rewards(
             given = [math.nan if each is None else each for each in rewards]
             table[row, : len(given), index] = table.new_tensor(given)
             outcomes[row, index] = torch.nan
-    return SplitRewards(
-        turn_rewards=(table * weights).nansum(-1),
-        has_turn_reward=~table.isnan().all(-1),
-        outcomes=(outcomes * weights).nansum(-1),
-    )
+    return {
+        "turn_rewards": (table * weights).nansum(-1),
+        "has_turn_reward": ~table.isnan().all(-1),
+        "outcomes": (outcomes * weights).nansum(-1),
+    }
 
 
 def check_needed(reward_func: Callable[..., Any], name: str, columns: Collection[str]) -> None:

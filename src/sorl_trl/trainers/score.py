@@ -47,17 +47,16 @@ def scored_rollout(host: Host, samples: Sequence[Sample]) -> ScoredRollout:
     turn_ids = padded([each.turn_ids for each in trajectories], -1).to(accelerator.device)
     num_turns = turn_layout(turn_ids).num_turns
     split = split_rewards(samples, rewards, weights, num_turns)
+    gathered: dict[str, Any] = {name: gather_rows(accelerator, each) for name, each in split.items()}
     return ScoredRollout(
         turns=turn_layout(gather_rows(accelerator, turn_ids, padding=-1)),
         rewards_per_func=accelerator.gather(rewards),
         reward_names=host.reward_names,
         reward_weights=weights,
-        turn_rewards=gather_rows(accelerator, split.turn_rewards),
-        has_turn_reward=gather_rows(accelerator, split.has_turn_reward),
-        outcomes=accelerator.gather(split.outcomes),
         states=gather_rows(accelerator, state_keys(trajectories, num_turns).to(accelerator.device)),
         num_generations=host.group_size,
         gamma=host.method.gamma,
+        **gathered,
         **_agents(host, trajectories),
     )
 

@@ -16,7 +16,6 @@ from sorl_trl.rollout.agent_rollout import SearchRollout
 from sorl_trl.rollout.policy_rollout import policy_engine, rollout_output
 from sorl_trl.rollout.trajectories import closed
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.returned import read_output
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.agents import LIMITS, VOCABULARY, build_agent
@@ -134,18 +133,17 @@ def noted_reward(seen: list[Any], **columns: Any) -> list[float]:
 
 
 def test_routes_come_with_rollouts(tmp_path: Path) -> None:
-    """At once, and from a copy of the policy as rollouts ahead are; in evaluation, as which a dry run rehearses."""
+    """Also in evaluation, as which a dry run rehearses."""
     trainer = build_agent(tmp_path, model=build_moe_policy(vocab_size=len(VOCABULARY)))
     trainer.args.router_replay = "r3"
     trainer.model.train()
     rollout, prompts = trainer.rollout_func, ["where rome", "where"]
-    for sample in (rollout, RolloutsAhead(trainer._host, rollout, 1).from_a_copy):
-        output = sample(prompts, trainer)
-        for i, made in enumerate(output["trajectory"]):
-            read = len(made.prompt_ids) + sum(len(each.token_ids) for each in made.segments)
-            routes = output["routes"][i]
-            assert routes.shape == (len(output["prompt_ids"][i]) + len(output["completion_ids"][i]), 1, 2)
-            assert (routes >= 0).all((1, 2)).tolist() == [place < read - 1 for place in range(len(routes))]
+    output = rollout(prompts, trainer)
+    for i, made in enumerate(output["trajectory"]):
+        read = len(made.prompt_ids) + sum(len(each.token_ids) for each in made.segments)
+        routes = output["routes"][i]
+        assert routes.shape == (len(output["prompt_ids"][i]) + len(output["completion_ids"][i]), 1, 2)
+        assert (routes >= 0).all((1, 2)).tolist() == [place < read - 1 for place in range(len(routes))]
     trainer.model.eval()
     assert "routes" in rollout(prompts, trainer)
 

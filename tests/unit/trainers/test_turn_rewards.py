@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.trainers.rewards import SAMPLES, RewardWatch, SplitRewards, rewarding_turns, split_rewards
+from sorl_trl.trainers.rewards import SAMPLES, RewardWatch, rewarding_turns, split_rewards
 from sorl_trl.trainers.samples import Sample
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 
@@ -24,8 +24,9 @@ def record(returned: list[Any], counts: list[int]) -> tuple[list[Sample], list[f
     return made, rewarding_turns(lambda **_: returned, 0, "hits")(**{SAMPLES: made})
 
 
-def split(sampled: list[Sample], rewards: Tensor, weights: Tensor) -> SplitRewards:
-    return split_rewards(sampled, rewards, weights, max(len(each.trajectory.spans) for each in sampled))
+def split(sampled: list[Sample], rewards: Tensor, weights: Tensor) -> Any:
+    longest = max(len(each.trajectory.spans) for each in sampled)
+    return SimpleNamespace(**split_rewards(sampled, rewards, weights, longest))
 
 
 def test_trl_sees_the_sum_and_the_turns_are_kept() -> None:
