@@ -83,10 +83,8 @@ RELIED_ON = {
 }
 """Bodies that we call, or rest on otherwise, and for what.
 
-We also read and write attributes of the trainer, which have no body: `_logs`, `_metrics`, `_pending_metrics` and
-`_pending_extra_logs` (what TRL logs of a rollout); `_buffered_inputs` and `_step` (splitting a rollout);
-`_dist` (sharded parameters); `_last_loaded_step` (when asynchronous rollouts need weights); `_tokenizer` (parsing
-messages). `split_pixel_values_by_grid` splits images.
+`trainers/host.py` lists the attributes of the trainer that we read and write, which have no body.
+`split_pixel_values_by_grid` splits images.
 """
 READ = OVERRIDDEN | RELIED_ON
 

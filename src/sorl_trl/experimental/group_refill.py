@@ -81,10 +81,6 @@ class GroupRefillTrainer(TurnLevelTrainer):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._check_method()
-        self._check_dataset()
-
-    def _check_method(self) -> None:
         found = [piece for piece in self.method.keep if isinstance(piece, ZeroVariance)]
         if not found:
             raise ValueError(
@@ -92,9 +88,11 @@ class GroupRefillTrainer(TurnLevelTrainer):
                 "selects the groups to replace and drops those that cannot be replaced."
             )
         self._differs = found[0]
+        self._prompts = int(self.args.generation_batch_size or 0) // int(self.num_generations)
+        self._check_dataset(self.train_dataset, self._prompts)
 
-    def _check_dataset(self) -> None:
-        dataset, prompts = self.train_dataset, self._prompts_per_batch()
+    @staticmethod
+    def _check_dataset(dataset: Any, prompts: int) -> None:
         if not isinstance(dataset, Dataset):
             raise ValueError(
                 f"`train_dataset` is of type {type(dataset).__name__}, but must be a `datasets.Dataset`, to draw "
@@ -107,9 +105,6 @@ class GroupRefillTrainer(TurnLevelTrainer):
             )
         if images := {"image", "images"} & set(dataset.column_names):
             raise ValueError(f"`train_dataset` has {images.pop()!r}, but rows with images cannot be compared.")
-
-    def _prompts_per_batch(self) -> int:
-        return int(self.args.generation_batch_size or 0) // int(self.num_generations)
 
     def _sample(self, rows: list[dict[str, Any]]) -> tuple[list[Sample], ScoredRollout]:
         if not self.model.training:
@@ -148,7 +143,7 @@ class GroupRefillTrainer(TurnLevelTrainer):
                 continue
             asked.add(repr(row))
             found.append(row)
-            if len(found) == self._prompts_per_batch():
+            if len(found) == self._prompts:
                 repeated = [dict(each) for each in found for _ in range(self.num_generations)]
                 found.clear()
                 yield own_rows(repeated, len(rows), self.accelerator)

@@ -1,8 +1,8 @@
 """`trl.GRPOTrainer` with turns, a method of pieces and exact resume; `SOGRPOTrainer` is its default setup.
 
 TRL 1.16's private methods are overridden narrowly: `super()` plus what differs. docs/internals/architecture.md lists
-them, and tests/contract/test_trl_seams.py fails when one of their bodies changes. This class contains every seam to
-TRL; the work is done in the modules that its methods call.
+them, and tests/contract/test_trl_seams.py fails when one of their bodies changes. The work is done in the modules that
+these methods call, with a `Host` in place of the trainer.
 """
 
 from __future__ import annotations

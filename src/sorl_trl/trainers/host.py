@@ -6,7 +6,7 @@ read from its config. `Of` names what else is read: an attribute, by TRL's name 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -76,11 +76,13 @@ class Host:
     method = Of[Method]("method")
     has_critic = Of[bool]("_has_critic")
     forward = Of[Any]("_forward")
+    score = Of[Callable[..., Any]]("_score")
     ahead = Of[Any]("_ahead")
     # Models; `reference_model` is None if the reference is the policy without its adapter, or if there is none
     model = Of[Any]("model")
     reference_model = Of[Any]("ref_model")
     is_training = Of[bool]("model.training")
+    logps_and_entropies = Of[Callable[..., Any]]("_get_per_token_logps_and_entropies")
     # Prompts and sampling
     train_dataset = Of[Any]("train_dataset")
     eval_dataset = Of[Any]("eval_dataset")
@@ -88,31 +90,27 @@ class Host:
     tokenizer = Of[Any]("_tokenizer")
     eos_token_ids = Of["list[int]"]("eos_token_ids")
     template_options = Of["dict[str, Any]"]("chat_template_kwargs")
+    sampler = Of[Callable[[], Any]]("_get_train_sampler")
     rollout_func = Of[Any]("rollout_func")
+    generate = Of[Callable[..., Any]]("_generate")
     generation_config = Of[Any]("generation_config")
     uses_vllm = Of[bool]("use_vllm")
     vllm = Of[Any]("vllm_generation")
-    # Rewards; (F,) weights
+    # Rewards: all processes' (N, F), from this process's rows, prompts, completions and ids; (F,) weights
+    rewards_of = Of[Callable[..., Tensor]]("_calculate_rewards")
     reward_funcs = Of["list[Any]"]("reward_funcs")
     reward_names = Of["list[str]"]("reward_func_names")
     reward_weights = Of[Tensor]("reward_weights")
     # Progress, in optimizer steps
     step = Of[int]("state.global_step")
     last_step = Of[int]("state.max_steps")
-    # TRL's table of completions
+    # TRL's table of completions, and `log_metric` of reward functions
     table = Of["dict[str, Any]"]("_logs")
+    record = Of[Callable[[str, float], None]]("_log_metric")
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         """For users' functions alone."""
-
-    def score(self, model: Any, batch: Mapping[str, Any], **options: Any) -> Any:
-        """The `Pass` of a model over a batch, without gradients. All processes call it together."""
-        return self.trainer._score(model, batch, **options)
-
-    def logps_and_entropies(self, model: Any, ids: Tensor, mask: Tensor, length: int, **options: Any) -> Any:
-        """TRL's pass: log-probabilities, entropies and router loss of the last `length` tokens of (B, L) `ids`."""
-        return self.trainer._get_per_token_logps_and_entropies(model, ids, mask, length, **options)
 
     @property
     def is_sharded(self) -> bool:
@@ -129,10 +127,6 @@ class Host:
         """Whether FSDP recomputes activations."""
         return bool(self.trainer.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.activation_checkpointing)
 
-    # ---------------------------------------------------------------------------------------------------------------
-    # A rollout
-    # ---------------------------------------------------------------------------------------------------------------
-
     @property
     def rollout(self) -> PolicyRollout | None:
         """The `rollout_func`, if it is one of ours."""
@@ -144,17 +138,9 @@ class Host:
         setup: RolloutSetup = self.rollout_func.setup(self.trainer)
         return setup
 
-    def sampler(self) -> Any:
-        """The order of the prompts, as the dataloader reads them."""
-        return self.trainer._get_train_sampler()
-
     def prepared(self, inputs: Any) -> dict[str, Any]:
         """Inputs of a model, on its device."""
         return dict(Trainer._prepare_inputs(self.trainer, inputs))
-
-    def generate(self, prompts: list[Any]) -> Any:
-        """What TRL returns of its engine."""
-        return self.trainer._generate(prompts)
 
     @property
     def is_loaded(self) -> bool:
@@ -171,10 +157,6 @@ class Host:
     def unload_engine(self) -> None:
         """Have the next call of `load_engine` send the weights, whatever was sent before."""
         self.trainer._last_loaded_step = -1
-
-    def rewards_of(self, rows: list[Any], prompts: list[Any], completions: list[Any], ids: list[Any]) -> Tensor:
-        """All processes' (N, F) rewards, from this process's rows, prompts, completions and completion ids."""
-        return cast(Tensor, self.trainer._calculate_rewards(rows, prompts, completions, ids))
 
     @property
     def group_size(self) -> int:
@@ -198,10 +180,6 @@ class Host:
         """The ids that end a whole completion."""
         return {*self.eos_token_ids, self.tokenizer.pad_token_id}
 
-    # ---------------------------------------------------------------------------------------------------------------
-    # The generation cycle
-    # ---------------------------------------------------------------------------------------------------------------
-
     @property
     def cycle(self) -> tuple[int, Any]:
         """How many micro-batches have been trained on, and those of the last rollout."""
@@ -217,10 +195,6 @@ class Host:
         trainer._save_checkpoint(trainer.model_wrapped, None)
         trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
-    # ---------------------------------------------------------------------------------------------------------------
-    # What is logged
-    # ---------------------------------------------------------------------------------------------------------------
-
     @property
     def metrics(self) -> dict[str, list[float]]:
         """TRL's lists of values to log, by name."""
@@ -232,10 +206,6 @@ class Host:
         sums = torch.stack([torch.where(keep, values, 0.0).sum().float(), keep.sum().float()])
         total, count = self.accelerator.gather(sums.to(self.accelerator.device)).view(-1, 2).sum(0).tolist()
         self.metrics[name].append(total / count if count else float("nan"))
-
-    def record(self, name: str, value: float) -> None:
-        """Record what `taken` returns as "metrics", as a reward function does with `log_metric`."""
-        self.trainer._log_metric(name, value)
 
     def taken(self, kind: str) -> dict[str, list[Any]]:
         """The values that `log_metric` ("metrics") or `log_extra` ("extra_logs") has recorded, by name, only once."""
@@ -250,10 +220,6 @@ class Host:
         if self.is_training:
             state.num_input_tokens_seen += tokens
         return cast(float, state.num_input_tokens_seen)
-
-    # ---------------------------------------------------------------------------------------------------------------
-    # The loss
-    # ---------------------------------------------------------------------------------------------------------------
 
     def loss_settings(self) -> LossSettings:
         """The settings of the next micro-batch."""

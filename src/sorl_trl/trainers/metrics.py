@@ -80,10 +80,6 @@ class MetricSums:
         keep = ~values.isnan() if keep is None else keep.bool()
         self.kinds[name], self.numbers[name] = kind, _NUMBERS[kind](values, keep).float()
 
-    def reduce(self, accelerator: Accelerator) -> dict[str, float]:
-        """Every metric over all processes; NaN, which TRL's averages skip, if nothing was kept."""
-        return reduce_all([self], accelerator)[0]
-
 
 def _sum_and_count(values: Tensor, keep: Tensor) -> Tensor:
     return torch.stack([torch.where(keep, values, 0.0).sum().float(), keep.sum().float()])
@@ -112,7 +108,8 @@ _OVER_ALL: dict[str, Callable[[Tensor], Tensor]] = {
 def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
     """The metrics of each micro-batch over all processes, with one collective and one device synchronization.
 
-    The last one also has the values over all of them. All processes must have the same metrics; so must all
+    It is NaN, which TRL's averages skip, if nothing was kept. The last one also has the values over all of them. All
+    processes must have the same metrics; so must all
     micro-batches, except for means.
     """
     kinds = {name: kind for each in sums for name, kind in each.kinds.items()}

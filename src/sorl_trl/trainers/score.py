@@ -92,7 +92,7 @@ def _log_pending_metrics(host: Host) -> None:
     """Log the means over all processes of what `_log_metric` recorded, in an order that all share."""
     pending = host.taken("metrics")
     for name in sorted({*gather_object(list(pending))}):
-        host.log_mean(name, torch.tensor(pending.get(name, []), dtype=torch.float32))
+        host.log_mean(name, torch.tensor(pending.get(name, []), dtype=torch.float64))
 
 
 def state_keys(trajectories: Sequence[Trajectory], num_turns: int) -> Tensor:

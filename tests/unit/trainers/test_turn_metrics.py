@@ -39,7 +39,7 @@ def kish(ratios: list[float]) -> float:
 
 
 def test_hand_worked() -> None:
-    metrics = batch_metrics(micro_batch()).reduce(ONE)
+    metrics = reduce_all([batch_metrics(micro_batch())], ONE)[0]
     first, second = math.exp(0.2), math.exp(-0.4)  # of trajectory 0; trajectory 1 has one turn of ratio 1
     kl = sum(math.exp(l) * l - math.exp(l) + 1 for l in (0.5, -0.1, -0.4)) / 3  # noqa: E741
     assert metrics == pytest.approx(
@@ -62,7 +62,7 @@ def test_hand_worked() -> None:
 
 
 def test_without_a_turn_there_is_nothing_to_average() -> None:
-    metrics = batch_metrics(micro_batch(torch.full_like(TURN_IDS, -1))).reduce(ONE)
+    metrics = reduce_all([batch_metrics(micro_batch(torch.full_like(TURN_IDS, -1)))], ONE)[0]
     assert metrics["turns/per_trajectory"] == 0
     for name in ("turns/length", "turns/ratio_mean", "turns/ratio_min", "turns/ratio_max", "clip_fraction/token"):
         assert math.isnan(metrics[name]), name
@@ -133,6 +133,6 @@ def test_ranks_are_put_together() -> None:
         each.add("most", values, keep, "max")
     other = torch.cat([*ranks[1].numbers.values()])
     both: Any = SimpleNamespace(gather=lambda row: torch.cat([row, other.view(1, 1, -1)]))
-    assert ranks[0].reduce(both) == pytest.approx(
+    assert reduce_all([ranks[0]], both)[0] == pytest.approx(
         {"mean": 12 / 5, "scalar": (1 + 10 / 3) / 2, "least": 1.0, "most": 4.0}
     )
