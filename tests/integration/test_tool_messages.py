@@ -112,8 +112,10 @@ def script(trainer: Any, says: Says) -> None:
     """Have the policy follow a script instead of sampling."""
     engine = Scripted(trainer._tokenizer, says)
     if trainer.rollout_func is not None:
-        roll_out = trainer.rollout_func.roll_out
-        trainer.rollout_func.roll_out = lambda prompts, of, rows, *_: roll_out(prompts, of, rows, engine)
+        collect = trainer.rollout_func.collect
+        trainer.rollout_func.collect = lambda setup, prompts, rows, _, *rest: collect(
+            setup, prompts, rows, engine, *rest
+        )
 
     def say(prompt_ids: Any, *_: Any, **__: Any) -> Any:
         return [[*each.token_ids] for each in engine.generate(prompt_ids, ())], None
