@@ -115,7 +115,7 @@ class Turn:
     context: int = 0
     """The context that the turn continues."""
     routes: Any = field(default=None, compare=False, repr=False)
-    """If the engine reports routes: those (n, L, k) of the tokens that it read and no earlier turn covers."""
+    """What `rollout/routing.py` makes of the engine's report, for the tokens that it has read."""
     resumes: bool = False
     """Whether it continues the turn before it, which tokens of the environment interrupt."""
 

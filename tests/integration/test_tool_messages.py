@@ -54,7 +54,7 @@ def every_other_asks(read: list[str]) -> list[str]:
 class Scripted:
     """In place of an engine."""
 
-    window = routes = None
+    window = None
 
     def __init__(self, tokenizer: Any, says: Says) -> None:
         self.tokenizer, self.says = tokenizer, says

@@ -17,7 +17,7 @@ from sorl_trl.endpoint.contexts import Answer, Context, all_restored, restored_m
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.requests import BadRequest, Message, Request
 from sorl_trl.rollout import Generation
-from sorl_trl.rollout.trajectories import decode, new_routes
+from sorl_trl.rollout.trajectories import decode
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, ToolCall, ToolResult, Trajectory, Turn
 
 FIRST, EXTENDED, SPLICED, NEW_CONTEXT = "first", "extended", "spliced", "new_context"
@@ -131,7 +131,7 @@ class Conversation:
             generation.logprobs,
             versions=generation.versions,
             agent=request.model,
-            routes=new_routes(generation.routes, (each.turn for each in context.parts if isinstance(each, Answer))),
+            routes=generation.routes,
         )
         reason = "length" if not end and cut < 0 else "tool_calls" if calls else "stop"
         answer = call.answer = Answer(turn, message, full, reason, bool(end))

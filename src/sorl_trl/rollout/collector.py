@@ -19,7 +19,7 @@ from sorl_trl.rollout.observation import ObservationEncoder
 from sorl_trl.rollout.options import EngineOptions, RolloutLimits
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.rollout.search_responder import SearchResponder
-from sorl_trl.rollout.trajectories import decode, new_routes
+from sorl_trl.rollout.trajectories import decode
 from sorl_trl.rollout.turns import Episode, Episodes, TurnRequest
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
@@ -141,7 +141,7 @@ class Collector:
             agent = self.responder.agent_of(row)
             limit = min(self.limits.max_turn_tokens, room)
             generation: Generation = yield TurnRequest(row, row, token_ids, limit)
-            turn = self._read(row, generation, segments, agent)
+            turn = self._read(row, generation, agent)
             segments.append(turn)
             token_ids += turn.token_ids
             taken += 1
@@ -177,12 +177,11 @@ class Collector:
             return window, StopReason.CONTEXT_LIMIT
         return allowed, StopReason.TRAJECTORY_LIMIT
 
-    def _read(self, row: int, generation: Generation, earlier: Sequence[Turn | Observation], agent: str) -> Turn:
+    def _read(self, row: int, generation: Generation, agent: str) -> Turn:
         text = decode(self.tokenizer, generation.token_ids)
         action = self.responder.protocol_of(row, self.protocol).parse(text)
-        routes = new_routes(generation.routes, (each for each in earlier if isinstance(each, Turn)))
         sampled = generation.token_ids, text, action, generation.logprobs
-        return Turn(*sampled, versions=generation.versions, agent=agent, routes=routes)
+        return Turn(*sampled, versions=generation.versions, agent=agent, routes=generation.routes)
 
 
 def _encoded(

@@ -18,8 +18,8 @@ from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.engines.base import positions_of
 from sorl_trl.rollout.engines.vllm import vllm_engine
-from sorl_trl.rollout.routing import ROUTES
-from sorl_trl.rollout.trajectories import closed, laid_out_routes
+from sorl_trl.rollout.routing import asks_for_routes, output_routes
+from sorl_trl.rollout.trajectories import closed
 from sorl_trl.types import Trajectory
 
 MESSAGES = "trajectory_messages"
@@ -126,7 +126,7 @@ class PolicyRollout(ABC):
 
 
 def rollout_output(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Trajectories as a `rollout_func` returns them. `context_ids` and `routes` are left out if none has any."""
+    """Trajectories as a `rollout_func` returns them. `context_ids` and routes are left out if none has any."""
     output: dict[str, Any] = {"prompt_ids": [[*each.prompt_ids] for each in trajectories]}
     for key in ("completion_ids", "env_mask", "turn_ids", "logprobs"):
         output[key] = [getattr(each, key) for each in trajectories]
@@ -134,8 +134,7 @@ def rollout_output(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         output["logprobs"] = None
     if any(any(each.context_ids) for each in trajectories):
         output["context_ids"] = [each.context_ids for each in trajectories]
-    if routes := [turn.routes for each in trajectories for turn in each.turns if turn.routes is not None]:
-        output[ROUTES] = [laid_out_routes(each, routes[0].shape[1:]) for each in trajectories]
+    output |= output_routes(trajectories)
     return output | {name: [each.columns[name] for each in trajectories] for name in trajectories[0].columns}
 
 
@@ -144,11 +143,6 @@ def with_columns(trajectories: Sequence[Trajectory], **columns: Sequence[Any] | 
     given = {name: values for name, values in columns.items() if values}
     added = [{name: values[i] for name, values in given.items()} for i in range(len(trajectories))]
     return [replace(each, columns={**each.columns, **own}) for each, own in zip(trajectories, added, strict=True)]
-
-
-def asks_for_routes(args: Any) -> bool:
-    """Whether a trainer's config requests the experts that the engine chooses. TRL's own never does."""
-    return bool(getattr(args, "router_replay", "none") == "r3")
 
 
 @contextmanager

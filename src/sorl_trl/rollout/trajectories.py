@@ -1,4 +1,4 @@
-"""Trajectories as tokens: their texts, their end, their routes, and the statistics logged under `rollout/`."""
+"""Trajectories as tokens: their texts, their end, and the statistics logged under `rollout/`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.rollout.routing import LIVE
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 _LOOKS_LIKE_CONTROL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
@@ -107,35 +104,6 @@ def _closed(trajectory: Trajectory, eos_token_id: int, window: int | None) -> tu
     if segments and (is_cut or segments[-1].token_ids[-1:] == (eos_token_id,)):
         return segments
     return *segments, Observation((eos_token_id,), "", context=context)
-
-
-def new_routes(routes: np.ndarray[Any, Any] | None, earlier: Iterable[Turn]) -> np.ndarray[Any, Any] | None:
-    """The routes of tokens that no `earlier` turn of the context covers: a token belongs to its first reader."""
-    if routes is None:
-        return None
-    known = sum(len(each.routes) for each in earlier)
-    return np.array(routes[known:])  # a copy, which lets go of the others
-
-
-def laid_out_routes(trajectory: Trajectory, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """The (n, L, k) experts that the engine chose for each of the n tokens of prompt and completion.
-
-    They are `LIVE` where unknown: from the last token of a context's last turn on. Raises RuntimeError if a turn's
-    routes do not cover exactly the tokens that no earlier turn covers.
-    """
-    place = len(trajectory.prompt_ids)
-    size = place + sum(len(segment.token_ids) for segment in trajectory.segments)
-    routes = np.full((size, *shape), LIVE, dtype=np.int16)
-    left = {0: [*range(place)]}
-    for segment in trajectory.segments:
-        own = left.setdefault(segment.context, [])
-        own += range(place, place := place + len(segment.token_ids))
-        if isinstance(segment, Turn) and segment.routes is not None:
-            if len(segment.routes) != len(own) - 1:
-                raise RuntimeError(f"an engine reported routes of {len(segment.routes)} tokens, not {len(own) - 1}")
-            routes[own[:-1]] = segment.routes
-            del own[:-1]
-    return routes
 
 
 def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

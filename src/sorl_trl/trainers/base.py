@@ -28,8 +28,9 @@ from sorl_trl.methods.method import Credit
 from sorl_trl.ops import masked_mean, turn_broadcast, turn_layout
 from sorl_trl.rollout.agent_rollout import tools_as_rollout
 from sorl_trl.rollout.chat import ensure_response_template
-from sorl_trl.rollout.policy_rollout import PolicyRollout, asks_for_routes
+from sorl_trl.rollout.policy_rollout import PolicyRollout
 from sorl_trl.rollout.protocol import MessageReader
+from sorl_trl.rollout.routing import asks_for_routes
 from sorl_trl.trainers.batch import micro_batches, turns_of
 from sorl_trl.trainers.checkpoint import (
     Continuation,
@@ -191,12 +192,12 @@ class TurnLevelTrainer(GRPOTrainer):
         return self._buffered_inputs[self._step % count]
 
     @torch.no_grad()
-    def _score(self, model: Any, batch: Mapping[str, Any], values: bool = False, replay: bool = False) -> Pass:
+    def _score(self, model: Any, batch: Mapping[str, Any], values: bool = False) -> Pass:
         """A pass without gradients, in chunks of the per-device batch size. All processes call it together."""
         args = self.args
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with disable_gradient_checkpointing(self.model, args.gradient_checkpointing_kwargs):
-            return self._forward(model, batch, values=values, rows=rows, replay=replay)
+            return self._forward(model, batch, values=values, rows=rows)
 
     def _apply_method(self, rollout: Rollout) -> Tensor:
         """Drop what is not kept, and put advantages and weights into the batch; return (N,) advantages to display."""
@@ -230,11 +231,11 @@ class TurnLevelTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """One forward pass and one loss, then terms, metrics and observers."""
         asked = {"entropies": True, "router": self.aux_loss_enabled, "values": self._has_critic}
-        scores = self._forward(model, inputs, **asked, replay=True)
+        scores = self._forward(model, inputs, **asked)
         settings = self._host.loss_settings()
         batch = micro_batch(settings, scores.logps, inputs)
         loss, objective, metrics = policy_loss(settings, batch, scores)
-        metrics |= scores.routing.rerouted() if scores.routing else {}
+        metrics |= scores.metrics
         terms = [*(term(batch) for term in self.method.terms), self._own_term(batch, scores)]
         for value, term_metrics in terms:
             loss = loss + value / settings.micro_batches

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +21,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from sorl_trl.rollout.engines.slots.support import is_bidirectional, rope_of_batch
-from sorl_trl.rollout.routing import ROUTES
+from sorl_trl.rollout.routing import ROUTES, Replay, replayed_routers
+from sorl_trl.trainers.adapters import within_and_recomputed
 from sorl_trl.trainers.batch import loss_mask_of
 from sorl_trl.trainers.checks import warn_on_main_process
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of
 from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.layouts import LAYOUTS, Plan, attend_in_segments, is_flash, plan_of, why_not_packed
 from sorl_trl.trainers.prompts import IMAGE_INPUTS
-from sorl_trl.trainers.router_replay import Routing, replayed_routers
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ class Pass:
     """V of the state before each token."""
     aux_loss: Tensor | None = None
     """() the router loss of a mixture of experts."""
-    routing: Routing | None = None
-    """What the routers of a mixture would have chosen themselves, if the pass replayed routes."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """What else to log of the pass: values, and where they count."""
 
 
 class Forward:
@@ -72,14 +73,16 @@ class Forward:
         self._host = host
         policy = causal_lm_of(host.model)
         reference = None if host.reference_model is None else host.accelerator.unwrap_model(host.reference_model)
-        backbone = getattr(getattr(policy, CRITIC_ATTRIBUTE, None), "backbone", None)
+        critic = getattr(policy, CRITIC_ATTRIBUTE, None)
+        backbone = getattr(critic, "backbone", None)
         models = [each for each in (policy, reference, backbone) if each is not None]
         if (found := next(filter(is_bidirectional, models), None)) is not None:
             raise ValueError(
                 f"{type(found).__name__} is bidirectional: its tokens attend to those that they predict. Set "
                 "`is_decoder` or `is_causal` of its config to True."
             )
-        self.routers = replayed_routers(host, policy)
+        kind = getattr(critic, "kind", None)
+        self.routers = replayed_routers(policy, host.args.router_replay, kind, host.checkpoints_activations)
         """The routers that are replayed."""
         self.reason = _why_unfolded(host.model, models)
         self.layouts: Sequence[str] = LAYOUTS[:1]
@@ -100,19 +103,17 @@ class Forward:
         values: bool = False,
         rows: int | None = None,
         layouts: Sequence[str] | None = None,
-        replay: bool = False,
     ) -> Pass:
         """Run `model`, wrapped or not, on a batch. All processes call it together.
 
         Args:
             model: The policy, or the reference model.
             batch: TRL's, with `prompt_ids`, `completion_ids` and their masks, and optionally `tool_mask`, image
-                inputs, and `context_ids` (B, T): a completion token with entry c belongs to context |c|, and context 0
-                continues the prompt.
+                inputs, `routes` to be replayed, and `context_ids` (B, T): a completion token with entry c belongs to
+                context |c|, and context 0 continues the prompt.
             entropies, router, values: What to compute besides log-probabilities. Values need a critic.
             rows: The number of rows per forward call; None for all at once.
             layouts: The layouts to choose from; None for those that all models support.
-            replay: Whether, with `router_replay`, the policy's routers follow the batch's routes, if it has any.
 
         Raises:
             ValueError: A trajectory with images has several contexts.
@@ -132,14 +133,13 @@ class Forward:
                 )
             layouts, contexts = ("rows",), None
         policy = host.accelerator.unwrap_model(model) if model is host.reference_model else host.model
-        asked = LaidOut(model, policy, layouts, loss_mask_of(batch), contexts, values)
-        if replay and self.routers is not None and ROUTES in batch:
-            asked.routing = Routing(self.routers, batch[ROUTES])
+        replay = Replay(self.routers, batch[ROUTES]) if self.routers and ROUTES in batch else None
+        asked = LaidOut(model, policy, layouts, loss_mask_of(batch), contexts, values, replay)
         options = {"batch_size": rows, "compute_entropy": entropies, "compute_aux_loss": router, **images}
         length = batch["completion_ids"].size(1)
         logps, entropy, aux_loss = host.logps_and_entropies(asked, ids, mask, length, **options)
         critic_values = torch.cat(asked.values)[:, -length:] if values else None
-        return Pass(logps, entropy, critic_values, aux_loss, asked.routing)
+        return Pass(logps, entropy, critic_values, aux_loss, replay.metrics() if replay else {})
 
     def _try_out(self) -> None:
         """Compare the layouts on short texts, and keep those that agree. All processes decide alike."""
@@ -226,6 +226,7 @@ class LaidOut:
         scored: (B, T) 1 at the tokens to score, of all rows.
         contexts: (B, T) `context_ids` of all rows, or None.
         with_values: Whether to collect the critic's `values`, (rows, W) for each call.
+        replay: What the policy's routers follow.
     """
 
     def __init__(
@@ -236,13 +237,13 @@ class LaidOut:
         scored: Tensor,
         contexts: Tensor | None = None,
         with_values: bool = False,
+        replay: Replay | None = None,
     ) -> None:
         self._model, self._policy, self._layouts = model, policy, layouts
         self._causal_lm = causal_lm_of(policy)
         self._scored, self._contexts, self._row = scored, contexts, 0
-        self._with_values = with_values
+        self._with_values, self._replay = with_values, replay
         self.values: list[Tensor] = []
-        self.routing: Routing | None = None
         self._has_router = getattr(self._causal_lm.config.get_text_config(), "output_router_logits", False)
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **options: Any) -> Any:
@@ -261,8 +262,9 @@ class LaidOut:
             options |= {"position_ids": plan.position_ids, **plan.segments.arguments(self._causal_lm)}
         elif is_masked or layouts[0] == "rows":
             options |= {"attention_mask": plan.attention_mask}
-        around = self.routing.around(self._causal_lm, plan, rows, attention_mask) if self.routing else nullcontext()
-        with around:
+        recomputed = partial(within_and_recomputed, self._causal_lm.modules())
+        replay = self._replay and self._replay.around(rows, attention_mask, plan.sources, recomputed)
+        with replay or nullcontext():
             output = self._run(plan, options)
         for name in ("log_probs", "entropy"):
             if (found := getattr(output, name, None)) is not None:

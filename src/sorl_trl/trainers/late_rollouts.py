@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from io import BytesIO
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.engines.base import draw_seed
 from sorl_trl.rollout.engines.slots import SlotEngine
-from sorl_trl.rollout.policy_rollout import PolicyRollout, asks_for_routes
+from sorl_trl.rollout.policy_rollout import PolicyRollout
+from sorl_trl.rollout.routing import asks_for_routes
 from sorl_trl.text import one_line
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler
 from sorl_trl.trainers.host import Host
@@ -49,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 _STORED: list[Any] = [
     *(Trajectory, Turn, Observation, Action, ActionKind, StopReason, Passage, ToolCall, ToolResult),
-    *(np.ndarray, np.dtype, np.dtypes.Int16DType, np.zeros(0).__reduce__()[0]),  # routes
+    *(np.ndarray, np.dtype, np.dtypes.UInt8DType, np.dtypes.UInt16DType, np.zeros(0).__reduce__()[0]),  # `Turn.routes`
 ]
 """The types in a rollout's output that a checkpoint may hold, besides tensors and what JSON has."""
 _JOIN_S = 1.0
@@ -82,8 +84,6 @@ class PolicyCopies:
         engine = model_engine(self._fresh, end, self._host.generation_config, "slots", options.kv_cache_gib)
         assert isinstance(engine, SlotEngine)  # "slots" refuses a model that it does not serve
         engine.logprobs_at = self._host.args.temperature  # those that the trainer computes
-        if asks_for_routes(self._host.args):
-            engine.report_routes()
         return engine
 
     def close(self) -> None:
@@ -265,6 +265,8 @@ class RolloutsAhead:
         assert self._policy is not None
         engine = self._policy.engine(self._end(self._setup), self.rollout.engine)
         engine.seed = draw_seed()
+        if asks_for_routes(self._host.args):
+            engine.report_routes()
         part = Part(place, self._taken, self._host.step, rows, engine)
         collect = partial(_collect, part, engine, self.rollout.fork(), self._setup, self._ended)
         part.thread = threading.Thread(target=collect, name="sorl-ahead-{}.{}".format(*place), daemon=True)
@@ -381,7 +383,10 @@ def _warn_of_what_is_not_kept(reason: str) -> None:
 
 def _unpacked(packed: Tensor, place: tuple[int, int], rows: list[dict[str, Any]]) -> Part | None:
     """The part that was packed; None if its prompts are not those of `rows`, or another version packed it."""
-    version, step, prompts, trajectories, metrics = _read(packed)
+    try:
+        version, step, prompts, trajectories, metrics = _read(packed)
+    except UnpicklingError:
+        return None
     part = Part(place, version, step, rows)
     part.result.set_result((trajectories, metrics))
     return part if part.prompts == prompts and isinstance(trajectories, list) else None

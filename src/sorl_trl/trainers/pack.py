@@ -16,7 +16,7 @@ from trl.trainer.utils import nanmax, nanmin, pad, use_adapter
 from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import bounded_log_ratio, engine_ratio
 from sorl_trl.rollout.chat import tabular
-from sorl_trl.rollout.routing import ROUTES
+from sorl_trl.rollout.routing import packed_routes, replay_gaps
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
     OLD_POLICY_STEP,
@@ -28,7 +28,6 @@ from sorl_trl.trainers.batch import (
 from sorl_trl.trainers.checkpoint import ranks_where
 from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.prompts import image_inputs
-from sorl_trl.trainers.router_replay import engine_routes, log_gaps
 from sorl_trl.trainers.samples import Sample
 from sorl_trl.types import Trajectory
 
@@ -64,17 +63,25 @@ def pack(host: Host, samples: list[Sample], scored: ScoredRollout) -> Rollout:
     images = [each.images for each in samples]
     if any(each is not None for each in images):
         batch |= image_inputs(host, [each.prompt for each in samples], images, batch)
-    if host.args.router_replay != "none" and host.is_training:
-        batch[ROUTES] = engine_routes(batch, trajectories, host.forward.routers.shape)
     sampled_at = samples[0].step
     batch[GENERATED_AT] = torch.tensor(sampled_at)
     batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if host.args.compares_with_sampler else host.step)
-    _score_old_policy(host, batch)
+    routes = _routes(host, batch, trajectories)
+    _score_old_policy(host, batch, routes)
     if host.args.beta != 0.0:
         batch["ref_per_token_logps"] = _score_reference(host, batch)
     if host.corrects_engine:
         batch["importance_sampling_ratio"] = engine_weights(host, batch)
-    return Rollout(host.accelerator, samples, scored, batch)
+    return Rollout(host.accelerator, samples, scored, batch | routes)
+
+
+def _routes(host: Host, batch: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """The field of the batch that has passes of the policy, and no others, replay the engine's routers, if any."""
+    if host.forward.routers is None or not host.is_training:
+        return {}
+    # A completion that is masked because it was cut is not read.
+    lengths = (batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)).tolist()
+    return packed_routes(trajectories, lengths, host.forward.routers.shape)
 
 
 def tensors(host: Host, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -116,7 +123,7 @@ def tensors(host: Host, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------------
 
 
-def _score_old_policy(host: Host, batch: dict[str, Any]) -> None:
+def _score_old_policy(host: Host, batch: dict[str, Any], routes: dict[str, Any]) -> None:
     """Put the log-probabilities that ratios compare with into a batch, and the values of a critic.
 
     Without them, ratios compare the policy with itself, as in TRL. No pass is made if ratios compare with the
@@ -130,10 +137,12 @@ def _score_old_policy(host: Host, batch: dict[str, Any]) -> None:
     is_known = is_sampler and not ranks_where(bool(sampling.isnan().any()))
     logps = None
     if host.has_critic or (is_compared and not is_known):
-        scores = host.score(host.model, batch, values=host.has_critic, replay=True)
+        scores = host.score(host.model, batch | routes, values=host.has_critic)
         logps = scores.logps
-        if ROUTES in batch:
-            log_gaps(host, batch, logps)
+        if routes:
+            live = (lambda: host.score(host.model, batch).logps) if host.args.log_turn_details else None
+            for figure in replay_gaps(batch, logps, live):
+                host.log_mean(*figure)
         if scores.values is not None:
             batch["old_values"] = scores.values
     if is_compared:

@@ -18,7 +18,6 @@ from trl.trainer.utils import pad
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd
 from sorl_trl.rollout.engines.server import EngineUnavailable, VLLMServer, server_url
 from sorl_trl.rollout.engines.vllm import VLLMServerEngine
-from sorl_trl.rollout.policy_rollout import asks_for_routes
 from sorl_trl.trainers.adapters import replaced
 from sorl_trl.trainers.checkpoint import checkpoint_now
 from sorl_trl.trainers.critic import is_critic_name
@@ -93,7 +92,7 @@ class PolicyGeneration(VLLMGeneration):
 
 @contextmanager
 def used_by_trl(routes: bool = False) -> Iterator[None]:
-    """Context in which TRL's trainer constructor makes a `PolicyGeneration`; colocated vLLM may report routes.
+    """Context in which TRL's trainer constructor makes a `PolicyGeneration`; colocated vLLM may report `routes`.
 
     TRL looks the classes up in its modules, and the object connects to a server at once, so there is nothing to pass
     or override.
@@ -186,8 +185,6 @@ class ServerPolicy:
         """
         engine = VLLMServerEngine(self._vllm, end, self._server)
         engine.constrains = False
-        if asks_for_routes(self._host.args):
-            engine.report_routes()
         return engine
 
     def close(self) -> None:

@@ -2,11 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-import pytest
-
 from sorl_trl.rollout import rollout_statistics
-from sorl_trl.rollout.trajectories import laid_out_routes
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.unit.evaluation.trajectories import TWO_AGENTS
 
@@ -46,34 +42,6 @@ def test_where_turns_lie_and_what_the_policy_read_before_them() -> None:
     interrupted = Trajectory((1,), (first, seen, replace(first, resumes=True), first), StopReason.MAX_TURNS)
     assert (interrupted.turn_ids, interrupted.spans) == ([0, -1, 0, 1], [(0, 3), (3, 4)])
     assert interrupted.turns == (first, first)
-
-
-def routed(trajectory: Trajectory, *by_turn: list[int]) -> Trajectory:
-    """With one router that chooses one expert, whose number is given for each token that a turn covers."""
-    routes = iter([np.array(chosen, dtype=np.int16).reshape(-1, 1, 1) for chosen in by_turn])
-    segments = (replace(s, routes=next(routes)) if isinstance(s, Turn) else s for s in trajectory.segments)
-    return replace(trajectory, segments=tuple(segments))
-
-
-def test_routes_are_laid_out_by_context() -> None:
-    """Here each token goes to the expert of its own number. What follows the last turn of a context has none."""
-    known = routed(TWO_AGENTS, [2, 3, 5], [4, 7, 8], [4, 10], [9, 14], [6, 15, 16])
-    found = laid_out_routes(known, (1, 1))
-    assert (found.dtype, found.shape) == (np.int16, (16, 1, 1))
-    assert found.ravel().tolist() == [2, 3, 5, 6, 4, 7, 8, 9, 4, 10, -1, 14, -1, 15, 16, -1]
-    ends_with = replace(known, segments=(*known.segments, Observation((20,), "", context=2)))
-    assert laid_out_routes(ends_with, (1, 1)).ravel().tolist() == [*found.ravel(), -1]
-
-
-def test_routes_that_are_no_engine_s_are_refused_or_left_out() -> None:
-    wrong = routed(TWO_AGENTS, [2, 3, 5], [4, 7, 8], [4, 10], [9, 14, 12], [6, 15, 16])
-    with pytest.raises(RuntimeError, match="routes of 3 tokens, not 2"):
-        laid_out_routes(wrong, (1, 1))
-    partly = routed(TWO_AGENTS, [2, 3, 5], [4, 7, 8], [4, 10], [9, 14], [6, 15, 16])
-    segments = [replace(s, routes=None) if s.token_ids == (12,) else s for s in partly.segments]
-    partly = replace(partly, segments=tuple(segments))
-    found = laid_out_routes(partly, (1, 1)).ravel().tolist()
-    assert found == [2, 3, 5, 6, 4, 7, 8, -1, 4, 10, -1, -1, -1, 15, 16, -1]
 
 
 def test_statistics_of_a_batch() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -16,11 +17,14 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.rollout.routing import LIVE, Routers
-from sorl_trl.trainers.router_replay import ROUTES, Routing, log_gaps
+from sorl_trl.rollout.routing import LIVE, ROUTES, Replay, Routers, laid_out_routes, replay_gaps
+from sorl_trl.types import Observation, Trajectory, Turn
+from tests.agents import VOCABULARY, build_agent
 from tests.model_families import GQA, MOE, SHAPE, build
+from tests.policies import build_moe_policy
 from tests.training import settings
 from tests.trajectories import SeveralContexts, parity_reward, prompts
+from tests.unit.evaluation.trajectories import TWO_AGENTS
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
 SIZE = {**GQA, "vocab_size": 32}
@@ -88,9 +92,10 @@ def test_gradients_reach_the_router_with_the_choice_held_fixed() -> None:
     torch.testing.assert_close(weight.grad[5, 2], slope, rtol=1e-2, atol=1e-3)
 
 
-def test_a_router_that_an_adapter_trains_is_replayed() -> None:
+def test_a_router_that_an_adapter_trains_is_replayed_and_a_critic_s_is_not() -> None:
     config = LoraConfig(target_modules=["q_proj"], modules_to_save=["gate"])
     model = get_peft_model(build(FAMILIES["mixtral"]), config).get_base_model()
+    model.add_module("critic", build(FAMILIES["mixtral"]))
     routers = Routers(model)
     assert routers.shape == (2, 2)
     with torch.no_grad(), routers.replayed() as last:
@@ -105,6 +110,34 @@ def test_other_models_are_refused_by_name() -> None:
     phi = hf.PhimoeForCausalLM(hf.PhimoeConfig(**SHAPE, num_local_experts=4, num_key_value_heads=2))
     with pytest.raises(ValueError, match="PhimoeTopKRouter: they must be Qwen2MoeTopKRouter, "):
         Routers(phi)
+
+
+def routed(*by_turn: list[int]) -> Trajectory:
+    """With one router that chooses one expert, whose number is given for each token that a turn has read."""
+    routes = iter([np.array(chosen, dtype=np.uint8).reshape(-1, 1, 1) for chosen in by_turn])
+    segments = (replace(s, routes=next(routes)) if isinstance(s, Turn) else s for s in TWO_AGENTS.segments)
+    return replace(TWO_AGENTS, segments=tuple(segments))
+
+
+READ = [2, 3, 5], [4, 7, 8], [4, 10], [0, 0, 0, 9, 14], [0, 0, 0, 6, 15, 16]
+"""Each token goes to the expert of its own number; had it been read again, to another one."""
+
+
+def test_a_token_has_the_routes_of_its_first_reader() -> None:
+    """What follows the last turn of a context has none."""
+    known = routed(*READ)
+    found = laid_out_routes(known, (1, 1))
+    assert (found.dtype, found.shape) == (np.int16, (16, 1, 1))
+    assert found.ravel().tolist() == [2, 3, 5, 6, 4, 7, 8, 9, 4, 10, -1, 14, -1, 15, 16, -1]
+    ends_with = replace(known, segments=(*known.segments, Observation((20,), "", context=2)))
+    assert laid_out_routes(ends_with, (1, 1)).ravel().tolist() == [*found.ravel(), -1]
+    partly = replace(known, segments=[replace(s, routes=None) if s.token_ids == (12,) else s for s in known.segments])
+    assert laid_out_routes(partly, (1, 1)).ravel().tolist()[7:12] == [-1, 4, 10, -1, -1]
+
+
+def test_routes_that_are_no_engine_s_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="routes of 6 tokens, not 5"):
+        laid_out_routes(routed(*READ[:3], [*READ[3], 12], READ[4]), (1, 1))
 
 
 # A trainer -----------------------------------------------------------------------------------------------------------
@@ -157,9 +190,13 @@ def rollout_of(trainer: Any) -> dict[str, Any]:
     return batch
 
 
+def live(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in batch.items() if name != ROUTES}
+
+
 def gap(trainer: Any, batch: dict[str, Any], replay: bool) -> float:
     kept = batch["turn_ids"] >= 0
-    logps = trainer._score(trainer.model, batch, replay=replay).logps
+    logps = trainer._score(trainer.model, batch if replay else live(batch)).logps
     return float((logps - batch["sampling_per_token_logps"]).abs()[kept].max())
 
 
@@ -171,7 +208,7 @@ def test_r3_gives_what_the_engine_computed(tmp_path: Path, tokenizer: Any) -> No
     assert gap(trainer, batch, True) < 1e-6  # the routers' softmax is in float32
     assert gap(trainer, batch, False) > 0.1
     for layout in trainer._forward.layouts:
-        one_by_one = trainer._forward(trainer.model, batch, rows=1, layouts=[layout], replay=True).logps
+        one_by_one = trainer._forward(trainer.model, batch, rows=1, layouts=[layout]).logps
         torch.testing.assert_close(one_by_one, batch["old_per_token_logps"], rtol=0, atol=1e-9)
     logged = trainer._metrics["train"]
     assert logged["router_replay/logp_gap"][0] < 1e-6
@@ -184,22 +221,20 @@ def test_a_token_is_rerouted_if_some_layer_chose_another_expert() -> None:
     routes = torch.tensor([[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[LIVE, LIVE], [LIVE, LIVE]]])
     chosen = torch.tensor([[[1, 0], [3, 2]], [[1, 0], [3, 1]], [[0, 1], [2, 3]]])
     routers: Any = None
-    others, replayed = Routing(routers, [routes[:1], routes[1:]], [chosen]).rerouted()["router_replay/rerouted"]
+    others, replayed = Replay(routers, [routes[:1], routes[1:]], [chosen]).metrics()["router_replay/rerouted"]
     assert others[replayed].tolist() == [0.0, 1.0] and replayed.tolist() == [True, True, False]
 
 
 def test_a_token_that_the_engine_could_not_score_is_no_gap() -> None:
-    found: list[tuple[str, list[float]]] = []
-    host: Any = SimpleNamespace(
-        args=SimpleNamespace(log_turn_details=False),
-        log_mean=lambda name, values, kept: found.append((name, values[kept].tolist())),
-    )
     batch = {
         "sampling_per_token_logps": torch.tensor([[-1.0, math.nan, -3.0]]),
         "turn_ids": torch.tensor([[0, 0, -1]]),
     }
-    log_gaps(host, batch, torch.tensor([[-1.5, -1.0, -1.0]]))
-    assert found == [("router_replay/logp_gap", [0.5])]
+    found = replay_gaps(batch, torch.tensor([[-1.5, -1.0, -1.0]]), lambda: torch.tensor([[-3.0, -1.0, -1.0]]))
+    assert [(name, values[kept].tolist()) for name, values, kept in found] == [
+        ("router_replay/logp_gap", [0.5]),
+        ("router_replay/logp_gap_without", [2.0]),
+    ]
 
 
 def test_routes_that_are_off_by_one_token_are_noticed(tmp_path: Path, tokenizer: Any) -> None:
@@ -227,10 +262,10 @@ def test_r3_replays_the_engine_in_updates_and_nowhere_else(tmp_path: Path, token
         seen: dict[str, Tensor] = {}
         gate = trainer.model.model.layers[0].mlp.experts
         handle = gate.register_forward_pre_hook(lambda _, args: seen.update(experts=args[1]))
-        trainer._score(trainer.model, batch)
-        live = seen["experts"]
+        trainer._score(trainer.model, live(batch))
+        own = seen["experts"]
         trainer._compute_loss(trainer.model, batch)
-        assert not torch.equal(seen["experts"], live)
+        assert not torch.equal(seen["experts"], own)
         trainer.model.eval()
         assert ROUTES not in rollout_of(trainer), "an evaluation is not replayed"
         handle.remove()
@@ -244,8 +279,8 @@ def test_the_reference_model_is_never_replayed(tmp_path: Path, tokenizer: Any) -
     for each in (trainer.model, trainer.ref_model):
         each.set_experts_implementation("eager")
     batch = rollout_of(trainer)
-    live = trainer._score(trainer.model, batch).logps
-    torch.testing.assert_close(batch["ref_per_token_logps"], live, rtol=0, atol=1e-9)
+    own = trainer._score(trainer.model, live(batch)).logps
+    torch.testing.assert_close(batch["ref_per_token_logps"], own, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -306,3 +341,10 @@ def test_so_ppo_trains_with_r3(tmp_path: Path, tokenizer: Any) -> None:
     trainer.train()
     shares = [row["router_replay/rerouted"] for row in trainer.state.log_history if "router_replay/rerouted" in row]
     assert len(shares) == 2 and min(shares) > 0
+
+
+def test_asynchronous_rollouts_report_routes(tmp_path: Path) -> None:
+    fields = {"router_replay": "r3", "async_staleness": 1, "max_steps": 2}
+    trainer = build_agent(tmp_path, model=build_moe_policy(vocab_size=len(VOCABULARY)), **fields)
+    trainer.train()  # which refuses a rollout without routes
+    assert sum("router_replay/rerouted" in row for row in trainer.state.log_history) == 2

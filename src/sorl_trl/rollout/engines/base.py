@@ -23,8 +23,8 @@ class Generation:
     string. `logprobs` are those of the sampling engine, one per token, if it reports them. `stopped` tells whether a
     stop string or an end-of-sequence token ended the row, even at its last allowed token; otherwise `max_new_tokens`
     did. `versions` are those of the weights when the turn was requested and when it was complete, if they can change.
-    `routes` (n, L, k) int16 are the experts that the engine chose, if it reports them (`Engine.report_routes`), in the
-    order of `Routers`, for the n tokens that it has read: the whole row except the last token that the turn samples.
+    `routes` (n, L, k) are the experts that the engine chose, if it reports them (`Engine.report_routes`), for the n
+    tokens that it has read: the whole row except the last token that the turn samples (`rollout/routing.py`).
     """
 
     token_ids: tuple[int, ...]
@@ -94,8 +94,6 @@ class Engine(ABC):
     """Whether a turn can be made to follow a JSON schema."""
     seed: int | None = None
     """The seed of the rollout. If it is None, `open` draws one."""
-    routes: tuple[int, int] | None = None
-    """(L, k) of the `routes` of generations; None if they have none, as before `report_routes`."""
 
     def report_routes(self) -> None:
         """From the next rollout on, have generations include `routes`. Raises ValueError if the engine cannot."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import httpx2
-import numpy as np
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from sorl_trl.threads import DaemonThreads
@@ -45,7 +42,7 @@ class Sampled:
     versions: tuple[int, int] | None = None
     """Versions of the weights when the turn was requested and when it was answered, if they can change in between."""
     routes: Any = field(default=None, compare=False, repr=False)
-    """A NumPy array of the chosen experts, if the server reports them: (tokens that were read, all layers, k)."""
+    """What vLLM reports of the tokens that it has read, for `Routers.of_vllm`."""
 
 
 class VLLMServer:
@@ -149,7 +146,7 @@ def _sampled(answer: Mapping[str, Any], count: int, versions: tuple[int, int] | 
             tuple(math.nan if each is None else each for each in choice["logprobs"]["token_logprobs"]),
             choice["finish_reason"],
             versions,
-            (file := choice.get("routed_experts")) and np.load(io.BytesIO(base64.b64decode(file))),
+            choice.get("routed_experts"),
         )
         for choice in choices
     ]

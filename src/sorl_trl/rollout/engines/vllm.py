@@ -11,7 +11,6 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 
@@ -62,12 +61,10 @@ class VLLMEngine(Engine):
         self._base_seed = 0
         self._turns: Counter[int] = Counter()
         self._generating: dict[int, TurnRequest] = {}
-        self._layers: list[int] = []
-        """The layers that have a router, among those for which vLLM reports routes."""
+        self._routers: Routers | None = None
 
     def report_routes(self) -> None:
-        routers = Routers(base_model(self._vllm.model))
-        self.routes, self._layers = routers.shape, routers.layers
+        self._routers = Routers(base_model(self._vllm.model))
 
     def open(self, rows: int) -> None:
         self._base_seed = self.rollout_seed()
@@ -110,18 +107,8 @@ class VLLMEngine(Engine):
             )
         del self._generating[request.row]
         (stopped,) = self._end.reached([sampled.token_ids], [request.stops])
-        routes = None if self.routes is None else self._routes_of(sampled)
+        routes = None if self._routers is None else self._routers.of_vllm(sampled.routes)
         return request.row, Generation(sampled.token_ids, sampled.logprobs, stopped, sampled.versions, routes)
-
-    def _routes_of(self, sampled: Sampled) -> np.ndarray[Any, Any]:
-        """The routes of the layers that have a router. Raises RuntimeError if vLLM did not record them."""
-        routes = np.zeros((1, 1, 2)) if sampled.routes is None else sampled.routes[:, self._layers].astype(np.int16)
-        if routes.shape[2] > 1 and (routes[..., 0] == routes[..., 1]).any():  # one expert twice: it was not recorded
-            raise RuntimeError(
-                "`router_replay` is 'r3', but vLLM does not report which experts it chose: start its server with "
-                "`--enable-return-routed-experts`. If that is set already, choose another mixture-of-experts kernel."
-            )
-        return routes
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -98,7 +97,6 @@ class SlotEngine(Engine):
 
     def report_routes(self) -> None:
         self._routers = Routers(self._base)
-        self.routes = self._routers.shape
 
     def open(self, rows: int) -> None:
         self.prefilled_tokens = 0
@@ -228,11 +226,10 @@ class SlotEngine(Engine):
     ) -> torch.Tensor:
         """Run a forward pass that reads and caches `new` tokens of rows. Returns its logits."""
         routes: Any = [()] * len(rows)
-        recording: Any = nullcontext() if self._routers is None else self._routers.replayed()
-        with recording as experts:
+        if self._routers is None:
             logits = forward()
-        if self.routes is not None:
-            routes = experts().to("cpu", torch.int16).reshape(len(rows), -1, *self.routes).numpy()
+        else:
+            logits, routes = self._routers.recorded(forward, len(rows))
         for row, ids, own in zip(rows, new, routes, strict=True):
             row.cached.extend(ids)
             row.routes.extend(own[-len(ids) :])  # shorter rows are padded in front
@@ -252,7 +249,7 @@ class SlotEngine(Engine):
             if stopped or len(row.sampled) >= row.limit:
                 self._table.park(row)
                 reported = None if self.logprobs_at is None else tuple(row.logprobs)
-                routes = None if self.routes is None else np.stack(row.routes)
+                routes = None if self._routers is None else np.stack(row.routes)
                 ended.append((row.index, Generation(tuple(row.sampled), reported, stopped, routes=routes)))
         return ended
 

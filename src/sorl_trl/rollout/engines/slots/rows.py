@@ -23,7 +23,7 @@ class Row:
     cached: list[int] = field(default_factory=list)
     """The token ids whose keys and values are in the slot."""
     routes: list[np.ndarray[Any, Any]] = field(default_factory=list)
-    """The experts (L, k) of each cached token, if the engine reports them."""
+    """What the engine reports of each cached token, if it does."""
     slot: int | None = None
     """The slot that the row was given, if any."""
     home: int | None = None

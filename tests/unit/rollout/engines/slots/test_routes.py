@@ -42,7 +42,7 @@ def plain(model: Any, ids: list[int]) -> np.ndarray[Any, Any]:
 def check(model: Any, turns: list[tuple[tuple[int, ...], Generation]]) -> None:
     """Each turn of a row covers all that it has read."""
     for context, turn in turns:
-        assert turn.routes is not None and turn.routes.dtype == np.int16
+        assert turn.routes is not None and turn.routes.dtype == np.uint8
         assert turn.routes.tolist() == plain(model, [*context, *turn.token_ids])[:-1].tolist()
 
 
@@ -57,7 +57,6 @@ def test_they_are_those_of_one_plain_pass(model: Any, most_tokens: int) -> None:
         check(model, row)
     again = sum(len(row[-1][0]) + len(row[-1][1].token_ids) - 1 for row in played)
     assert (engine.prefilled_tokens > again) == (most_tokens < 10_000), "slots were not given up, or were"
-    assert engine.routes == (2, 2)
 
 
 def test_a_turn_that_is_given_up_covers_nothing(model: Any) -> None:
