@@ -13,18 +13,20 @@ from transformers import Cache, PreTrainedModel
 
 @dataclass(frozen=True)
 class Aim:
-    """What one forward writes and reads. Its rows occupy consecutive slots, the first of which is `first`."""
+    """What one forward writes and reads: a row of its batch for each of some slots."""
 
-    first: int
-    rows: int
+    slots: torch.Tensor
+    """(B,)"""
+    beside: slice | None
+    """The same slots, if they are side by side."""
     width: int
     """The forward reads positions 0 to `width` − 1."""
-    slots: torch.Tensor
-    """(N,): the slot that each new token is written to."""
+    rows: torch.Tensor
+    """(N,): the batch row of each new token."""
+    columns: torch.Tensor
+    """(N,): its column."""
     positions: torch.Tensor
-    """(N,): the position of each new token in its slot."""
-    tokens: tuple[torch.Tensor, torch.Tensor] | None = None
-    """The batch row and the column of each new token. None when decoding, where each row has exactly one."""
+    """(N,): its position in its slot."""
 
 
 class SlotCache(Cache):
@@ -34,10 +36,9 @@ class SlotCache(Cache):
     0. Therefore, only tokens are written, never padding, and code that removes tokens must `clear` their positions.
     """
 
-    def __init__(self, slots: int, capacity: int) -> None:
+    def __init__(self, slots: int = 0, capacity: int = 0) -> None:
         super().__init__(layers=[])
-        self.slots = slots
-        self.capacity = capacity
+        self.slots, self.capacity = slots, capacity
         self.aim: Aim | None = None
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -57,9 +58,10 @@ class SlotCache(Cache):
     def _write(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         aim = self.aim
         assert aim is not None
-        new = states[:, :, 0] if aim.tokens is None else states.transpose(1, 2)[aim.tokens]
-        buffer[aim.slots, :, aim.positions] = new.to(buffer.dtype)
-        return buffer[aim.first : aim.first + aim.rows, :, : aim.width]
+        new = states.transpose(1, 2)[aim.rows, aim.columns]
+        buffer[aim.slots[aim.rows], :, aim.positions] = new.to(buffer.dtype)
+        read = buffer[:, :, : aim.width]
+        return read.index_select(0, aim.slots) if aim.beside is None else read[aim.beside]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0, because rows differ in length: the caller passes the model positions and mask."""
@@ -77,35 +79,33 @@ class SlotCache(Cache):
     def _tensors(self) -> list[torch.Tensor]:
         return [buffer for pair in self._buffers for buffer in pair]
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of some slots to others. A slot may be both a source and a target."""
+    def copy(self, moves: Sequence[tuple[int, int]], length: int) -> None:
+        """Copy the first `length` positions of the first slot of each pair to the second."""
         for buffer in self._tensors():
-            read, written = self._index(sources, buffer), self._index(targets, buffer)
-            front = buffer[:, :, :length]
-            front.index_copy_(0, written, front.index_select(0, read))
+            _move(buffer, buffer, moves, length)
 
-    def clear(self, slots: Sequence[int], start: int, end: int) -> None:
-        """Zero positions `start` to `end` − 1 of some slots."""
+    def clear(self, slot: int, start: int, end: int) -> None:
+        """Zero positions `start` to `end` − 1 of a slot."""
         for buffer in self._tensors():
-            buffer[:, :, start:end].index_fill_(0, self._index(slots, buffer), 0)
+            buffer[slot, :, start:end] = 0
 
-    @staticmethod
-    def _index(slots: Sequence[int], buffer: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(slots, dtype=torch.long, device=buffer.device)
-
-    def rebuild(self, slots: int, capacity: int, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+    def rebuild(self, slots: int, capacity: int, moves: Sequence[tuple[int, int]], length: int) -> None:
         """Resize the buffers. They then hold what `copy` would have put into the targets, and zeros elsewhere."""
         self.slots, self.capacity = slots, capacity
         for layer, pair in enumerate(self._buffers):
             keys, values = (self._empty(buffer) for buffer in pair)
-            for new, old in ((keys, pair[0]), (values, pair[1])):
-                read, written = self._index(sources, old), self._index(targets, old)
-                new[:, :, :length].index_copy_(0, written, old[:, :, :length].index_select(0, read))
+            _move(pair[0], keys, moves, length)
+            _move(pair[1], values, moves, length)
             self._buffers[layer] = keys, values
 
 
+def _move(old: torch.Tensor, new: torch.Tensor, moves: Sequence[tuple[int, int]], length: int) -> None:
+    sources, targets = torch.tensor(moves, dtype=torch.long, device=old.device).view(-1, 2).unbind(1)
+    new[:, :, :length].index_copy_(0, targets, old[:, :, :length].index_select(0, sources))
+
+
 class Forward:
-    """Runs the model on new tokens of rows in consecutive slots, and returns the logits after each row's last one.
+    """Runs the model on new tokens of rows in slots, and returns the logits after each row's last one.
 
     The mask has four dimensions, which models use as it is: boolean for sdpa, additive for eager attention.
     """
@@ -118,17 +118,10 @@ class Forward:
         takes = inspect.signature(type(base).forward).parameters
         self._only_last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
-    def decode(self, cache: SlotCache, last_ids: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-        """Read one token in each of the first slots, whose rows hold `lengths` tokens: logits (B, V)."""
-        positions = torch.tensor(lengths, device=self._device)
-        slots = torch.arange(len(lengths), device=self._device)
-        cache.aim = Aim(0, len(lengths), max(lengths) + 1, slots, positions)
-        return self._run(cache, torch.tensor(last_ids, device=self._device)[:, None], positions[:, None])
-
-    def prefill(
-        self, cache: SlotCache, first: int, new_ids: Sequence[Sequence[int]], lengths: Sequence[int]
+    def __call__(
+        self, cache: SlotCache, slots: Sequence[int], new_ids: Sequence[Sequence[int]], lengths: Sequence[int]
     ) -> torch.Tensor:
-        """Read `new_ids` in the slots from `first` on, whose rows hold `lengths` tokens: logits (B, V).
+        """Read `new_ids` in the slots of rows that hold `lengths` tokens: logits (B, V).
 
         Shorter rows are padded in front, so that the last column is every row's last token. No mask includes padding.
         """
@@ -140,9 +133,13 @@ class Forward:
         # Padding gets the position of its row's first new token; any position that the model has would do.
         positions = past[:, None] + columns.clamp(min=0)
         ids = torch.tensor([[0] * (width - len(each)) + list(each) for each in new_ids])
-        tokens = rows.to(self._device), column.to(self._device)
-        written = (rows + first).to(self._device), positions[rows, column].to(self._device)
-        cache.aim = Aim(first, len(new_ids), int((past + sizes).max()), *written, tokens)
+        beside = slice(slots[0], slots[0] + len(slots))
+        cache.aim = Aim(
+            torch.tensor(slots).to(self._device),
+            beside if [*slots] == [*range(cache.slots)[beside]] else None,
+            int((past + sizes).max()),
+            *(each.to(self._device) for each in (rows, column, positions[rows, column])),
+        )
         return self._run(cache, ids.to(self._device), positions.to(self._device))
 
     def _run(self, cache: SlotCache, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

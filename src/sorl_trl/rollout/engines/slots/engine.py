@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -138,8 +138,8 @@ class SlotEngine(Engine):
         each = self._row(row)
         if each in self._waiting:
             self._waiting.remove(each)
-        elif each.busy:
-            self._table.park(each)
+        elif each in self._table.decoding:
+            self._table.decoding.remove(each)
         self._table.give_up(each)
         each.busy = False
 
@@ -191,40 +191,33 @@ class SlotEngine(Engine):
         for row in started:
             table.truncate(row, row.known())
         stage = plan(started, self._prefill_tokens)
-        table.line_up([*stage.batches, [twin for _, twin in stage.twins]])
         table.make_room(max(len(row.context) for row in started))
         logits = torch.cat([self._read(batch) for batch in stage.batches])
         table.copy(stage.twins)
-        table.decoding += len(started)
+        table.decoding.extend(started)
         return self._take(stage.rows(), logits[torch.tensor(stage.sources(), device=logits.device)])
 
     def _read(self, batch: Sequence[Row]) -> torch.Tensor:
-        """Run the new tokens of rows in consecutive slots through the model. A long row comes alone and in parts."""
+        """Run the new tokens of rows through the model. A long row comes alone and in parts."""
         logits = None
         size = self._prefill_tokens if len(batch) == 1 else max(len(row.context) for row in batch)
-        assert batch[0].slot is not None
         while new := [row.context[len(row.cached) : len(row.cached) + size] for row in batch]:
             if not new[0]:
                 break
-            lengths = [len(row.cached) for row in batch]
-            prefill = partial(self._forward.prefill, self._table.cache, batch[0].slot, new, lengths)
-            logits = self._run(prefill, batch, new)
+            logits = self._run(batch, new)
             self.prefilled_tokens += sum(map(len, new))
         assert logits is not None
         return logits
 
     def _decode(self) -> list[tuple[int, Generation]]:
-        rows = self._table.decoding_rows()
-        lengths = [len(row.cached) for row in rows]
-        self._table.make_room(max(lengths) + 1)
-        last = [row.sampled[-1] for row in rows]
-        decode = partial(self._forward.decode, self._table.cache, last, lengths)
-        return self._take(rows, self._run(decode, rows, [[token] for token in last]))
+        rows = sorted(self._table.decoding, key=lambda row: row.slot)
+        self._table.make_room(max(len(row.cached) for row in rows) + 1)
+        return self._take(rows, self._run(rows, [row.sampled[-1:] for row in rows]))
 
-    def _run(
-        self, forward: Callable[[], torch.Tensor], rows: Sequence[Row], new: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
-        """Run a forward pass that reads and caches `new` tokens of rows. Returns its logits."""
+    def _run(self, rows: Sequence[Row], new: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Read and cache `new` tokens of rows. Returns the logits after them."""
+        slots, lengths = [row.slot for row in rows], [len(row.cached) for row in rows]
+        forward = partial(self._forward, self._table.cache, slots, new, lengths)
         routes: Any = [()] * len(rows)
         if self._routers is None:
             logits = forward()
@@ -247,7 +240,8 @@ class SlotEngine(Engine):
         reached = self._end.reached([row.sampled for row in rows], [row.stops for row in rows])
         for row, stopped in zip(rows, reached, strict=True):
             if stopped or len(row.sampled) >= row.limit:
-                self._table.park(row)
+                self._table.decoding.remove(row)
+                row.busy = False
                 reported = None if self.logprobs_at is None else tuple(row.logprobs)
                 routes = None if self._routers is None else np.stack(row.routes)
                 ended.append((row.index, Generation(tuple(row.sampled), reported, stopped, routes=routes)))

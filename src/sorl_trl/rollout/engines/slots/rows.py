@@ -24,10 +24,8 @@ class Row:
     """The token ids whose keys and values are in the slot."""
     routes: list[np.ndarray[Any, Any]] = field(default_factory=list)
     """What the engine reports of each cached token, if it does."""
-    slot: int | None = None
-    """The slot that the row was given, if any."""
-    home: int | None = None
-    """The slot that holds its keys and values until `SlotTable._settle` moves them."""
+    slot: Any = None
+    """The number of its slot, if it has one."""
     context: tuple[int, ...] = ()
     limit: int = 0
     stops: tuple[str, ...] = ()
@@ -52,21 +50,16 @@ class Row:
 
 
 class SlotTable:
-    """Gives rows their slots and grows the cache as needed. The first `decoding` slots hold the rows that decode.
+    """Gives rows their slots, and grows the cache as needed.
 
     `most_tokens` is the number of positions that all slots together may have.
     """
 
     def __init__(self, most_tokens: int) -> None:
         self.most_tokens = most_tokens
-        self.cache = SlotCache(0, 0)
-        self.decoding = 0
+        self.cache = SlotCache()
+        self.decoding: list[Row] = []
         self._rows: list[Row | None] = []
-        self._left: dict[int, int] = {}
-        """Slots that rows gave up but that are not cleared yet -> how many positions to clear."""
-
-    def decoding_rows(self) -> list[Row]:
-        return [row for row in self._rows[: self.decoding] if row is not None]
 
     def placed(self) -> list[Row]:
         return [row for row in self._rows if row is not None]
@@ -91,97 +84,44 @@ class SlotTable:
             self._rows[row.slot] = row
 
     def make_room(self, needed: int) -> None:
-        """Give each slot `needed` positions or more, within `most_tokens`, and move what rows hold to their slots."""
-        occupied = len(self.placed())
+        """Give each slot `needed` positions or more, within `most_tokens`."""
+        placed = self.placed()
         capacity = self.cache.capacity
         if needed > capacity:
             roomy = -(-max(needed, int(capacity * _GROWTH)) // _STEP) * _STEP
             capacity = max(needed, roomy)
-        capacity = max(needed, min(capacity, self.most_tokens // occupied))
+        capacity = max(needed, min(capacity, self.most_tokens // len(placed)))
         slots = max(len(self._rows), self.cache.slots)
-        if slots * capacity > self.most_tokens:
-            self._compact()
-            slots = len(self._rows)
-        self._settle(slots, capacity)
-
-    def _compact(self) -> None:
-        """Move the last rows into empty slots, and drop the slots that this leaves at the end."""
-        while None in self._rows:
-            last = self._rows[-1]
-            if last is not None:
-                self.move(last, self._rows.index(None))
-            self._rows.pop()
-
-    def move(self, row: Row, slot: int) -> None:
-        """Swap a row with the row in another slot. `_settle` moves their keys and values."""
-        assert row.slot is not None
-        other = self._rows[slot]
-        self._rows[row.slot], self._rows[slot] = other, row
-        if other is not None:
-            other.slot = row.slot
-        row.slot = slot
-
-    def line_up(self, batches: Sequence[list[Row]]) -> None:
-        """Place batches one by one behind the rows that decode, each in the order that moves the fewest rows."""
-        first = self.decoding
-        for batch in batches:
-            places = set(range(first, first + len(batch)))
-            free = iter(sorted(places - {row.slot for row in batch}))
-            for row in batch:
-                if row.slot not in places:
-                    self.move(row, next(free))
-            batch.sort(key=lambda row: row.slot or 0)
-            first += len(batch)
-
-    def _settle(self, slots: int, capacity: int) -> None:
-        """Move all keys and values at once to where their rows are, with zeros elsewhere."""
-        cache = self.cache
-        grows = (slots, capacity) != (cache.slots, cache.capacity)
-        movers = [row for row in self.placed() if row.cached and (grows or row.home != row.slot)]
-        homes = {row.home: len(row.cached) for row in movers if row.home is not None}
-        targets = [row.slot for row in movers if row.slot is not None]
-        length = max((*self._left.values(), *homes.values()), default=0)
-        if grows:
-            length = min(length, capacity)
-            cache.rebuild(slots, capacity, list(homes), targets, length)
-        elif movers:
-            cache.copy(list(homes), targets, length)
-        if not grows and (left := (self._left.keys() | homes.keys()) - set(targets)):
-            cache.clear(sorted(left), 0, length)
-        self._left = {}
-        for row in self.placed():
-            row.home = row.slot
+        homes = [row.slot for row in placed]
+        if slots * capacity > self.most_tokens:  # leave no slot empty
+            self._rows, slots = [*placed], len(placed)
+            for slot, row in enumerate(placed):
+                row.slot = slot
+        if (slots, capacity) != (self.cache.slots, self.cache.capacity):
+            moves = [(home, row.slot) for home, row in zip(homes, placed, strict=True) if row.cached]
+            length = max((len(row.cached) for row in placed), default=0)
+            self.cache.rebuild(slots, capacity, moves, length)
 
     def copy(self, twins: Sequence[tuple[Row, Row]]) -> None:
         """Give the second row of each pair what the first one holds."""
-        if not twins:
-            return
         for row, twin in twins:
             twin.cached, twin.routes = list(row.cached), list(row.routes)
-        pairs = [(row.slot, twin.slot) for row, twin in twins if row.slot is not None and twin.slot is not None]
-        sources, targets = zip(*pairs, strict=True)
-        self.cache.copy(sources, targets, max(len(row.cached) for row, _ in twins))
+        if twins:
+            length = max(len(row.cached) for row, _ in twins)
+            self.cache.copy([(row.slot, twin.slot) for row, twin in twins], length)
 
     def truncate(self, row: Row, length: int) -> None:
         """Drop the row's cached tokens from index `length` on."""
-        if row.home is not None and length < len(row.cached):
-            self.cache.clear([row.home], length, len(row.cached))
+        if length < len(row.cached):
+            self.cache.clear(row.slot, length, len(row.cached))
             del row.cached[length:], row.routes[length:]
-
-    def park(self, row: Row) -> None:
-        """Stop decoding a row. It keeps a slot."""
-        self.decoding -= 1
-        self.move(row, self.decoding)
-        row.busy = False
 
     def give_up(self, row: Row) -> None:
         """Take the slot of a row that does not decode, and drop its contents."""
-        if row.cached and row.home is not None:
-            self._left[row.home] = len(row.cached)
+        self.truncate(row, 0)
         if row.slot is not None:
             self._rows[row.slot] = None
-        row.slot = row.home = None
-        row.cached, row.routes = [], []
+        row.slot = None
 
 
 @dataclass(frozen=True)

@@ -159,9 +159,9 @@ def bytes_per_token(model: Any, base: PreTrainedModel) -> int:
 
 def _in_slots(forward: Forward, cache: SlotCache, ids: list[int]) -> torch.Tensor:
     """The logits after `ids` in slot 0, read in three parts. The first is padded, because slot 1 gets more tokens."""
-    forward.prefill(cache, 0, [ids[:-2], ids[:-1]], [0, 0])
-    forward.prefill(cache, 0, [ids[-2:-1]], [len(ids) - 2])
-    return forward.decode(cache, [ids[-1], ids[-1]], [len(ids) - 1] * 2)[0].float()
+    forward(cache, [0, 1], [ids[:-2], ids[:-1]], [0, 0])
+    forward(cache, [0], [ids[-2:-1]], [len(ids) - 2])
+    return forward(cache, [1, 0], [ids[-1:]] * 2, [len(ids) - 1] * 2)[1].float()
 
 
 @contextmanager
