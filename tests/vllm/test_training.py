@@ -19,7 +19,7 @@ from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.methods import TurnRatio
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.engines.server import Sampled
-from sorl_trl.rollout.engines.vllm import TurnRequest, VLLMEngine
+from sorl_trl.rollout.engines.vllm import Submitted, VLLMEngine
 from tests.tools import CALL, lookup, qwen_tokenizer
 from tests.training import settings
 from tests.vllm.policies import (
@@ -121,7 +121,7 @@ def test_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finish = VLLMEngine._finish
     contexts: list[str] = []
 
-    def calling(self: Any, request: TurnRequest, sampled: Sampled) -> Any:
+    def calling(self: Any, request: Submitted, sampled: Sampled) -> Any:
         contexts.append(tokenizer.decode(request.context_ids))
         if request.turn == 0 and request.row % 2:
             logprobs = scored(trainer, [*request.context_ids], [*call_ids])

@@ -21,23 +21,21 @@ from sorl_trl.rollout.routing import Routers
 
 __all__ = ["EngineUnavailable", "VLLMColocateEngine", "VLLMEngine", "VLLMServerEngine", "vllm_engine"]
 
-Answers: TypeAlias = "queue.SimpleQueue[tuple[TurnRequest, Future[Sampled]] | None]"
+Answers: TypeAlias = "queue.SimpleQueue[tuple[Submitted, Future[Sampled]] | None]"
 _COMPLETE = ("stop", "length")
 
 
 @dataclass(frozen=True)
-class TurnRequest:
-    """The request for one turn of one row."""
+class Submitted:
+    """A turn of one row, as vLLM is asked for it."""
 
     row: int
     turn: int
     """How many turns the row has begun before it in this rollout."""
     context_ids: tuple[int, ...]
-    limit: int
-    """The most tokens to generate: the requested limit, or less where the window ends."""
-    seed: int
-    stops: tuple[str, ...] = ()
-    schema: Mapping[str, Any] | None = None
+    stops: tuple[str, ...]
+    settings: Mapping[str, Any]
+    """How to sample it, under names that both `SamplingParams` and the server use."""
 
 
 class VLLMEngine(Engine):
@@ -60,7 +58,7 @@ class VLLMEngine(Engine):
         self._settings = sampling_settings(vllm_generation, end)
         self._base_seed = 0
         self._turns: Counter[int] = Counter()
-        self._generating: dict[int, TurnRequest] = {}
+        self._generating: dict[int, Submitted] = {}
         self._routers: Routers | None = None
 
     def report_routes(self) -> None:
@@ -88,17 +86,21 @@ class VLLMEngine(Engine):
     ) -> None:
         turn = self._turns[row]
         self._turns[row] += 1
-        limit = min(limit, self.window - len(context_ids))
-        seed = turn_seed(self._base_seed, row, turn)
-        request = TurnRequest(row, turn, tuple(context_ids), limit, seed, tuple(stops), schema)
-        self._generating[row] = request
+        settings = self._settings | {
+            "max_tokens": min(limit, self.window - len(context_ids)),
+            "seed": turn_seed(self._base_seed, row, turn),
+            "stop": [*self._settings["stop"], *stops],
+        }
+        if schema is not None:
+            settings["structured_outputs"] = {"json": dict(schema)}
+        request = self._generating[row] = Submitted(row, turn, tuple(context_ids), tuple(stops), settings)
         self._send(request)
 
     @abstractmethod
-    def _send(self, request: TurnRequest) -> None:
+    def _send(self, request: Submitted) -> None:
         """Have vLLM generate a turn."""
 
-    def _finish(self, request: TurnRequest, sampled: Sampled) -> tuple[int, Generation]:
+    def _finish(self, request: Submitted, sampled: Sampled) -> tuple[int, Generation]:
         """The turn of a request. Raises RuntimeError if vLLM aborted it."""
         if sampled.finish_reason not in _COMPLETE:
             raise RuntimeError(
@@ -116,7 +118,7 @@ class _Changes:
     """A rank's requests to the engine at a poll. The ids are those of its own requests."""
 
     given_up: list[str] = field(default_factory=list)
-    submitted: dict[str, TurnRequest] = field(default_factory=dict)
+    submitted: dict[str, Submitted] = field(default_factory=dict)
 
 
 class VLLMColocateEngine(VLLMEngine):
@@ -137,7 +139,7 @@ class VLLMColocateEngine(VLLMEngine):
         self._rank = vllm_generation.accelerator.process_index
         self.polls_together = vllm_generation.tensor_parallel_size > 1
         self._changes = _Changes()
-        self._own: dict[str, TurnRequest] = {}
+        self._own: dict[str, Submitted] = {}
         self._running: dict[str, None] = {}
         """The requests of all ranks that vLLM is processing, in order of arrival."""
         self._is_awake = False
@@ -155,7 +157,7 @@ class VLLMColocateEngine(VLLMEngine):
             # As TRL does before it generates: vLLM's collectives can hang beside those of a LoRA step.
             vllm.accelerator.wait_for_everyone()
 
-    def _send(self, request: TurnRequest) -> None:
+    def _send(self, request: Submitted) -> None:
         self._changes.submitted[self._name(request)] = request
 
     def poll(self) -> list[tuple[int, Generation]]:
@@ -186,7 +188,7 @@ class VLLMColocateEngine(VLLMEngine):
             llm.sleep(level=2)
             self._vllm._llm_weights_sleeping = True
 
-    def _name(self, request: TurnRequest) -> str:
+    def _name(self, request: Submitted) -> str:
         return f"sorl-{self._rank}-{request.row}-{request.turn}"
 
     def _exchanged(self) -> list[_Changes]:
@@ -211,7 +213,7 @@ class VLLMColocateEngine(VLLMEngine):
             for name, request in each.submitted.items():
                 self._running[name] = None
                 prompt = {"prompt_token_ids": list(request.context_ids)}
-                engine.add_request(name, prompt, sampling_params(self._settings, request))
+                engine.add_request(name, prompt, sampling_params(request.settings))
 
     def _ended(self, outputs: Sequence[Any]) -> Iterator[tuple[int, Generation]]:
         for output in outputs:
@@ -244,7 +246,7 @@ class VLLMServerEngine(VLLMEngine):
         super().open(rows)
         self._answers = queue.SimpleQueue()
 
-    def _send(self, request: TurnRequest) -> None:
+    def _send(self, request: Submitted) -> None:
         answers = self._answers
         future = self._server.threads.submit(self._answer, request)
         future.add_done_callback(lambda done: answers.put((request, done)))
@@ -264,14 +266,14 @@ class VLLMServerEngine(VLLMEngine):
         """Close without waiting: later answers are ignored, and requests not yet sent are dropped."""
         self._generating, self._answers = {}, queue.SimpleQueue()
 
-    def _awaits(self, request: TurnRequest) -> bool:
+    def _awaits(self, request: Submitted) -> bool:
         """Whether the turn is still wanted: its row has not been released, and the rollout has not ended."""
         return self._generating.get(request.row) is request
 
-    def _answer(self, request: TurnRequest) -> Sampled:
+    def _answer(self, request: Submitted) -> Sampled:
         if not self._awaits(request):
             raise CancelledError("the turn is no longer needed")
-        (sampled,) = self._server.complete([request.context_ids], turn_settings(self._settings, request))
+        (sampled,) = self._server.complete([request.context_ids], request.settings)
         return sampled
 
 
@@ -296,7 +298,7 @@ def turn_seed(base: int, row: int, turn: int) -> int:
 
 
 def sampling_settings(vllm_generation: Any, end: TurnEnd) -> dict[str, Any]:
-    """The sampling settings of every turn, under names that both `SamplingParams` and the server use.
+    """The sampling settings of every turn.
 
     They combine the trainer's settings, as TRL reads them, with this package's turn ends and output options.
     """
@@ -322,23 +324,14 @@ def sampling_settings(vllm_generation: Any, end: TurnEnd) -> dict[str, Any]:
     }
 
 
-def turn_settings(settings: dict[str, Any], request: TurnRequest) -> dict[str, Any]:
-    """The `settings` of every turn, with those of one."""
-    own: dict[str, Any] = {"max_tokens": request.limit, "seed": request.seed}
-    own["stop"] = [*settings["stop"], *request.stops]
-    if request.schema is not None:
-        own["structured_outputs"] = {"json": dict(request.schema)}
-    return settings | own
-
-
-def sampling_params(settings: dict[str, Any], request: TurnRequest) -> Any:
-    """Make vLLM's own type from `settings`, for one turn."""
+def sampling_params(settings: Mapping[str, Any]) -> Any:
+    """Make vLLM's own type from the settings of a turn."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-    settings = turn_settings(settings, request)
-    if isinstance(described := settings.get("structured_outputs"), dict):
-        settings["structured_outputs"] = StructuredOutputsParams(**described)
-    return SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
+    own = {**settings}
+    if isinstance(described := own.get("structured_outputs"), dict):
+        own["structured_outputs"] = StructuredOutputsParams(**described)
+    return SamplingParams(**own, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def _sampled(output: Any) -> Sampled:

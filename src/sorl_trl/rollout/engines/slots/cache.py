@@ -140,12 +140,9 @@ class Forward:
             int((past + sizes).max()),
             *(each.to(self._device) for each in (rows, column, positions[rows, column])),
         )
-        return self._run(cache, ids.to(self._device), positions.to(self._device))
-
-    def _run(self, cache: SlotCache, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        assert cache.aim is not None
+        positions = positions.to(self._device)
         output = self._model(
-            input_ids=ids,
+            input_ids=ids.to(self._device),
             position_ids=positions,
             attention_mask=self._mask(positions, cache.aim.width),
             past_key_values=cache,

@@ -190,12 +190,15 @@ class SlotEngine(Engine):
         table = self._table
         for row in started:
             table.truncate(row, row.known())
-        stage = plan(started, self._prefill_tokens)
+        batches, twins = plan(started, self._prefill_tokens)
         table.make_room(max(len(row.context) for row in started))
-        logits = torch.cat([self._read(batch) for batch in stage.batches])
-        table.copy(stage.twins)
+        logits = torch.cat([self._read(batch) for batch in batches])
+        table.copy(twins)
         table.decoding.extend(started)
-        return self._take(stage.rows(), logits[torch.tensor(stage.sources(), device=logits.device)])
+        read = [row for batch in batches for row in batch]
+        sources = [*range(len(read)), *(read.index(row) for row, _ in twins)]
+        rows = [*read, *(twin for _, twin in twins)]
+        return self._take(rows, logits[torch.tensor(sources, device=logits.device)])
 
     def _read(self, batch: Sequence[Row]) -> torch.Tensor:
         """Run the new tokens of rows through the model. A long row comes alone and in parts."""

@@ -124,29 +124,11 @@ class SlotTable:
         row.slot = None
 
 
-@dataclass(frozen=True)
-class Stage:
-    """The prefill of one poll."""
+def plan(started: Sequence[Row], most_tokens: int) -> tuple[list[list[Row]], list[tuple[Row, Row]]]:
+    """Which rows to read, in batches, and pairs of a row that is read and one with the same context, for a copy.
 
-    batches: list[list[Row]]
-    """The rows to read, batched with rows of about the same length."""
-    twins: list[tuple[Row, Row]]
-    """Pairs of a row that is read and a row with the same context, which gets a copy."""
-
-    def rows(self) -> list[Row]:
-        """All rows: first those that are read, then those that get copies."""
-        return [*(row for batch in self.batches for row in batch), *(twin for _, twin in self.twins)]
-
-    def sources(self) -> list[int]:
-        """For each of `rows`, the index of the row that was read and has its logits."""
-        place = {row.index: i for i, row in enumerate(self.rows())}
-        return [*range(len(place) - len(self.twins)), *(place[row.index] for row, _ in self.twins)]
-
-
-def plan(started: Sequence[Row], most_tokens: int) -> Stage:
-    """Read a context once for all rows that share it, except those with part of it cached; batch rows by length.
-
-    A batch has at most `most_tokens` tokens, padding included, unless it is a single row.
+    A row with part of its context cached is always read. Batches have rows of about the same length, and at most
+    `most_tokens` tokens, padding included, unless one is a single row.
     """
     readers: list[Row] = []
     twins: dict[tuple[int, ...], list[Row]] = {}
@@ -157,16 +139,11 @@ def plan(started: Sequence[Row], most_tokens: int) -> Stage:
             twins.setdefault(row.context, [])
             readers.append(row)
     pairs = [(row, twin) for row in readers for twin in twins.pop(row.context, [])]
-    return Stage(_batches(readers, most_tokens), pairs)
-
-
-def _batches(rows: Sequence[Row], most_tokens: int) -> list[list[Row]]:
-    """`rows` come shortest first, so the last row of a batch gives its width."""
     batches: list[list[Row]] = []
-    for row in rows:
+    for row in readers:  # the shortest first, so the last row of a batch gives its width
         width = len(row.context) - len(row.cached)
         if batches and (len(batches[-1]) + 1) * width <= most_tokens:
             batches[-1].append(row)
         else:
             batches.append([row])
-    return batches
+    return batches, pairs
