@@ -197,7 +197,7 @@ def gap(trainer: Any, batch: dict[str, Any], replay: bool) -> float:
 
 def test_r3_gives_what_the_engine_computed(tmp_path: Path, tokenizer: Any) -> None:
     """Rows of different lengths and several contexts, padded or packed, with the boundary token of each turn."""
-    trainer = trainer_of(tmp_path, tokenizer, router_replay="r3")
+    trainer = trainer_of(tmp_path, tokenizer, router_replay="r3", log_turn_details=True)
     batch = rollout_of(trainer)
     assert len(trainer._forward.layouts) == 2
     assert gap(trainer, batch, True) < 1e-6  # the routers' softmax is in float32
@@ -206,7 +206,7 @@ def test_r3_gives_what_the_engine_computed(tmp_path: Path, tokenizer: Any) -> No
         one_by_one = trainer._forward(trainer.model, batch, rows=1, layouts=[layout]).logps
         torch.testing.assert_close(one_by_one, batch["old_per_token_logps"], rtol=0, atol=1e-9)
     logged = trainer._metrics["train"]
-    assert logged["router_replay/logp_gap"][0] < 1e-6
+    assert logged["router_replay/logp_gap"][0] < 1e-6 < 0.01 < logged["router_replay/logp_gap_without"][0]
     trainer._compute_loss(trainer.model, batch)
     assert 0.5 < trainer._metrics["train"]["router_replay/rerouted"][0] <= 1
 
