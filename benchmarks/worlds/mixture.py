@@ -81,7 +81,7 @@ class OtherEngine(SearchRollout):
         super().__init__(search, PROTOCOL, limits)
         self._kind = kind
 
-    def __call__(self, prompts: list[Any], trainer: Any, engine: Any = None) -> dict[str, Any]:
+    def roll_out(self, prompts: Any, trainer: Any, examples: Any) -> Any:
         sampler = MixtralForCausalLM.from_pretrained(trainer.model.name_or_path)  # TRL changes its own forward
         sampler.load_state_dict(trainer.model.state_dict())
         if self._kind == "bfloat16":
@@ -93,4 +93,7 @@ class OtherEngine(SearchRollout):
             for router in Routers(sampler).modules:
                 router.register_forward_hook(choose_noisily)
         engine.logprobs_at = trainer.temperature
-        return super().__call__(prompts, trainer, engine)
+        found, metrics = self.collect(self.setup(trainer), prompts, examples, engine)
+        for name, value in metrics.items():
+            trainer._log_metric(name, value)
+        return found
