@@ -172,7 +172,7 @@ class Trajectory:
         found: list[Observation | None] = []
         for segment in self.segments:
             if isinstance(segment, Turn):
-                found.append(None)
+                found += [None] * (not segment.resumes)
             elif found and not segment.repeats:
                 found[-1] = found[-1] or segment
         return tuple(found)

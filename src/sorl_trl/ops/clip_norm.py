@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from torch import Tensor
@@ -17,8 +18,10 @@ __all__ = [
     "clip_penalty",
     "clipping_bias",
     "gated_kl",
+    "kl_at_rest",
     "kl_controlled_factor",
     "kl_to_old",
+    "kl_to_reference",
     "length_adjusted_kl",
 ]
 
@@ -33,6 +36,8 @@ _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
 KL_ESTIMATORS = tuple(_ESTIMATORS)
 _LR_STEP, _LR_LEAST = 1.5, 0.01
 """By how much an update changes the factor of the learning rate, and the smallest factor."""
+_NEW_NOISE = 0.1
+"""The weight of a new value in the running mean of the noise. Ours: trajectories differ much in theirs."""
 
 
 def clip_fraction(
@@ -64,6 +69,14 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
     check_choice("estimator", estimator, KL_ESTIMATORS)
     bounded = bounded_log_ratio(keep(log_ratio, loss_mask))
     return masked_mean(_ESTIMATORS[estimator](bounded), loss_mask, dim=1)
+
+
+def kl_to_reference(logps: Tensor, reference_logps: Tensor, loss_mask: Tensor) -> Tensor:
+    """Estimate KL(π_θ ‖ π_ref) of each token, (B, T), as GRPO does (eq. 4): exp(d) − d − 1, d = log π_ref − log π_θ.
+
+    All arguments are (B, T). Like TRL, it bounds no difference. Off the model tokens, the result is 0.
+    """
+    return _ESTIMATORS["k3"](keep(logps - reference_logps, loss_mask))
 
 
 def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str = "unbiased") -> Tensor:
@@ -122,6 +135,17 @@ def length_adjusted_kl(kl: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
     turns = turn_layout(turn_ids)
     kl = at_least_float32(kl)
     return (turns.loss_mask.sum(1).to(kl.dtype) / turns.counts.clamp(min=1)).sqrt() * kl
+
+
+def kl_at_rest(mean: float, kl: float) -> float:
+    """The running mean of the engine's noise, after an update that measured `kl` before the policy had moved.
+
+    It is `mean` + (`kl` − `mean`) / 10, our choice, or `kl` if `mean` is NaN, because nothing was measured before. It
+    is `mean` if `kl` is NaN, because the policy had moved, or no token is trained on. Both are `length_adjusted_kl`.
+    """
+    if math.isnan(mean) or math.isnan(kl):
+        return mean if math.isnan(kl) else kl
+    return mean + _NEW_NOISE * (kl - mean)
 
 
 def kl_controlled_factor(factor: float, kl: float, target_kl: float) -> float:

@@ -227,7 +227,10 @@ class Episodes(Turns[TurnRequest]):
     def _poll(self) -> None:
         super()._poll()
         asking, self._asking = self._asking, {}
-        for row, reply in self._responder.ask(asking).items() if asking else ():
+        replies = self._responder.ask(asking) if asking else {}
+        if replies.keys() != asking.keys():
+            raise RuntimeError(f"`ask` returned replies to rows {[*replies]}, but was asked for rows {[*asking]}")
+        for row, reply in replies.items():
             self._leave(row)
             reply.add_done_callback(partial(self._tell, partial(self._hold, row)))
 

@@ -69,9 +69,6 @@ def tokenize(text: str) -> list[str]:
 class IndexOutdated(ValueError):
     """An index was built from another corpus, or by another version. The message gives the remedy."""
 
-    def __init__(self, directory: Path, problem: str) -> None:
-        super().__init__(f"index {directory}: {problem}; delete the folder to rebuild it, or choose another index")
-
 
 @dataclass(frozen=True)
 class Manifest:
@@ -173,7 +170,7 @@ class BM25Index:
         if not directory.exists():
             return cls.build(corpus_path, index_dir)
         if read_manifest(directory).sources != [fingerprint(path) for path in corpus_files(corpus_path)]:
-            raise IndexOutdated(directory, f"it was built from different content than {corpus_path} has now")
+            raise _outdated(directory, f"it was built from different content than {corpus_path} has now")
         return cls.load(index_dir)
 
     @classmethod
@@ -228,10 +225,14 @@ def read_manifest(directory: Path) -> Manifest:
         version = record["format_version"]
         manifest = Manifest(**record) if version == FORMAT_VERSION else None
     except (ValueError, TypeError, LookupError) as error:
-        raise IndexOutdated(directory, f"its {MANIFEST} cannot be read ({error})") from error
+        raise _outdated(directory, f"its {MANIFEST} cannot be read ({error})") from error
     if manifest is None:
-        raise IndexOutdated(directory, f"it has version {version}, but must have {FORMAT_VERSION}")
+        raise _outdated(directory, f"it has version {version}, but must have {FORMAT_VERSION}")
     return manifest
+
+
+def _outdated(directory: Path, problem: str) -> IndexOutdated:
+    return IndexOutdated(f"index {directory}: {problem}; delete the folder to rebuild it, or choose another index")
 
 
 def fingerprint(path: Path) -> dict[str, str | int]:

@@ -103,7 +103,7 @@ class Continuation(TrainerCallback):
             warn_on_main_process(args, f"{at}, but `max_steps` is {state.max_steps}: raise it to continue.")
         # In a resumed run of several processes, transformers wraps the sampler once more before it sets the epoch.
         length = len(loader) if has_length(loader) else sys.maxsize
-        epoch, updates = divmod(state.global_step, math.ceil(length / accumulated))
+        epoch, updates = divmod(state.global_step, max(math.ceil(length / accumulated), 1))
         loader.set_epoch(epoch)
         if self._ahead is not None:
             self._ahead.begin_at(epoch * length + (0 if args.ignore_data_skip else updates * accumulated))

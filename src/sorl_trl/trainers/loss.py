@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from sorl_trl.methods import MicroBatch, Objective, token_mean
-from sorl_trl.ops import bounded_log_ratio
+from sorl_trl.ops import bounded_log_ratio, kl_to_reference
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
     OLD_POLICY_STEP,
@@ -64,11 +63,10 @@ def policy_loss(settings: LossSettings, batch: MicroBatch, scores: Pass) -> tupl
         losses = losses * inputs["importance_sampling_ratio"]
     policy = mean(losses, mask, total, batch)
 
-    # Reference KL, k3: exp(ref − logp) − (ref − logp) − 1
+    # Reference KL
     metrics["entropy"] = (entropies, mask)
     if settings.reference_beta != 0.0:
-        difference = torch.where(mask.bool(), inputs["ref_per_token_logps"] - batch.logps, 0.0)
-        kl = difference.exp() - difference - 1
+        kl = kl_to_reference(batch.logps, inputs["ref_per_token_logps"], mask)
         if settings.corrects_kl:
             kl = kl * batch.ratio
         policy = policy + settings.reference_beta * mean(kl, mask, total, batch)

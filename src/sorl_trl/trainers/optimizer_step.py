@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CyclicLR, LambdaLR, LRScheduler, OneCycleLR
 from transformers import TrainerCallback
 
 from sorl_trl.methods import MicroBatch, Objective
-from sorl_trl.ops import clipping_bias, kl_controlled_factor
+from sorl_trl.ops import clipping_bias, kl_at_rest, kl_controlled_factor
 from sorl_trl.trainers.critic import is_critic_name
 from sorl_trl.trainers.host import Host, LossSettings
 from sorl_trl.trainers.metrics import UpdateKL
@@ -23,8 +23,6 @@ KL_FACTOR, KL_NOISE = "policy_lr_factor", "policy_kl_at_rest"
 """The scheduler's attributes that hold the state of `KLControl`, and so are in every checkpoint."""
 FIRST_FACTOR = 0.1
 """The factor with which a run begins, because its first updates have no KL to follow. Ours."""
-_NEW_NOISE = 0.1
-"""The weight of a new value in the running mean of the noise. Ours: trajectories differ much in theirs."""
 
 
 # -------------------------------------------------------------------------------------------------------------------
@@ -181,14 +179,13 @@ class KLControl(TrainerCallback):
         """Set the policy's learning rate for an update that measures `kl`, and return the factor."""
         if self._scheduler is None:  # the loss is computed outside of training
             return 1.0
-        if not math.isnan(kl.at_rest):
-            noise = getattr(self._scheduler, KL_NOISE, kl.at_rest)
-            setattr(self._scheduler, KL_NOISE, noise + _NEW_NOISE * (kl.at_rest - noise))
+        noise = kl_at_rest(getattr(self._scheduler, KL_NOISE, math.nan), kl.at_rest)
+        setattr(self._scheduler, KL_NOISE, noise)
         before: float = getattr(self._scheduler, KL_FACTOR)
         factor = before
         rates = [group["lr"] for group in self._optimizer.param_groups if not group.get("critic")]
         if any(rates) and kl.moved != 0:  # while the schedule's rate is 0, what seems to move is rounding or noise
-            factor = kl_controlled_factor(before, kl.moved - getattr(self._scheduler, KL_NOISE, 0.0), self.target_kl)
+            factor = kl_controlled_factor(before, kl.moved - (0.0 if math.isnan(noise) else noise), self.target_kl)
         if factor != before:
             self._scale(before, factor)
         return factor

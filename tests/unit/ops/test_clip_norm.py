@@ -14,7 +14,9 @@ from sorl_trl.ops import (
     clipping_bias,
     gated_kl,
     is_clipped,
+    kl_at_rest,
     kl_to_old,
+    kl_to_reference,
     masked_mean,
 )
 
@@ -50,6 +52,21 @@ class TestKlToOld:
         torch.testing.assert_close(kl.detach(), kl_to_old(torch.tensor([[bound, 0.5]]), torch.ones(1, 2), estimator))
         assert log_ratio.grad[0, 0] == 0
         assert log_ratio.grad[0, 1] != 0
+
+
+def test_the_kl_to_the_reference_by_hand() -> None:
+    """The reference is twice as likely, half as likely, or masked."""
+    logps, reference = torch.zeros(1, 3), torch.tensor([[math.log(2), -math.log(2), math.nan]])
+    expected = torch.tensor([[1 - math.log(2), math.log(2) - 0.5, 0.0]])
+    torch.testing.assert_close(kl_to_reference(logps, reference, torch.tensor([[1, 1, 0]])), expected)
+
+
+def test_the_kl_at_rest_by_hand() -> None:
+    """The first value, then a tenth of the way to each new one; NaN is no value."""
+    assert kl_at_rest(math.nan, 0.2) == 0.2
+    assert kl_at_rest(0.2, 0.1) == pytest.approx(0.19)
+    assert kl_at_rest(0.2, math.nan) == 0.2
+    assert math.isnan(kl_at_rest(math.nan, math.nan))
 
 
 class TestGatedKl:

@@ -41,6 +41,7 @@ BLIND = {
     "explained_variance values": (lambda x: ops.explained_variance(x, B, MASK), MASK),
     "explained_variance returns": (lambda x: ops.explained_variance(A, x, MASK), MASK),
     **{f"kl_to_old {k}": (lambda x, k=k: ops.kl_to_old(x, MASK, k), MASK) for k in ops.KL_ESTIMATORS},
+    "kl_to_reference": (lambda x: ops.kl_to_reference(x, B, MASK), MASK),
     "gated_kl": (lambda x: penalty(x, MASK, 0.2, 0.2), MASK),
     "clipping_bias": (lambda x: ops.clipping_bias(RATIO, x, STOPPED, MASK), MASK & STOPPED),
     "clipping_bias of ratios": (lambda x: ops.clipping_bias(x, A, STOPPED, MASK), MASK & STOPPED),

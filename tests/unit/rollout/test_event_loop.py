@@ -287,6 +287,18 @@ def test_a_server_is_given_replies_as_they_come() -> None:
     assert [len(trajectory.turns) for trajectory in trajectories] == [2, 1]
 
 
+class Forgetful(SearchResponder):
+    """Replies to the first of the rows that it is asked for."""
+
+    def ask(self, turns: Any) -> Any:
+        return dict([*super().ask(turns).items()][:1])
+
+
+def test_a_row_that_a_responder_leaves_out_is_named() -> None:
+    with pytest.raises(RuntimeError, match=r"rows \[0\].* rows \[0, 1\]"):
+        collector(Forgetful(FakeSearch(), PROTOCOL)).collect([(1,), (2,)], Scripted([[SEARCH, SHORT]] * 2))
+
+
 scripts = st.lists(st.lists(st.sampled_from(TURNS), min_size=5, max_size=5), min_size=1, max_size=5)
 
 

@@ -39,9 +39,11 @@ def test_where_turns_lie_and_what_the_policy_read_before_them() -> None:
     assert [TWO_AGENTS.read_before(start) for start, _ in TWO_AGENTS.spans][1:3] == [[4, 7, 8], [4]]
     assert TWO_AGENTS.shown(2, 7) == [7, 8, 9]
     first, seen = turn(ActionKind.MESSAGE, 5), Observation((8,), "")
-    interrupted = Trajectory((1,), (first, seen, replace(first, resumes=True), first), StopReason.MAX_TURNS)
-    assert (interrupted.turn_ids, interrupted.spans) == ([0, -1, 0, 1], [(0, 3), (3, 4)])
-    assert interrupted.turns == (first, first)
+    last = Observation((9,), "")
+    segments = (first, seen, replace(first, resumes=True), last, first, last)
+    interrupted = Trajectory((1,), segments, StopReason.MAX_TURNS)
+    assert (interrupted.turn_ids, interrupted.spans) == ([0, -1, 0, -1, 1, -1], [(0, 3), (4, 5)])
+    assert (interrupted.turns, interrupted.replies) == ((first, first), (seen, last))
 
 
 def test_statistics_of_a_batch() -> None:

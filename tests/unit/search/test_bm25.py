@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -107,8 +108,9 @@ def test_open_builds_where_there_is_none_and_loads_for_its_corpus_only(
     monkeypatch.setattr(BM25Index, "build", lambda *_: pytest.fail("built again"))
     assert ids(BM25Index.open(corpus, tmp_path / "index"), "rome") == ["it"]
     write_corpus(PASSAGES[:2], corpus)
-    with pytest.raises(IndexOutdated, match=r"index .*index: .*corpus\.jsonl"):
+    with pytest.raises(IndexOutdated, match=r"index .*index: .*corpus\.jsonl") as raised:
         BM25Index.open(corpus, tmp_path / "index")
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value), "as a worker process sends it"
 
 
 @pytest.mark.parametrize(
