@@ -8,7 +8,6 @@ environment, which launched processes inherit, mistakes also show their tracebac
 
 from __future__ import annotations
 
-import ast
 import errno
 import os
 import re
@@ -16,19 +15,11 @@ import shlex
 import socket
 import sys
 import traceback
-from argparse import (
-    SUPPRESS,
-    Action,
-    ArgumentDefaultsHelpFormatter,
-    ArgumentParser,
-    ArgumentTypeError,
-    RawDescriptionHelpFormatter,
-)
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from shutil import which
@@ -131,13 +122,6 @@ class Parser(ArgumentParser):
         )
 
 
-class KnownDefaults(ArgumentDefaultsHelpFormatter):
-    """Shows defaults, except those that only mean that nothing is set: the help says what happens then."""
-
-    def _get_help_string(self, action: Action) -> str | None:
-        return action.help if action.default in (None, []) else super()._get_help_string(action)
-
-
 def sorl_command(*words: str) -> str:
     """The command `sorl` with these words, to be pasted into a shell, whether or not `sorl` is on its path."""
     program = ["sorl"] if which("sorl") else [sys.executable, "-m", "sorl_trl.cli.main"]
@@ -179,50 +163,29 @@ def options_in(words: Sequence[str]) -> set[str]:
     return {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
 
 
-def check_options(words: Sequence[str], known: Iterable[str], if_similar: bool = False) -> None:
-    """Raise `UserMistake` for an option that is not `known`, before anything else is said about the command line.
-
-    With `if_similar`, only if a known option resembles it, because others may exist.
-    """
+def check_options(words: Sequence[str], known: Iterable[str]) -> None:
+    """Raise `UserMistake` for an option that is not `known`, before anything else is said about the command line."""
     names = {each.lstrip("-").replace("-", "_") for each in known}
     for name in sorted(filter(str.isidentifier, options_in(words) - names)):
-        similar = did_you_mean(f"--{name}", [f"--{each}" for each in names])
-        if similar or not if_similar:
-            refuse(f"unrecognized arguments: --{name}{similar}")
-
-
-def declared_options(*sources: str) -> set[str]:
-    """The options that Python files declare: fields of dataclasses, and arguments of parsers.
-
-    The files, such as "trl/trainer/grpo_config.py", are only read: importing them would take seconds.
-    """
-    names = {"help"}
-    for source in sources:
-        package, _, path = source.partition("/")
-        spec = find_spec(package)
-        folders = spec.submodule_search_locations if spec else None
-        for file in filter(Path.is_file, (Path(folder, path) for folder in folders or ())):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                    names |= {node.target.id, f"no_{node.target.id}"}
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("--"):
-                    names.add(node.value)
-    return names
+        refuse(f"unrecognized arguments: --{name}{did_you_mean(f'--{name}', [f'--{each}' for each in names])}")
 
 
 def parse_dataclasses(
     classes: Sequence[type], words: Sequence[str], defaults: Mapping[str, Any], usage: str, about: str = ""
-) -> tuple[Any, ...]:
+) -> tuple[list[Any], dict[str, Any]]:
     """Make dataclasses from a command line, as `TrlParser` does, with a recipe's values as `defaults`.
 
     `--help` prints the `usage` and all their options, with `about` first.
+
+    Returns:
+        The dataclasses, and the values that the command line sets, by name.
 
     Raises:
         UserMistake: An argument is unknown, or its value is invalid.
     """
     from trl import TrlParser
 
-    parser = TrlParser(classes, usage=usage, description=about, allow_abbrev=False, formatter_class=KnownDefaults)
+    parser = TrlParser(classes, usage=usage, description=about, allow_abbrev=False)
     parser.error = refuse
     check_options([*words, *(f"--{name}" for name in defaults)], parser._option_string_actions)
     unknown = parser.set_defaults_with_config(**defaults)
@@ -233,18 +196,9 @@ def parse_dataclasses(
         raise UserMistake(f"a value has the wrong type: {one_line(error)}") from error
     if unknown or strays:
         refuse(f"unrecognized arguments: {' '.join([*unknown, *strays])}")
-    return tuple(groups)
-
-
-def given_words(classes: Sequence[type], words: Sequence[str]) -> dict[str, Any]:
-    """The arguments set on a command line, without defaults. `parse_dataclasses` must have accepted it."""
-    from trl import TrlParser
-
-    parser = TrlParser(classes, allow_abbrev=False, add_help=False, argument_default=SUPPRESS)
-    for action in parser._actions:
-        action.default, action.required = SUPPRESS, False
-    given: dict[str, Any] = vars(parser.parse_args([*words]))
-    return given
+    options = options_in(words)
+    parsed = vars(parser.parse_known_args([*words])[0])
+    return groups, {name: parsed[name] for name in parsed if not options.isdisjoint((name, f"no_{name}"))}
 
 
 def take_options(words: Sequence[str], *names: str, **defaults: Any) -> tuple[list[Any], list[str]]:

@@ -85,17 +85,20 @@ class Options:
 @dataclass
 class More:
     share: float = 0.5
+    chat: bool = True
 
 
-def parsed(*words: str, **defaults: Any) -> tuple[Any, ...]:
+def parsed(*words: str, **defaults: Any) -> tuple[list[Any], dict[str, Any]]:
     return parse_dataclasses((Options, More), words, defaults, "tool")
 
 
 class TestParseDataclasses:
     def test_the_command_line_goes_before_the_recipe_and_that_before_the_defaults(self) -> None:
-        assert parsed() == (Options(), More())
-        assert parsed(size=3, names=["a"]) == (Options(3, ["a"]), More())
-        assert parsed("--size", "2", "--share=0.25", size=3) == (Options(2), More(0.25))
+        assert parsed() == ([Options(), More()], {})
+        assert parsed(size=3, names=["a"]) == ([Options(3, ["a"]), More()], {})
+        words = ["--size", "2", "--share=0.25", "--no_chat"]
+        expected = [Options(2), More(0.25, False)], {"size": 2, "share": 0.25, "chat": False}
+        assert parsed(*words, size=3) == expected
 
     @pytest.mark.parametrize(
         ("words", "recipe", "named"),

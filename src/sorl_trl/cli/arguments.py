@@ -16,7 +16,6 @@ from sorl_trl import qa
 from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields, import_named, is_dotted
 from sorl_trl.command_line import (
     RECIPES,
-    given_words,
     mistakes,
     options_in,
     parse_dataclasses,
@@ -205,9 +204,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
         usage = f"sorl train --trainer {trainer} [--config NAME_OR_PATH] [--OPTION VALUE ...]"
         if "save_steps" in options_in(words):
             recipe["save_strategy"] = "steps"  # a recipe that saves nothing would silently win over it
-        parsed = parse_dataclasses(groups, words, recipe, usage)
-        given = {**recipe, **given_words(groups, words)}
-        return Arguments(*[*parsed, given])
+        parsed, given = parse_dataclasses(groups, words, recipe, usage)
+        return Arguments(*parsed, given={**recipe, **given})
 
 
 def check_libraries(config: TurnLevelConfig) -> None:

@@ -10,8 +10,6 @@ from sorl_trl.command_line import (
     Parser,
     UserMistake,
     check_checkpoint,
-    check_options,
-    declared_options,
     is_first_process,
     mistakes,
     options_in,
@@ -28,15 +26,9 @@ and writes nothing.
 
 example: sorl compare runs/quickstart/greedy_before runs/quickstart/policy
 """
-DECLARED = (
-    *("sorl_trl/evaluation/arguments.py", "sorl_trl/evaluation/policy.py"),
-    *("sorl_trl/rollout/options.py", "sorl_trl/search/arguments.py"),
-)
-"""The files that declare the options of `sorl evaluate`."""
 
 
 def main(words: Sequence[str]) -> None:
-    check_options(words, declared_options(*DECLARED))
     words, recipe = read_words(words)
     from sorl_trl.evaluation.arguments import parse_arguments  # takes seconds
     from sorl_trl.evaluation.run import run_evaluation

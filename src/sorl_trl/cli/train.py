@@ -21,8 +21,6 @@ from sorl_trl.command_line import (
     CONFIGS,
     INTERRUPTED,
     RECIPES,
-    check_options,
-    declared_options,
     mistakes,
     read_config,
     read_mapping,
@@ -34,13 +32,6 @@ from sorl_trl.command_line import (
 MODULE = "sorl_trl.cli.train"
 SHARED = frozenset({"-h", "--help", "--debug", "--gradient_accumulation_steps", "--gradient-accumulation-steps"})
 """Options of training that `accelerate launch` also has. `sorl train` passes them to training."""
-DECLARED = (
-    *("sorl_trl/cli/arguments.py", "sorl_trl/rollout/options.py", "sorl_trl/search/arguments.py"),
-    *("sorl_trl/trainers/config.py", "sorl_trl/experimental/group_refill.py"),
-    *("trl/trainer/grpo_config.py", "trl/trainer/base_config.py", "trl/trainer/model_config.py"),
-    *("transformers/training_args.py", "accelerate/commands/launch.py"),
-)
-"""The files that declare the options of `sorl train`."""
 HELP = """\
 usage: sorl train [--accelerate_config NAME_OR_PATH] [--config NAME_OR_PATH] [--OPTION VALUE ...]
 
@@ -92,10 +83,9 @@ def launch(words: Sequence[str]) -> int:
     """`sorl train`: start `main` through `accelerate launch`, wait for its end, and return its exit code."""
     if _asks_for_help(words):
         return main(words)
-    (recipe,), others = take_options(words, "config")
-    named = [] if recipe is None else [f"--{name}" for name in read_mapping(RECIPES.find(recipe))]
-    # Before the processes start, which takes a while. A later transformers may declare options elsewhere.
-    check_options([*others, *named], {*declared_options(*DECLARED), "accelerate_config", "env"}, if_similar=True)
+    (recipe,), _ = take_options(words, "config")
+    if recipe is not None:
+        read_mapping(RECIPES.find(recipe))  # before the processes start, which takes a while
     with mistakes():
         return _exit_code(launch_arguments(words))
 

@@ -7,19 +7,13 @@ import signal
 import subprocess
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from accelerate.commands.launch import launch_command_parser
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from trl import ModelConfig
 
-from sorl_trl.cli import arguments, evaluate, train
-from sorl_trl.command_line import check_options, declared_options, run_command
-from sorl_trl.evaluation.arguments import GROUPS
-from sorl_trl.rollout import EngineOptions, RolloutArguments
-from sorl_trl.search import SearchArguments
+from sorl_trl.cli import train
+from sorl_trl.command_line import run_command
 
 SINGLE = ["--accelerate_config", "single_cpu"]
 
@@ -61,16 +55,6 @@ def test_a_mistake_is_one_line(
     assert run_command(train.launch, words) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("error: ") and named in shown and shown.count("\n") == 1
-
-
-def test_every_option_is_declared_where_mistyped_ones_are_looked_up() -> None:
-    configs = [each.config_class for each in arguments.TRAINERS.values()]
-    groups = [arguments.TrainerArguments, arguments.TaskArguments, RolloutArguments, EngineOptions, SearchArguments]
-    training = {each.name for group in [*groups, *configs, ModelConfig] for each in fields(group)}
-    check_options([f"--{name}" for name in training], declared_options(*train.DECLARED))
-    check_options([*launch_command_parser()._option_string_actions], declared_options(*train.DECLARED))
-    asked = {each.name for group in GROUPS for each in fields(group)}
-    check_options([*(f"--{name}" for name in asked), "--no_chat"], declared_options(*evaluate.DECLARED))
 
 
 def launch(monkeypatch: pytest.MonkeyPatch, launched: Callable[[Namespace], None]) -> int | str | None:
