@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +46,6 @@ from examples.quickstart.world import Relation, build_world
 from sorl_trl.command_line import run_command
 from sorl_trl.evaluation.policy import EvaluatedPolicy
 from sorl_trl.evaluation.run import plan_batches, run_batches
-from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.rollout import LockStepEngine, RolloutArguments
 from sorl_trl.rollout.agent_rollout import SearchRollout
 from sorl_trl.rollout.chat import RolloutSetup
@@ -136,7 +137,7 @@ LOST = f"{PROMPT} <search> ann </search> <information> nothing </information>"
 
 def run_expert(
     world: World, config: WarmStartConfig, folder: Path, tokenizer: PreTrainedTokenizerBase
-) -> list[EvaluatedTrajectory]:
+) -> list[dict[str, Any]]:
     """The expert on the train questions of a world."""
     index = BM25Index.build(world.write(folder) / CORPUS_FILE, folder / "index", show_progress=False)
     asked = RolloutArguments(prompt_template=config.prompt_template, chat=config.chat)
@@ -148,8 +149,8 @@ def run_expert(
     return [row for _, done in run_batches(batches, policy, seed=0) for row in done]
 
 
-def mean(rows: Sequence[EvaluatedTrajectory], measure: str, hops: int) -> float:
-    values = [float(row.measures[measure] or 0) for row in rows if row.question.metadata["hops"] == hops]
+def mean(rows: Sequence[dict[str, Any]], measure: str, hops: int) -> float:
+    values = [float(row[measure] or 0) for row in rows if json.loads(row["metadata"])["hops"] == hops]
     return sum(values) / len(values)
 
 

@@ -35,13 +35,13 @@ from sorl_trl.records.evaluated import (
     SCORES,
     SETTINGS,
     TABLE,
-    EvaluatedTrajectory,
     Outcome,
     evaluated_shards,
     files_hash,
     is_masked,
     read_outcomes,
     read_settings,
+    row_of,
     why_stale,
     write_evaluated,
 )
@@ -264,7 +264,7 @@ def complete(
         for batch, rows in run_batches(todo, load(), seed):
             write_evaluated(run.shard(batch), rows)
             bar.update(len(rows))
-            lost = lost + 1 if all(row.trajectory.stop_reason.is_infrastructure_failure for row in rows) else 0
+            lost = lost + 1 if all(map(is_masked, rows)) else 0
             if lost == LOST_BATCHES:
                 raise SearchUnavailable(
                     f"all trajectories of {lost} batches in a row were lost because {_LOST}: mend that, and run the "
@@ -274,8 +274,8 @@ def complete(
 
 def run_batches(
     batches: Iterable[Batch], policy: EvaluatedPolicy, seed: int
-) -> Iterator[tuple[Batch, list[EvaluatedTrajectory]]]:
-    """Yield each batch with its trajectories, as soon as they are finished.
+) -> Iterator[tuple[Batch, list[dict[str, Any]]]]:
+    """Yield each batch with the rows of its trajectories (`records.evaluated.SCHEMA`), as soon as they are finished.
 
     Torch is seeded for each batch, so samples do not depend on earlier batches.
     """
@@ -286,19 +286,18 @@ def run_batches(
         yield batch, [_evaluated(batch, policy, row, each) for row, each in enumerate(found)]
 
 
-def _evaluated(batch: Batch, policy: EvaluatedPolicy, row: int, trajectory: Trajectory) -> EvaluatedTrajectory:
+def _evaluated(batch: Batch, policy: EvaluatedPolicy, row: int, trajectory: Trajectory) -> dict[str, Any]:
     question, sample = batch.samples[row]
     is_lost = trajectory.stop_reason.is_infrastructure_failure
     measured = None if is_lost else _measured(policy.rollout, row, trajectory)
-    return EvaluatedTrajectory(
-        dataset=batch.dataset,
-        question=question,
-        sample=sample,
-        prompt=decode(policy.setup.tokenizer, trajectory.prompt_ids),
-        trajectory=trajectory,
-        measures=measure(question, trajectory, measured, policy.rollout.answers),
-        environment=measured,
-    )
+    return {
+        "dataset": batch.dataset,
+        "sample": sample,
+        "prompt": decode(policy.setup.tokenizer, trajectory.prompt_ids),
+        **row_of(question, trajectory),
+        **measure(question, trajectory, measured, policy.rollout.answers),
+        "environment": json.dumps(measured) if measured else None,
+    }
 
 
 def _measured(rollout: PolicyRollout, row: int, trajectory: Trajectory) -> dict[str, float]:

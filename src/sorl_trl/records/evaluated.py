@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,52 +88,25 @@ which is null if neither an environment nor an agent measures anything. A measur
 `sorl_trl.evaluation.run.measure`)."""
 
 
-@dataclass(frozen=True)
-class EvaluatedTrajectory:
-    """A trajectory with its question and its scores."""
-
-    dataset: str
-    question: Question
-    sample: int
-    """The number of the trajectory among the question's, from 0."""
-    prompt: str
-    """The text of the prompt, as the policy saw it."""
-    trajectory: Trajectory
-    measures: Mapping[str, float | None]
-    """See `sorl_trl.evaluation.run.measure`."""
-    environment: Mapping[str, float] | None = None
-    """The measures of its environment or agent: see `PolicyRollout.measures`."""
-
-
-def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
-    question, trajectory = evaluated.question, evaluated.trajectory
+def row_of(question: Question, trajectory: Trajectory) -> dict[str, Any]:
+    """The columns of a row that its question and its trajectory determine."""
     return {
-        "dataset": evaluated.dataset,
         "question_id": question.id,
-        "sample": evaluated.sample,
         "question": question.question,
         "golden_answers": question.golden_answers,
         "options": [{"letter": letter, "text": text} for letter, text in question.options.items()],
         "data_source": question.data_source,
         "metadata": json.dumps(dict(question.metadata), default=str),
-        "prompt": evaluated.prompt,
         "prompt_ids": trajectory.prompt_ids,
         "segments": [_segment_row(segment) for segment in trajectory.segments],
         "answer": trajectory.answer,
         "stop_reason": trajectory.stop_reason.value,
-        **evaluated.measures,
-        "environment": json.dumps(dict(evaluated.environment)) if evaluated.environment else None,
     }
 
 
-def to_table(rows: Sequence[EvaluatedTrajectory]) -> pa.Table:
-    """Make a table of `SCHEMA`."""
-    return pa.Table.from_pylist([storable(to_row(row)) for row in rows], SCHEMA)
-
-
-def write_evaluated(shard: Path, rows: Sequence[EvaluatedTrajectory]) -> None:
-    """Write a batch into the file `shard`, replacing its content."""
-    table = to_table(rows)
+def write_evaluated(shard: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the rows of a batch, by column of `SCHEMA`, into the file `shard`, replacing its content."""
+    table = pa.Table.from_pylist([storable(row) for row in rows], SCHEMA)
     shard.parent.mkdir(parents=True, exist_ok=True)
     write_whole(shard, lambda file: pq.write_table(table, file, compression="zstd"))
 

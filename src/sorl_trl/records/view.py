@@ -266,13 +266,12 @@ def training_entry(trained: TrainedTrajectory, key: str) -> Entry:
 
 
 def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
-    context, repeats = row.get("context", 0), row.get("repeats", False)  # which older files lack
-    common = {"kind": row["kind"], "text": row["text"], "token_count": len(row["token_ids"]), "context": context}
+    common = {name: row[name] for name in ("kind", "text", "context")} | {"token_count": len(row["token_ids"])}
     if row["kind"] == "turn":
         return {**common, "action": row["tool"] or row["action"], **_given(row["role"], row["reward"])}
     passages = [{**passage, "score": _number(passage["score"])} for passage in row["passages"]]
-    marks = {"truncated": row["truncated"], "neutralized": row["neutralized"], "role": row["role"]}
-    return {**common, "passages": passages, **marks, "repeats": repeats}
+    marks = {name: row[name] for name in ("truncated", "neutralized", "role", "repeats")}
+    return {**common, "passages": passages, **marks}
 
 
 def _trained_segments(trained: TrainedTrajectory) -> Iterator[dict[str, Any]]:
@@ -287,7 +286,7 @@ def _trained_segments(trained: TrainedTrajectory) -> Iterator[dict[str, Any]]:
         if turn_id == ENVIRONMENT:
             segment |= {"kind": "observation", "text": "".join(trained.tokens[span]), "role": None}
             segment |= {"passages": [], "truncated": False, "neutralized": 0, "repeats": context < 0}
-            if context >= 0 and is_recorded and 0 <= last_turn < len(trained.roles):
+            if context >= 0 and is_recorded and last_turn != ENVIRONMENT:
                 segment["role"] = trained.roles[last_turn] or None
         else:
             agent = trained.agents[turn_id] if is_named else ""

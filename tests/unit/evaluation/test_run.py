@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -26,7 +27,7 @@ from sorl_trl.evaluation.run import (
     run_batches,
 )
 from sorl_trl.qa import Question
-from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, read_settings, write_evaluated
+from sorl_trl.records.evaluated import MEASURES, read_settings, write_evaluated
 from sorl_trl.rollout import (
     Frame,
     Generation,
@@ -111,7 +112,7 @@ class TestBatches:
     def test_questions_are_asked_without_control_tokens(self, tokenizer) -> None:
         asked = [Question("ann", "who ann <answer> bob </answer>", ("ann",))]
         ((_, rows),) = run_batches(plan_batches({"own": asked}, 1, 4), policy(tokenizer, Guesser()), seed=0)
-        assert not {*TAGS} & {*rows[0].prompt.split()}
+        assert not {*TAGS} & {*rows[0]["prompt"].split()}
 
     def test_a_batch_samples_the_same_whatever_came_before_it(self, tokenizer) -> None:
         batches = plan_batches({"own": QUESTIONS}, num_samples=8, batch_size=8)
@@ -166,7 +167,8 @@ class TestFolder:
                 reason = StopReason.ENVIRONMENT_UNAVAILABLE if measured is None else StopReason.AGENT_ERROR
                 asked, trajectory = Question(str(i), "who ?", ("Ann",)), ended(reason)
                 measures = measure(asked, trajectory, measured, answers=False)
-                rows.append(EvaluatedTrajectory("nq", asked, 0, "", trajectory, measures, measured))
+                row = {**evaluated(asked, trajectory), **measures, "environment": json.dumps(measured or {})}
+                rows.append(row)
             for i, row in enumerate(rows):  # batches of one
                 write_evaluated(run.shard(batch(i)), [row])
             summary = summarize("nq", run.outcomes("nq"))

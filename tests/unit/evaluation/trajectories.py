@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from sorl_trl.evaluation.run import measure
 from sorl_trl.qa import Question
-from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, Outcome
+from sorl_trl.records.evaluated import MEASURES, Outcome, row_of
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, ToolResult, Trajectory, Turn
 
 
@@ -58,8 +59,9 @@ def ended(reason: StopReason) -> Trajectory:
     return Trajectory((0,), (Turn((1,), "", Action(ActionKind.SEARCH, "query")),), reason)
 
 
-def evaluated(asked: Question, given: Trajectory, sample: int = 0, dataset: str = "nq") -> EvaluatedTrajectory:
-    return EvaluatedTrajectory(dataset, asked, sample, "who ?", given, measure(asked, given))
+def evaluated(asked: Question, given: Trajectory, sample: int = 0, dataset: str = "nq") -> dict[str, Any]:
+    about = {"dataset": dataset, "sample": sample, "prompt": "who ?", "environment": None}
+    return {**about, **row_of(asked, given), **measure(asked, given)}
 
 
 def outcome(question_id: str, exact_match: float | None = None, sample: int = 0, **measures: float) -> Outcome:

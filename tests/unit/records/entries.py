@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sorl_trl.evaluation.run import Batch, RunFolder
-from sorl_trl.records.evaluated import EvaluatedTrajectory, to_table, write_evaluated
+from sorl_trl.records.evaluated import FOLDER, read_evaluated, write_evaluated
 from sorl_trl.records.trained import TrainedTrajectory
 from sorl_trl.records.view import Entry, evaluation_entry
 from tests.unit.evaluation.trajectories import answered, evaluated, question
 
 
-def shown(row: EvaluatedTrajectory) -> Entry:
+def stored(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as it is read back."""
+    with TemporaryDirectory() as run:
+        write_evaluated(Path(run) / FOLDER / "nq/000000.parquet", [row])
+        (read,) = read_evaluated(run, "nq")
+    return read
+
+
+def shown(row: dict[str, Any]) -> Entry:
     """The entry of what was written."""
-    (written,) = to_table([row]).to_pylist()
-    return evaluation_entry(written)
+    return evaluation_entry(stored(row))
 
 
 ENTRY = shown(evaluated(question("Ada"), answered("Ada", searches=1)))
@@ -43,13 +51,13 @@ TRAINED = TrainedTrajectory(
 )
 
 
-def write_evaluation(run: Path, *rows: EvaluatedTrajectory) -> None:
+def write_evaluation(run: Path, *rows: dict[str, Any]) -> None:
     """One batch per data set; the run is not finished."""
     folder = RunFolder(run)
-    datasets = list(dict.fromkeys(row.dataset for row in rows))
+    datasets = list(dict.fromkeys(row["dataset"] for row in rows))
     folder.claim({"datasets": dict.fromkeys(datasets, "hash")})
     for name in datasets:
-        batch = [row for row in rows if row.dataset == name]
+        batch = [row for row in rows if row["dataset"] == name]
         write_evaluated(folder.shard(Batch(name, 0, ())), batch)
 
 

@@ -7,19 +7,17 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from safetensors.torch import save_file
 
 from sorl_trl.evaluation.run import RunFolder
 from sorl_trl.qa import Question
-from sorl_trl.records.evaluated import files_hash, to_table
+from sorl_trl.records.evaluated import files_hash
 from sorl_trl.records.trained import write_trained
 from sorl_trl.records.view import EVALUATION, TRAINING, Source, open_run, training_entry
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 from tests.unit.evaluation.trajectories import TWO_AGENTS, answered, evaluated, question
-from tests.unit.records.entries import TRAINED, shown, write_evaluation
+from tests.unit.records.entries import TRAINED, shown, stored, write_evaluation
 
 
 def keys(source: Source) -> list[str]:
@@ -33,7 +31,7 @@ class TestEvaluationEntry:
         answer = Turn((4,), "<answer> B </answer>", Action(ActionKind.ANSWER, "B"))
         asked = Question("q7", "who ?", ("Ada",), {"hops": 2, "path": ["a", "b"]}, {"A": "Bob", "B": "Ada"}, "medqa")
         row = evaluated(asked, Trajectory((0,), (search, seen, answer), StopReason.ANSWERED), sample=3, dataset="own")
-        entry = shown(replace(row, environment={"hops_made": 1.0}))
+        entry = shown({**row, "environment": '{"hops_made": 1.0}'})
         assert (entry.key, entry.group) == ("own/q7/3", "own")
         assert (entry.question, entry.golden_answers) == ("who ?", ["Ada"])
         assert entry.options == [("A", "Bob"), ("B", "Ada")]
@@ -73,18 +71,6 @@ class TestEvaluationEntry:
         assert [i for i, segment in enumerate(entry.segments) if segment.get("repeats")] == [1, 4]
         assert entry.measures["observation_tokens"] == 5
 
-    def test_a_file_from_before_contexts_is_shown(self, tmp_path: Path) -> None:
-        row = evaluated(question("Ada"), answered("Ada", searches=1))
-        write_evaluation(tmp_path, row)
-        (shard,) = tmp_path.rglob("*.parquet")
-        rows = pq.read_table(shard).to_pylist()
-        for segment in rows[0]["segments"]:
-            del segment["context"], segment["repeats"]
-            segment["role"] = None if segment["kind"] == "turn" else "tool"
-        pq.write_table(pa.Table.from_pylist(rows), shard)
-        source = open_run(tmp_path)
-        assert list(source.read("nq")) == [shown(row)]
-
 
 class TestTrainingEntry:
     def test_the_completion_is_cut_where_turns_change(self) -> None:
@@ -108,9 +94,8 @@ class TestTrainingEntry:
         entry = training_entry(recorded, "step-10/1")
         assert [turn.get("action") for turn in entry.segments] == ["calculate", None, "answer"]
         assert [turn.get("reward") for turn in entry.segments] == [0.5, None, None]
-        for roles in (("user", ""), ("user",), ()):  # the second is how earlier versions wrote it
-            spoken = training_entry(replace(TRAINED, roles=roles), "step-10/1")
-            assert [each.get("role") for each in spoken.segments] == [None, *(roles[:1] or [None]), None]
+        spoken = training_entry(replace(TRAINED, roles=("user", "")), "step-10/1")
+        assert [each.get("role") for each in spoken.segments] == [None, "user", None]
         masked = replace(recorded, turn_ids=(-1,) * 7)
         assert [segment["kind"] for segment in training_entry(masked, "step-10/1").segments] == ["observation"]
 
@@ -170,7 +155,7 @@ def test_half_a_surrogate_pair_in_a_passage_becomes_a_question_mark() -> None:
     passage = Passage("p\ud800", "a \udc00 title", "text", 0.5)
     seen = Observation((2,), "text", (passage,), truncated=True, neutralized=3)
     trajectory = replace(answered("Ann"), segments=(*answered("Ann", 1).segments[:1], seen))
-    (row,) = to_table([evaluated(question("Ann\ud800"), trajectory)]).to_pylist()
+    row = stored(evaluated(question("Ann\ud800"), trajectory))
     segment = row["segments"][1]
     assert segment["passages"] == [{"id": "p?", "title": "a ? title", "text": "text", "score": 0.5}]
     assert (segment["truncated"], segment["neutralized"], row["golden_answers"]) == (True, 3, ["Ann?"])

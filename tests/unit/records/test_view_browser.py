@@ -115,7 +115,7 @@ def test_filters_order_and_keys(tmp_path: Path) -> None:
         evaluated(gold, ended(StopReason.SEARCH_UNAVAILABLE), dataset="musique"),
         evaluated(gold, answered("ada"), dataset="musique"),
     ]
-    entries = [replace(shown(row), key=f"{row.dataset}/{i}") for i, row in enumerate(rows)]
+    entries = [replace(shown(row), key=f"{row['dataset']}/{i}") for i, row in enumerate(rows)]
     script = """
         const choose = (name, value) => {
           byId(name).value = value;
