@@ -182,12 +182,3 @@ def _summary(metric: str, entries: Iterable[Mapping[str, Any]]) -> float | None:
     if not values:
         return None
     return max(values) if metric.endswith("_max") else mean(values)
-
-
-def detect(log_history: Iterable[Mapping[str, Any]], rules: Iterable[Rule] = DEFAULT_RULES) -> list[Alarm]:
-    """Find all alarms of a recorded run, as they would have been raised while it trained.
-
-    `log_history` comes from a `trainer.state` or a `trainer_state.json`.
-    """
-    detector = CollapseDetector(rules)
-    return [alarm for entry in log_history for alarm in detector.observe(entry)]

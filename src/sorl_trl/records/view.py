@@ -19,9 +19,8 @@ from string import Template
 from typing import Any
 
 from sorl_trl.command_line import Parser, at_least, mistakes, sorl_command
-from sorl_trl.diagnostics.collapse import DEFAULT_RULES, detect
 from sorl_trl.files import check_run_folder, write_whole
-from sorl_trl.records import checkpoints, policy_in
+from sorl_trl.records import policy_in
 from sorl_trl.records.evaluated import (
     MEASURES,
     RESULTS,
@@ -36,8 +35,7 @@ from sorl_trl.records.trained import SHARDS, TrainedTrajectory, count_trained, r
 
 ABOUT = """\
 Writes the trajectories of a training run or an evaluation into one HTML page, for filtering and reading. The page
-needs no server and no network. If a run has both, RUN shows training and RUN/evaluation the evaluation. For training
-runs, the page also lists the collapse guard's findings in the log.
+needs no server and no network. If a run has both, RUN shows training and RUN/evaluation the evaluation.
 
 example: sorl view runs/quickstart/policy -o page.html
 """
@@ -115,8 +113,6 @@ def _asset(name: str) -> str:
 
 
 EVALUATION, TRAINING = "evaluation", "training"
-STATE_FILE = "trainer_state.json"
-"""The transformers file with the log of a run, in its folder or its checkpoints."""
 ENVIRONMENT = -1
 """The turn id of tokens that belong to no turn."""
 DIGITS = 6
@@ -181,33 +177,18 @@ def open_run(run: str | os.PathLike[str]) -> Source:
         is_beside = is_evaluated and evaluation != Path(run)  # otherwise the settings belong to something else
         command = sorl_command("view", str(evaluation))
         notes = [f"This page shows training. To see the evaluation: {command}"] if is_beside else []
-        return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]), notes + _alarms(run))
+        return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]), notes)
     if is_evaluated:
         settings = read_settings(evaluation)
         is_finished = (evaluation / RESULTS).exists()
         notes = [] if is_finished else ["The evaluation is unfinished: this page shows its finished batches."]
         notes += [problem] if (problem := why_stale(evaluation)) else []
         sizes = {name: count_evaluated(evaluation, name) for name in settings["datasets"]}
-        return Source(EVALUATION, sizes, lambda name: _evaluated(evaluation, name), notes + _alarms(run))
+        return Source(EVALUATION, sizes, lambda name: _evaluated(evaluation, name), notes)
     remedy = f"run `{sorl_command('evaluate', str(run))}`" if policy_in(run) else "give the folder of a run"
     raise FileNotFoundError(
         f"{run} has no trajectories: {remedy}; training writes its own with `save_trajectories_steps`"
     )
-
-
-def _alarms(run: str | os.PathLike[str]) -> list[str]:
-    """The findings of the collapse guard's rules in a training run's log, whether or not a guard was active.
-
-    Non-finite gradients are left out: with fp16, they are common, and the scaler skips such steps.
-    """
-    logs = filter(Path.is_file, (path / STATE_FILE for path in (Path(run), *checkpoints(run))))
-    newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
-    try:
-        log_history = json.loads(newest.read_bytes())["log_history"] if newest else []
-    except ValueError:  # training is writing the file
-        return []
-    rules = [rule for rule in DEFAULT_RULES if not rule.at_once]
-    return [alarm.message for alarm in detect(log_history, rules)]
 
 
 def _step(run: str | os.PathLike[str], step: int) -> Iterator[Entry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,13 @@ from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState
 
 from sorl_trl.diagnostics.callbacks import CollapseGuard
-from sorl_trl.diagnostics.collapse import DEFAULT_RULES, Rule, detect, fall, level, not_finite
+from sorl_trl.diagnostics.collapse import DEFAULT_RULES, Alarm, CollapseDetector, Rule, fall, level, not_finite
+
+
+def detect(log_history: Iterable[dict[str, Any]], rules: Iterable[Rule] = DEFAULT_RULES) -> list[Alarm]:
+    """All alarms of a recorded run."""
+    detector = CollapseDetector(rules)
+    return [alarm for entry in log_history for alarm in detector.observe(entry)]
 
 
 def numbered(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

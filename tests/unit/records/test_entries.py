@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
 import math
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -135,20 +133,6 @@ class TestOpenRun:
         assert source.kind == TRAINING
         assert source.sizes == {"step 10": 4, "step 20": 2}
         assert keys(source) == [*(f"step-10/{n}" for n in (1, 2, 3, 4)), "step-20/1", "step-20/2"]
-
-    def test_the_alarms_of_a_collapsed_run_are_notes(self, tmp_path: Path) -> None:
-        """Of the newest log, and without gradients that are not finite, which a scaler skips."""
-        write_trained(tmp_path, 10, 0, [TRAINED])
-        for step, end in ((10, 0.6), (22, 0.05)):
-            rewards = [0.6] * 10 + [end] * (step - 10)
-            history = [{"step": i, "reward": reward, "grad_norm": math.inf} for i, reward in enumerate(rewards, 1)]
-            (tmp_path / f"checkpoint-{step}").mkdir()
-            (tmp_path / f"checkpoint-{step}/trainer_state.json").write_text(json.dumps({"log_history": history}))
-            os.utime(tmp_path / f"checkpoint-{step}/trainer_state.json", (step, step))
-        (note,) = open_run(tmp_path).notes
-        assert note.startswith("reward_fall: by step ")
-        (tmp_path / "trainer_state.json").write_text('{"log_his')  # training is writing it
-        assert open_run(tmp_path).notes == []
 
 
 def test_half_a_surrogate_pair_in_a_passage_becomes_a_question_mark() -> None:
