@@ -90,6 +90,8 @@ _ENGINE = "every index is BM25's; for another engine, give the URL of its server
 GONE: Mapping[str, str] = {
     **dict.fromkeys(("benchmarks", "data_source_folder"), _TO_FILES),
     **dict.fromkeys(("engine", "search_engine"), _ENGINE),
+    "choice": "`answer` is the choice of questions with options",
+    **dict.fromkeys(("format", "turn_format"), "examples/own_reward.py rewards well-formed actions"),
     "critic_trunk_gradient": "the value loss of `critic='head'` trains only the head",
     "kl_in_reward": "`beta` adds the KL to the loss",
     "log_agent_gradients": "docs/reference/metrics.md lists what is logged of each agent",
@@ -97,7 +99,7 @@ GONE: Mapping[str, str] = {
     "search_cache": "your own engine, `search_backend`, may keep its answers",
     "value_pool": "the critic is read before the first token of a turn, or of each with `advantage_level='token'`",
 }
-"""Options that were removed, and what takes their place."""
+"""Options and rewards that were removed, and what takes their place."""
 
 
 def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) -> None:

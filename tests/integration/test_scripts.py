@@ -51,7 +51,7 @@ def command_line(folder: Path) -> list[str]:
         "collapse_guard": "stop",
         "save_strategy": "steps",
     }
-    rewards = ["--rewards", "exact_match", "f1", "format", "search_hit"]
+    rewards = ["--rewards", "exact_match", "f1", "search_hit"]
     return [*(word for name, value in overrides.items() for word in (f"--{name}", value)), *rewards]
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from trl import ModelConfig
 
 from sorl_trl import qa
-from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields, import_named, is_dotted
+from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields, did_you_mean, import_named, is_dotted
 from sorl_trl.command_line import (
     RECIPES,
     mistakes,
@@ -130,10 +130,11 @@ class TaskArguments:
         check_fields(self)
         check_questions("train_questions", self.train_questions)
         names = self.rewards if isinstance(self.rewards, list) else []  # a recipe may set `rewards: exact_match`
-        if not names or not all(name in REWARDS or is_dotted(name) for name in names):
+        unknown = next((str(name) for name in names if name not in REWARDS and not is_dotted(name)), None)
+        if not names or unknown is not None:
             raise ValueError(
                 f"`rewards` is {self.rewards!r}, but must be a list of names from {', '.join(REWARDS)}, or of dotted "
-                "paths."
+                f"paths{did_you_mean(unknown or '', REWARDS)}"
             )
         for name in names:
             reward_function(name)

@@ -12,13 +12,11 @@ from sorl_trl.qa.scoring import (
     REWARDS,
     TASK_REWARDS,
     answer_reward,
-    choice_reward,
     contains_answer,
     environment_reward,
     exact_match,
     exact_match_reward,
     f1_reward,
-    format_reward,
     normalize_answer,
     score_answer,
     score_choice,
@@ -28,7 +26,6 @@ from sorl_trl.qa.scoring import (
     sub_exact_match,
     sub_exact_match_reward,
     token_f1,
-    turn_format_reward,
 )
 
 __all__ = [
@@ -38,14 +35,12 @@ __all__ = [
     "Question",
     "answer_reward",
     "build_prompt_rows",
-    "choice_reward",
     "contains_answer",
     "encode_prompts",
     "environment_reward",
     "exact_match",
     "exact_match_reward",
     "f1_reward",
-    "format_reward",
     "load_questions",
     "normalize_answer",
     "score_answer",
@@ -56,6 +51,5 @@ __all__ = [
     "sub_exact_match",
     "sub_exact_match_reward",
     "token_f1",
-    "turn_format_reward",
     "write_questions",
 ]

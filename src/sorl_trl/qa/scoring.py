@@ -28,19 +28,6 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _PUNCTUATION = [each for each in map(chr, range(0x10000)) if unicodedata.category(each)[0] == "P"]
 _SPACES_FOR_PUNCTUATION = str.maketrans(dict.fromkeys([*string.punctuation, *_PUNCTUATION], " "))
 
-_HAN_AND_KANA = (
-    "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
-)
-_BLOCKS = (  # Thai and Lao; Burmese; Khmer; Tai Le, New Tai Lue; Tai Tham; Burmese; Burmese, Tai Viet
-    *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF)),
-    *((0x1950, 0x19DF), (0x1A20, 0x1AAF), (0xA9E0, 0xA9FF), (0xAA60, 0xAADF)),
-)
-_CHARACTERS = [chr(code) for first, last in _BLOCKS for code in range(first, last + 1)]
-_LETTERS, _MARKS = ("".join(each for each in _CHARACTERS if unicodedata.category(each)[0] == kind) for kind in "LM")
-# A character of a script without spaces, with its marks (vowels and tones), and zero-width spaces and joiners, which
-# some writers put between words.
-_UNSPACED = re.compile(f"([{_LETTERS}][{_MARKS}]*|[{_HAN_AND_KANA}][\u3099\u309a]?)[\u200b-\u200d]*")
-
 # Sharing a word with one of these proves nothing: "no" is not half right for "no one".
 _WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
 # Nearly every passage contains a "no".
@@ -89,9 +76,8 @@ def sub_exact_match(prediction: str | None, golden_answers: Sequence[str]) -> fl
 def token_f1(prediction: str | None, golden_answers: Sequence[str]) -> float:
     """Return the F1, in [0, 1], of the words that prediction and golden answer share, the best over golden answers.
 
-    Words are counted with repetition after normalization, in any order. In scripts without spaces, every character
-    counts as a word and punctuation does not, as in the scores of CMRC 2018 and MLQA for Chinese. If either side is
-    "yes", "no" or "noanswer", the other must be the same (FlashRAG's rule). `None` is no answer: 0.0.
+    Words are counted with repetition after normalization, in any order. If either side is "yes", "no" or "noanswer",
+    the other must be the same (FlashRAG's rule). `None` is no answer: 0.0.
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
@@ -103,8 +89,7 @@ def contains_answer(text: str, golden_answers: Sequence[str]) -> bool:
     """Tell whether the text contains a golden answer as whole words, both normalized: "know" does not contain "no".
 
     Punctuation of any script separates words here, on both sides, instead of being removed: "<b>Paris</b>" contains
-    "Paris", and "O’Brien" contains "O'Brien". In Chinese, Japanese, Thai, Lao, Khmer and Burmese, which are written
-    without spaces, every character with its marks is a word.
+    "Paris", and "O’Brien" contains "O'Brien". Text that is written without spaces is one word.
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
@@ -130,16 +115,14 @@ def _check_golden_answers(golden_answers: Sequence[str]) -> None:
 
 
 def _separated(text: str) -> str:
-    """The words of a text, normalized, with a space between two; in a script without spaces, the characters."""
-    spaced = unicodedata.normalize("NFC", text).translate(_SPACES_FOR_PUNCTUATION)
-    return " ".join(_UNSPACED.sub(r" \1 ", normalize_answer(spaced)).split())
+    """The words of a text, normalized, with a space between two."""
+    return normalize_answer(unicodedata.normalize("NFC", text).translate(_SPACES_FOR_PUNCTUATION))
 
 
 def _f1(prediction: str, gold: str) -> float:
     if prediction != gold and not _WHOLE_ANSWERS.isdisjoint((prediction, gold)):
         return 0.0
-    sides = (_separated(side) if _UNSPACED.search(side) else side for side in (prediction, gold))
-    predicted, expected = (side.split() for side in sides)
+    predicted, expected = prediction.split(), gold.split()
     shared = (Counter(predicted) & Counter(expected)).total()
     # 2PR / (P + R) with P = shared / predicted and R = shared / expected.
     return 2 * shared / (len(predicted) + len(expected))
@@ -249,17 +232,6 @@ def f1_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object)
     return _score_each(lambda each, golden: token_f1(each.answer, golden), trajectory, golden_answers)
 
 
-def choice_reward(
-    *, trajectory: Trajectories, golden_answers: Answers, options: Sequence[OptionPairs | None], **_: object
-) -> list[float | None]:
-    """Give 1.0 for an answer that names the right option, by letter or text, else 0.0.
-
-    Raises:
-        ValueError: A question is open.
-    """
-    return _score_each(score_choice, trajectory, golden_answers, _mappings(options))
-
-
 def answer_reward(
     *,
     trajectory: Trajectories,
@@ -270,19 +242,6 @@ def answer_reward(
     """Give choice accuracy for questions with options and exact match for open ones, for mixed sets."""
     columns = [None] * len(trajectory) if options is None else options
     return _score_each(score_answer, trajectory, golden_answers, _mappings(columns))
-
-
-def format_reward(*, trajectory: Trajectories, **_: object) -> list[float | None]:
-    """Give 1.0 for a trajectory with an answer and without an invalid action, else 0.0."""
-    return _score_each(lambda each: float(each.answer is not None and all(map(_is_valid, each.turns))), trajectory)
-
-
-def turn_format_reward(*, trajectory: Trajectories, **_: object) -> list[list[float] | None]:
-    """Give each turn 1.0 for a well-formed action, 0.0 for an invalid one.
-
-    The sum grows with the number of turns, so give it a low weight, or the policy is paid for more searches.
-    """
-    return _score_each(lambda each: [float(_is_valid(turn)) for turn in each.turns], trajectory)
 
 
 def search_hit_turn_reward(
@@ -307,9 +266,6 @@ REWARDS: dict[str, Callable[..., list[Any]]] = {
     "exact_match": exact_match_reward,
     "sub_exact_match": sub_exact_match_reward,
     "f1": f1_reward,
-    "choice": choice_reward,
-    "format": format_reward,
-    "turn_format": turn_format_reward,
     "search_hit": search_hit_turn_reward,
     "environment": environment_reward,
     "solved": solved_reward,
@@ -326,10 +282,6 @@ def _score_each(
         None if trajectory.stop_reason.is_infrastructure_failure else score(trajectory, *row)
         for trajectory, *row in zip(trajectories, *columns, strict=True)
     ]
-
-
-def _is_valid(turn: Turn) -> bool:
-    return turn.action.kind is not ActionKind.INVALID
 
 
 def _mappings(options: Sequence[OptionPairs | None]) -> list[dict[str, str]]:

@@ -38,6 +38,11 @@ def test_an_agents_own_reward_is_the_default(folder: Path) -> None:
     assert parse().task.rewards == ["exact_match"]
 
 
+def test_a_reward_that_was_removed_is_named_with_what_takes_its_place(folder: Path) -> None:
+    with pytest.raises(UserMistake, match="was removed; `answer`"):
+        parse("rewards: [exact_match, choice]\n")
+
+
 @pytest.mark.parametrize(
     ("recipe", "named"),
     [

@@ -77,12 +77,12 @@ def test_a_recipe_gives_the_same_arguments_from_anywhere(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "critic").mkdir()
     given = ["--corpus", "data.jsonl", "--critic_model_name_or_path", "critic"]
-    found = written("so_ppo_lora", *given, "--rewards", "f1", "format", "--gamma", "0.9")
+    found = written("so_ppo_lora", *given, "--rewards", "f1", "answer", "--gamma", "0.9")
     assert found["corpus"] == str(tmp_path / "data.jsonl")
     assert found["critic_model_name_or_path"] == str(tmp_path / "critic")
     monkeypatch.chdir("/")
     again = parse_arguments(["--config", str(tmp_path / "new/out/recipe.yaml")])
-    assert again.task.rewards == ["f1", "format"]
+    assert again.task.rewards == ["f1", "answer"]
     assert (again.config.gamma, again.config.steps_per_generation, again.model.use_peft) == (0.9, 4, True)
     assert again.given == found
 

@@ -10,21 +10,16 @@ from sorl_trl.qa import (
     Question,
     answer_reward,
     build_prompt_rows,
-    choice_reward,
     environment_reward,
     exact_match_reward,
     f1_reward,
-    format_reward,
     search_hit_turn_reward,
     sub_exact_match_reward,
-    turn_format_reward,
 )
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
 SEEN = Observation((2,), "2")
 TURNS = (Turn((1,), "", Action(ActionKind.TOOL, "1 + 1", "calculate")), Turn((1,), "", Action(ActionKind.ANSWER, "2")))
-
-FOR_OPEN_QUESTIONS = [*(reward for name, reward in REWARDS.items() if name != "choice"), environment_reward]
 
 
 def call(reward, trajectories, golden_answers, **columns):
@@ -50,8 +45,6 @@ def call(reward, trajectories, golden_answers, **columns):
         (answer_reward, [1.0, 0.0, None, 0.0]),
         (sub_exact_match_reward, [1.0, 1.0, None, 0.0]),
         (f1_reward, [1.0, 2 / 3, None, 0.0]),
-        (turn_format_reward, [[1.0, 1.0], [0.0, 1.0], None, [1.0]]),
-        (format_reward, [1.0, 0.0, None, 0.0]),
         (search_hit_turn_reward, [[1.0, 0.0], [0.0, 0.0], None, [0.0]]),
     ],
 )
@@ -65,7 +58,7 @@ def test_rewards_of_a_batch(episode, reward, expected):
     assert call(reward, trajectories, [["Paris"], ["Rome"], ["Paris"], ["Oslo"]]) == expected
 
 
-@pytest.mark.parametrize("reward", FOR_OPEN_QUESTIONS)
+@pytest.mark.parametrize("reward", REWARDS.values(), ids=REWARDS)
 def test_only_an_infrastructure_failure_is_left_out(episode, reward):
     trajectories = [episode().search("Paris").end(stop_reason) for stop_reason in StopReason]
     scores = zip(StopReason, call(reward, trajectories, [["Paris"]] * len(trajectories)), strict=True)
@@ -92,18 +85,6 @@ def columns(*questions):
     """The columns of a training set as a batch has them."""
     rows = build_prompt_rows(questions)
     return {name: [row[name] for row in rows] for name in rows[0] if name not in ("prompt", "golden_answers")}
-
-
-def test_choice_reward(episode):
-    trajectories = [
-        episode().answer("B"),
-        episode().answer("A"),
-        episode().search(None).end(StopReason.SEARCH_UNAVAILABLE),
-    ]
-    scores = call(choice_reward, trajectories, [["Rome"]] * 3, **columns(CHOICE, CHOICE, CHOICE))
-    assert scores == [1.0, 0.0, None]
-    with pytest.raises(ValueError, match="golden_answers"):
-        call(choice_reward, trajectories[:2], [["Rome"], ["Paris"]], **columns(CHOICE, OPEN))
 
 
 def test_answer_reward_of_a_mixed_set(episode):

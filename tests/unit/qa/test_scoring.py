@@ -63,16 +63,6 @@ def test_normalization_is_squads_but_for_bare_articles(text):
         ("O’Brien", ["O'Brien"], 0, 1, 0),
         ("“Paris”", ["Paris"], 0, 1, 0),
         ("cafe\u0301", ["café"], 0, 1, 0),
-        # scripts without spaces, in which every character with its marks is a word
-        ("东京。", ["东京"], 0, 1, 1),
-        ("东京，日本", ["东京"], 0, 1, 2 / 3),  # P = 2/4, R = 2/2; punctuation is no word
-        ("京东", ["东京"], 0, 0, 1),
-        ("ไทย", ["เป็นไทย"], 0, 0, 2 / 3),  # ไ ท ย of เ ป็ น ไ ท ย: P = 3/3, R = 3/6
-        ("ที่", ["ท"], 0, 0, 0),
-        ("ភ្នំ\u200bពេញ", ["ភ្នំពេញ"], 0, 1, 1),
-        ("ວຽງຈັນເປັນນະຄອນຫຼວງ", ["ນະຄອນຫຼວງ"], 0, 1, None),
-        ("နေပြည်တော်သည်မြို့တော်ဖြစ်သည်", ["မြို့တော်"], 0, 1, None),
-        ("서울은 수도", ["서울 수도"], 0, 0, 0.5),  # Korean has spaces
     ],
 )
 def test_scores_worked_by_hand(prediction, golden_answers, exact, sub_exact, f1):
