@@ -134,7 +134,7 @@ class BM25Index:
         killed leaves the hidden folder behind.
 
         Args:
-            corpus_path: JSONL files, with or without gzip, or folders of them; see `Corpus`.
+            corpus_path: JSONL files; see `Corpus`.
             index_dir: The folder to create, with its parents if missing.
             show_progress: Whether to show progress bars on stderr.
 

@@ -11,20 +11,11 @@ from typing import Any
 import httpx2
 
 from sorl_trl.checks import Number
-from sorl_trl.search.backend import (
-    SearchError,
-    SearchUnavailable,
-    check_request,
-)
+from sorl_trl.search.backend import SearchError, SearchUnavailable, check_request
 from sorl_trl.search.corpus import title_and_text
 from sorl_trl.text import encodable, without_user
-from sorl_trl.threads import DaemonThreads
 from sorl_trl.types import Passage
 
-BATCH_SIZE = 64
-"""The most queries per request."""
-CONCURRENCY = 8
-"""The most concurrent requests of one search."""
 LONGEST_RESPONSE = 1 << 28
 """Bytes; our choice."""
 EXCERPT_LENGTH = 200
@@ -45,7 +36,8 @@ class MalformedResponse(ValueError):
 class HTTPSearch:
     """A `SearchBackend` that queries a Search-R1 `/retrieve` server over pooled connections.
 
-    It tries each request once; rollouts retry. A lone surrogate in a query is sent as U+FFFD. Threads may share it.
+    It sends the queries in one request, once; rollouts retry. A lone surrogate in a query is sent as U+FFFD. Threads
+    may share it.
 
     Args:
         url: The URL to POST to, including the path: `http://127.0.0.1:8000/retrieve`. User and password can be given
@@ -68,14 +60,8 @@ class HTTPSearch:
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SearchBackend.search_batch`. Raises `MalformedResponse` if the answer is not a search result."""
         check_request(queries, k)
-        batches = [queries[i : i + BATCH_SIZE] for i in range(0, len(queries), BATCH_SIZE)]
-        if len(batches) < 2:
-            return self._ask(queries, k) if queries else []
-        threads = DaemonThreads(min(CONCURRENCY, len(batches)), "sorl-search")
-        answers = [threads.submit(self._ask, batch, k) for batch in batches]
-        return [passages for answer in answers for passages in answer.result()]
-
-    def _ask(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        if not queries:
+            return []
         # Without scores, Search-R1's server answers HTTP 500, or returns wrong rows for exactly two queries.
         asked = {"queries": [encodable(query) for query in queries], "topk": k, "return_scores": True}
         request = json.dumps(asked).encode()

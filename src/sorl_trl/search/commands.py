@@ -12,8 +12,6 @@ or, without scores, the documents themselves: `{"result": [[{"id", "title", "tex
 title in quotes, a newline, and the text. A request with too many queries, an overlong query, or too high a `topk` is
 refused as a whole, with 422.
 
-`GET /health` returns `{"status": "ok", "engine", "documents", "identity"}`.
-
 SIGTERM or SIGINT ends the server with exit code 0, once the open requests are answered.
 """
 
@@ -61,10 +59,7 @@ LONGEST_QUERY = 10_000
 def index(words: Sequence[str] | None = None) -> None:
     """Run `sorl index`."""
     parser = Parser(prog="sorl index", description=ABOUT_INDEX)
-    corpus = (
-        "JSONL files, with or without gzip, or folders of them; each line has `id` and `contents`, as in wiki-18, or "
-        "`id`, `title` and `text` (required)"
-    )
+    corpus = "JSONL files; each line has `id` and `contents`, as in wiki-18, or `id`, `title` and `text` (required)"
     parser.add_argument("--corpus", nargs="+", required=True, metavar="PATH", help=corpus)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to create (required)")
     options = parser.parse_args(words)
@@ -106,21 +101,10 @@ def create_app(index: BM25Index) -> "FastAPI":
     except ImportError as error:
         raise ImportError("the search server needs: pip install 'sorl-trl[serve]'") from error
 
-    app = FastAPI(title="sorl_trl search", docs_url=None, redoc_url=None)
-    _add_retrieve(app, index)
-
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        # `async` keeps it out of the thread pool, where it would wait for searches: clients have short timeouts.
-        return {"status": "ok", "engine": "bm25", "documents": len(index), "identity": index.identity}
-
-    return app
-
-
-def _add_retrieve(app: "FastAPI", index: BM25Index) -> None:
     from fastapi.responses import JSONResponse
     from pydantic import BaseModel, BeforeValidator, Field
 
+    app = FastAPI(title="sorl_trl search", docs_url=None, redoc_url=None)
     # Pydantic refuses lone surrogates, which JSON can express. A policy may write one, which is not an error.
     clean = BeforeValidator(lambda query: encodable(query) if isinstance(query, str) else query)
 
@@ -136,6 +120,8 @@ def _add_retrieve(app: "FastAPI", index: BM25Index) -> None:
         # Without `async` it runs in a thread pool, and the server continues to listen.
         found = index.search_batch(request.queries, request.topk or DEFAULT_TOPK)
         return JSONResponse({"result": [[_hit(hit, bool(request.return_scores)) for hit in hits] for hits in found]})
+
+    return app
 
 
 def _hit(passage: Passage, with_score: bool) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import mmap
 import os
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +17,6 @@ from sorl_trl.types import Passage
 
 CorpusPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """The argument of `corpus_files`."""
-ENDINGS = (".jsonl", ".jsonl.gz")
 
 
 class CorpusError(ValueError):
@@ -65,25 +62,20 @@ class Corpus:
 
 
 def corpus_files(paths: CorpusPaths) -> list[Path]:
-    """The files of a corpus, in the order in which they are read.
-
-    Each path is a JSONL file, a gzipped one (with a name in `.gz`), or a folder, for its `.jsonl` and `.jsonl.gz`
-    files, ordered by name. Raises CorpusError if a folder has none, and FileNotFoundError.
-    """
-    files: list[Path] = []
-    for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
-        files += sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS)) if path.is_dir() else [path]
-    if not files:
-        raise CorpusError(f"corpus {paths}: it has no file that ends in {' or '.join(ENDINGS)}")
-    if absent := next((file for file in files if not file.exists()), None):
-        raise FileNotFoundError(missing("corpus", absent))
+    """The JSONL files of a corpus, in the order given. Raises FileNotFoundError, and CorpusError for anything else."""
+    files = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    for file in files:
+        if not file.exists():
+            raise FileNotFoundError(missing("corpus", file))
+        if file.is_dir() or file.suffix == ".gz":
+            raise CorpusError(f"corpus {file} must be a JSONL file: unpack a .gz file, and name the files of a folder")
     return files
 
 
 def read_passages(files: Sequence[Path], show_progress: bool) -> Iterator[Passage]:
     """Read the passages of the files in order, a line at a time, in the schemas of `Corpus`. Blank lines are skipped.
 
-    Raises CorpusError if there is no passage, a line is not a passage, or a file named `.gz` is not gzip.
+    Raises CorpusError if there is no passage, or a line is not one.
     """
     is_empty = True
     passages = (passage for file in files for passage in _passages(file))
@@ -123,14 +115,10 @@ def title_and_text(record: Mapping[str, object]) -> tuple[str, str]:
 
 
 def _passages(path: Path) -> Iterator[Passage]:
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield _parse_line(path, number, line)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CorpusError(f"{path}, after line {number}: not a complete gzip file ({error})") from error
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _parse_line(path, number, line)
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> Passage:

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.search.servers import Reply, Server
 
 from sorl_trl.search import HTTPSearch, MalformedResponse, SearchError, SearchUnavailable
-from sorl_trl.search.client import BATCH_SIZE, parse_response
+from sorl_trl.search.client import parse_response
 from sorl_trl.types import Passage
 
 PARIS = '"Paris"\nOn the Seine.'
@@ -74,22 +74,6 @@ def test_a_batch_is_one_request_over_a_connection_that_is_kept(server: Server) -
     assert server.requests == [{"queries": ["a", "東京", "a\ufffdb"], "topk": 3, "return_scores": True}] * 3
     assert len(server.connections) == 1
     assert search.search_batch([], 3) == []
-
-
-def test_large_batches_are_split_and_keep_their_order(server: Server) -> None:
-    queries = [f"q{i}" for i in range(2 * BATCH_SIZE + 1)]
-    assert HTTPSearch(server.url).search_batch(queries, 3) == [hit(query) for query in queries]
-    assert sorted(len(request["queries"]) for request in server.requests) == [1, BATCH_SIZE, BATCH_SIZE]
-
-
-def test_one_failed_request_fails_the_batch_at_once(server: Server) -> None:
-    """Without waiting for the others, which the server never answers."""
-    ended = threading.Event()
-    hanging = Reply([b"{"], pause=ended.wait)
-    server.reply = lambda request: Reply(status=503) if "q0" in request["queries"] else hanging
-    with pytest.raises(SearchUnavailable, match="503"):
-        HTTPSearch(server.url, timeout_s=600).search_batch([f"q{i}" for i in range(100)], 3)
-    ended.set()
 
 
 def test_a_password_is_sent_and_never_shown(server: Server) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +54,9 @@ def test_both_schemas(tmp_path: Path, record: dict[str, Any], passage: Passage) 
 def test_a_bad_line_is_named(tmp_path: Path, line: str | bytes) -> None:
     path = write(tmp_path / "c.jsonl", GOOD, line, GOOD)
     assert Corpus(path)[2].title == "T"
-    compressed = write(tmp_path / "c.jsonl.gz", gzip.compress(path.read_bytes()))
-    for reader, file in ((Corpus, path), (read, compressed)):
-        with pytest.raises(CorpusError, match=f"{file.name}, line 2: ."):
-            list(reader(file))
+    for reader in (Corpus, read):
+        with pytest.raises(CorpusError, match=r"c\.jsonl, line 2: ."):
+            list(reader(path))
 
 
 # A surrogate cannot be encoded in UTF-8, neither to write nor to read.
@@ -76,33 +73,22 @@ def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, 
     assert [corpus[i] for i in reversed(range(len(corpus)))] == passages[::-1]
 
 
-def test_files_of_a_corpus_keep_the_order_given_and_folders_theirs_by_name(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError):
-        corpus_files(tmp_path)
-    for name in ("b.jsonl", "a.jsonl.gz", "notes.txt", "c.json", "z.jsonl"):
-        (tmp_path / name).touch()
-    assert [file.name for file in corpus_files(tmp_path)] == ["a.jsonl.gz", "b.jsonl", "z.jsonl"]
-    given = [tmp_path / "z.jsonl", tmp_path / "notes.txt"]
+def test_a_corpus_is_files_that_exist_and_are_not_compressed(tmp_path: Path) -> None:
+    given = [write(tmp_path / "z.jsonl", GOOD), write(tmp_path / "notes.txt", "")]
     assert corpus_files(given) == given
+    for refused in (tmp_path, write(tmp_path / "a.jsonl.gz", GOOD)):
+        with pytest.raises(CorpusError, match="must be a JSONL file"):
+            corpus_files([given[0], refused])
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
         corpus_files(tmp_path / "nowhere.jsonl")
     with pytest.raises(CorpusError, match="empty"):
-        read(tmp_path / "b.jsonl")
+        read(given[1])
 
 
-def test_plain_and_compressed_files_of_both_schemas_are_read_in_turn(tmp_path: Path) -> None:
+def test_files_of_both_schemas_are_read_in_turn(tmp_path: Path) -> None:
     """An editor's mark at the beginning of a file is no text, and a blank line no passage."""
     wiki = write(tmp_path / "wiki.jsonl", f"\ufeff{GOOD}", " ", '{"id": "2", "contents": "\\"U\\"\\nmore"}', "")
     (tmp_path / "empty.jsonl").touch()
-    other = tmp_path / "other.jsonl.gz"
-    other.write_bytes(gzip.compress(b'{"id": "3", "title": "V", "text": "c"}\n'))
+    other = write(tmp_path / "other.jsonl", '{"id": "3", "title": "V", "text": "c"}')
     passages = read(wiki, tmp_path / "empty.jsonl", other)
     assert passages == [Passage("1", "T", "text"), Passage("2", "U", "more"), Passage("3", "V", "c")]
-
-
-@pytest.mark.parametrize("damage", [lambda c: c[:-9], lambda c: b"x" + c, lambda c: c[:12] + b"\xff" * 20])
-def test_a_damaged_compressed_file_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    path = tmp_path / "c.jsonl.gz"
-    path.write_bytes(damage(gzip.compress(f"{GOOD}\n".encode() * 100)))
-    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz"):
-        read(path)
