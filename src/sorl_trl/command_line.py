@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
-from shutil import which
 from typing import Any, NoReturn
 
 import yaml
@@ -88,15 +87,8 @@ def is_first_process() -> bool:
 
 def check_checkpoint(name: str, argument: str = "model_name_or_path") -> None:
     """Raise `UserMistake` for a path that does not exist. The library's own error explains only Hub ids."""
-    from huggingface_hub import constants
-
-    if Path(name).exists():
-        return
-    if not HUB_ID.fullmatch(name):
+    if not Path(name).exists() and not HUB_ID.fullmatch(name):
         raise UserMistake(missing(argument, name, "folder, nor can it be a Hub id"))
-    if constants.HF_HUB_OFFLINE and not Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").exists():
-        cache = f"the Hub's cache ({constants.HF_HUB_CACHE}) does not have it either, and HF_HUB_OFFLINE is set"
-        raise UserMistake(missing(argument, name, f"folder; {cache}"))
 
 
 class Parser(ArgumentParser):
@@ -123,9 +115,8 @@ class Parser(ArgumentParser):
 
 
 def sorl_command(*words: str) -> str:
-    """The command `sorl` with these words, to be pasted into a shell, whether or not `sorl` is on its path."""
-    program = ["sorl"] if which("sorl") else [sys.executable, "-m", "sorl_trl.cli.main"]
-    return shlex.join([*program, *words])
+    """The command `sorl` with these words, to be pasted into a shell."""
+    return shlex.join(["sorl", *words])
 
 
 def at_least(least: int) -> Callable[[str], int]:

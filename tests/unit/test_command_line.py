@@ -13,7 +13,6 @@ import pytest
 
 from sorl_trl.command_line import (
     UserMistake,
-    check_checkpoint,
     mistakes,
     parse_dataclasses,
     read_config,
@@ -140,15 +139,3 @@ class TestConfig:
         (tmp_path / "a.yaml").write_text(text)
         with pytest.raises(UserMistake, match=rf"a\.yaml.*{named}"):
             read_config(tmp_path / "a.yaml", [])
-
-
-def test_an_id_of_the_hub_is_left_to_the_hub_or_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "Qwen/Qwen2.5-3B"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    check_checkpoint(name)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserMistake, match="HF_HUB_OFFLINE is set"):
-        check_checkpoint(name)
-    (tmp_path / f"models--{name.replace('/', '--')}").mkdir()
-    check_checkpoint(name)

@@ -36,8 +36,6 @@ GIB = 2**30
 REHEARSED = 2
 LONGEST = 64
 """How many of the prompts with the most characters are tokenized to find the longest."""
-THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
-"""The environment variable with the size in bytes from which glibc's allocator returns freed memory."""
 REMEDIES = (
     "Try in this order: vllm_enable_sleep_mode; gradient_checkpointing; half of per_device_train_batch_size with "
     "twice the steps_per_generation and gradient_accumulation_steps; --accelerate_config zero2 or zero3; use_peft; "
@@ -146,8 +144,6 @@ def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> It
     peaks = {"at most, while training": needed.training, "at most, while generating": needed.generating}
     for number, (name, size) in enumerate({**needed.rows, **peaks, "there is": limit}.items()):
         yield "" if number else "memory", f"{name:30} {size / GIB:7.2f} GiB"
-    if config.device.type == "cpu" and THRESHOLD not in os.environ:
-        yield "", f"glibc may hold on to half as much again; {THRESHOLD}=1048576 prevents it but takes more time"
     if needed.peak > limit:
         raise ValueError(
             f"a step needs about {needed.peak / GIB:.1f} GiB on each device, which has {limit / GIB:.1f}. {REMEDIES}"

@@ -18,7 +18,7 @@ from transformers import TrainingArguments
 from sorl_trl.cli.arguments import Arguments, parse_arguments
 from sorl_trl.cli.build import build_trainer
 from sorl_trl.cli.dry_run import run_table, show, try_out
-from sorl_trl.command_line import INTERRUPTED, UserMistake, mistakes, package_version, sorl_command
+from sorl_trl.command_line import INTERRUPTED, UserMistake, mistakes, package_version
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.files import raise_if_disk_full, write_whole
 from sorl_trl.records import RECIPE_FILE, checkpoints, policy_in
@@ -62,8 +62,6 @@ def run(words: Sequence[str]) -> None:
             raise ConnectionError(str(error)) from error  # each process reports it, because others may not have met it
     write_recipe(arguments, trainer)  # by now a resumed run has its checkpoint's values
     _save(trainer)
-    if commands := what_next(arguments):
-        trainer.accelerator.print("Next:", *commands, sep="\n")
     trainer.end()
 
 
@@ -78,16 +76,6 @@ def _save(trainer: TurnLevelTrainer) -> None:
     trainer.accelerator.print(f"The policy is in {folder}, as a plain Hugging Face checkpoint.")
     if isinstance(trainer, SOPPOTrainer):
         trainer.accelerator.print(f"Its critic is in {folder}/critic: `sorl_trl.load_critic({folder!r})` loads it.")
-
-
-def what_next(arguments: Arguments) -> list[str]:
-    """The commands that a finished run is ready for, to be pasted into a shell."""
-    folder = str(arguments.config.output_dir)
-    commands = [sorl_command("view", folder)] if any(Path(folder).glob(SHARDS)) else []
-    if arguments.rollout.rollout_func is None:  # which only training can use
-        questions = [] if arguments.task.eval_questions else ["--questions", "FILE"]
-        commands.insert(0, sorl_command("evaluate", folder, *questions))
-    return commands
 
 
 def check_output_folder(config: TrainingArguments) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, check_fields
 from sorl_trl.command_line import UserMistake, options_in, parse_dataclasses
 from sorl_trl.evaluation.policy import ModelArguments, Parts
 from sorl_trl.rollout import EngineOptions, RolloutArguments
@@ -40,9 +40,6 @@ class EvaluationArguments:
     )
     num_samples: Annotated[int, POSITIVE_COUNT] = field(default=1, metadata={"help": "Trajectories per question."})
     temperature: Annotated[float, NOT_NEGATIVE] = field(default=0.0, metadata={"help": "0 is greedy."})
-    top_p: Annotated[float, Number(above=0, most=1)] = field(
-        default=1.0, metadata={"help": "Sample from the most likely tokens that reach this total probability."}
-    )
     max_completion_length: Annotated[int, POSITIVE_COUNT] = field(
         default=2500, metadata={"help": "The most tokens after the prompt, in all turns and observations."}
     )
@@ -66,10 +63,10 @@ class EvaluationArguments:
         name, count = Counter(Path(path).stem for path in self.questions).most_common(1)[0]
         if count > 1:
             raise ValueError(f"`questions` has {name!r} twice: files need different names.")
-        if self.temperature == 0 and (self.num_samples > 1 or self.top_p < 1):
+        if self.temperature == 0 and self.num_samples > 1:
             raise ValueError(
-                f"`temperature` is 0, which is greedy, but `num_samples` is {self.num_samples} and `top_p` "
-                f"{self.top_p}: sampling needs a temperature above 0."
+                f"`temperature` is 0, which is greedy, but `num_samples` is {self.num_samples}: sampling needs a "
+                "temperature above 0."
             )
 
 

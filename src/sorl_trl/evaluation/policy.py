@@ -183,11 +183,11 @@ def message_ends(model: PreTrainedModel, tokenizer: Any) -> list[int]:
     return sorted({token_id for token_id in (tokenizer.eos_token_id, *ends) if token_id is not None})
 
 
-def generation_config(temperature: float, top_p: float = 1.0) -> GenerationConfig:
+def generation_config(temperature: float) -> GenerationConfig:
     """Greedy or plain sampling, without the penalties and cuts of a checkpoint's own generation config."""
     sampling: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}  # without meaning if greedy
     if temperature:
-        sampling = {"temperature": temperature, "top_p": top_p, "top_k": 0, "min_p": 0.0}
+        sampling = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     return GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=bool(temperature), repetition_penalty=1.0, **sampling
     )

@@ -54,7 +54,7 @@ from sorl_trl.types import Trajectory
 if TYPE_CHECKING:  # it takes seconds
     from sorl_trl.rollout.policy_rollout import PolicyRollout
 
-SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
+SAMPLING = ("num_samples", "temperature", "batch_size", "seed", "rollout_engine", "rejoin_after")
 LONGEST_WAIT = timedelta(days=7)
 """How long a finished process waits for the others; process groups' default is minutes."""
 _LOST = (
@@ -123,7 +123,7 @@ def load_evaluated(
 ) -> EvaluatedPolicy:
     """Load the policy, with its rollout as in training, and an engine that samples as trainers do."""
     with mistakes():
-        rollout, sampling = parts.rollout_func, generation_config(evaluation.temperature, evaluation.top_p)
+        rollout, sampling = parts.rollout_func, generation_config(evaluation.temperature)
         setup, engine = parts.load(device, sampling, in_chat, rollout.stop_strings)
     return EvaluatedPolicy(rollout, setup, engine, parts.rows)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +15,6 @@ from sorl_trl.search.corpus import title_and_text
 from sorl_trl.text import encodable, without_user
 from sorl_trl.types import Passage
 
-LONGEST_RESPONSE = 1 << 28
-"""Bytes; our choice."""
 EXCERPT_LENGTH = 200
 WORTH_RETRYING = (408, 429)
 """HTTP codes that mean "later". Like any 5xx, they are unrelated to the request's content."""
@@ -42,7 +39,7 @@ class HTTPSearch:
     Args:
         url: The URL to POST to, including the path: `http://127.0.0.1:8000/retrieve`. User and password can be given
             as `http://user:password@…`; messages do not show them.
-        timeout_s: Seconds for connecting, for each wait for bytes, and for a whole response.
+        timeout_s: Seconds for connecting, and for each wait for bytes.
 
     Raises:
         ValueError: An argument is out of range or, in a search, the server is the wrong one (MalformedResponse).
@@ -54,7 +51,6 @@ class HTTPSearch:
         _check_url(url)
         Number(above=0).check("timeout_s", timeout_s)
         self._url, self._shown_url = url, without_user(url)
-        self._timeout_s = timeout_s
         self._client = httpx2.Client(timeout=timeout_s)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -66,32 +62,19 @@ class HTTPSearch:
         asked = {"queries": [encodable(query) for query in queries], "topk": k, "return_scores": True}
         request = json.dumps(asked).encode()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        deadline = time.monotonic() + self._timeout_s
         try:
-            with self._client.stream("POST", self._url, content=request, headers=headers) as response:
-                body = self._read(response, deadline)
+            response = self._client.post(self._url, content=request, headers=headers)
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             raise SearchUnavailable(f"{self._shown_url}: {error!r}") from error
-        self._check_status(response, body)
+        self._check_status(response)
         try:
-            answer = json.loads(body)
+            answer = json.loads(response.content)
         except (ValueError, RecursionError) as error:
-            raise SearchUnavailable(f"{self._shown_url}: not JSON ({error}): {_excerpt(body)}") from error
+            raise SearchUnavailable(f"{self._shown_url}: not JSON ({error}): {_excerpt(response)}") from error
         return parse_response(answer, len(queries), k)
 
-    def _read(self, response: httpx2.Response, deadline: float) -> bytes:
-        """Read the body. Raises an error if it is too large or takes too long, for example byte by byte."""
-        body = bytearray()
-        for piece in response.iter_bytes():
-            body += piece
-            if time.monotonic() > deadline:
-                raise httpx2.ReadTimeout(f"the response is incomplete after {self._timeout_s} s")
-            if len(body) > LONGEST_RESPONSE:
-                raise MalformedResponse(f"{self._shown_url}: more than {LONGEST_RESPONSE:,} bytes: {_excerpt(body)}")
-        return bytes(body)
-
-    def _check_status(self, response: httpx2.Response, body: bytes) -> None:
-        problem = f"{self._shown_url}: HTTP {response.status_code}: {_excerpt(body)}"
+    def _check_status(self, response: httpx2.Response) -> None:
+        problem = f"{self._shown_url}: HTTP {response.status_code}: {_excerpt(response)}"
         if response.is_server_error or response.status_code in WORTH_RETRYING:
             raise SearchUnavailable(problem)
         if response.status_code in REFUSED:
@@ -146,5 +129,5 @@ def _check_url(url: str) -> None:
         raise ValueError(f"{rule}, got {without_user(url)!r}")
 
 
-def _excerpt(body: bytes | bytearray) -> str:
-    return repr(body[: 4 * EXCERPT_LENGTH].decode("utf-8", "replace")[:EXCERPT_LENGTH])
+def _excerpt(response: httpx2.Response) -> str:
+    return repr(response.content[: 4 * EXCERPT_LENGTH].decode("utf-8", "replace")[:EXCERPT_LENGTH])

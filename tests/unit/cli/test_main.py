@@ -59,7 +59,7 @@ def test_what_is_asked_at_the_keyboard_is_answered_before_anything_heavy_is_impo
         (["recipes", "nope"], "'nope'"),
         (["evaluate"], "the folder of a run"),
         (["evaluate", "a"], "a does not exist"),
-        (["evaluate", "--model_name_or_path=no/such", "--output=run"], "`model_name_or_path` is 'no/such'"),
+        (["evaluate", "--model_name_or_path=no/such/run", "--output=run"], "`model_name_or_path` is 'no/such/run'"),
         (["evaluate", "empty"], "empty contains no policy"),
         (["evaluate", "policy", "--output", "policy"], "`output` is 'policy'"),
         (["evaluate", "policy", "--questions", "a"], "`questions` is 'a'"),

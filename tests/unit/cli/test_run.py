@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from sorl_trl import command_line
 from sorl_trl.cli import run
 from sorl_trl.cli.arguments import parse_arguments
 from sorl_trl.cli.evaluate import read_words
-from sorl_trl.cli.run import check_output_folder, what_next, write_recipe
+from sorl_trl.cli.run import check_output_folder, write_recipe
 from sorl_trl.qa import Question, write_questions
 
 
@@ -85,22 +83,6 @@ def test_a_recipe_gives_the_same_arguments_from_anywhere(
     assert again.task.rewards == ["f1", "answer"]
     assert (again.config.gamma, again.config.steps_per_generation, again.model.use_peft) == (0.9, 4, True)
     assert again.given == found
-
-
-def test_the_next_commands_can_be_pasted_and_find_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_line, "which", lambda name: f"/bin/{name}")
-    write_questions([Question("1", "who?", ("ann",))], tmp_path / "data.jsonl")
-    folder, data = tmp_path / "my run", str(tmp_path / "data.jsonl")
-    words = ["--output_dir", str(folder), "--train_questions", data, "--use_cpu", "--bf16", "false"]
-    search = [*words, "--no_search"]
-    assert what_next(parse_arguments(search)) == [f"sorl evaluate '{folder}' --questions FILE"]
-    assert what_next(parse_arguments([*search, "--eval_questions", data])) == [f"sorl evaluate '{folder}'"]
-    own = parse_arguments([*words, "--rollout_func", "os.path.join", "--rewards", "os.path.join"])
-    assert what_next(own) == []
-    make(folder, "trajectories/step_000001_rank_0.parquet")
-    assert what_next(own) == [f"sorl view '{folder}'"]
-    monkeypatch.setattr(command_line, "which", lambda name: None)
-    assert what_next(own) == [f"{sys.executable} -m sorl_trl.cli.main view '{folder}'"]
 
 
 def test_no_secret_is_written_nor_how_the_run_was_started(written: Any) -> None:
