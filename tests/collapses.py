@@ -1,16 +1,13 @@
-"""Runs that are driven into collapse, with and without a guard."""
+"""Runs that are driven into collapse."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer
-from sorl_trl.diagnostics.callbacks import CollapseGuard
-from sorl_trl.diagnostics.collapse import Rule, level
 from sorl_trl.trainers.optimizer_step import scale_policy_rate
 from tests.agents import build_agent
 
@@ -19,9 +16,6 @@ UPDATES = 4
 """Optimizer steps of an iteration."""
 JUMP = 16
 """The steps after it have a learning rate that ruins the policy: those of iteration 4 are the first."""
-ALARM = JUMP + UPDATES + 1
-"""With this step's log entry, iteration 4 is complete."""
-RULES = (Rule("high_kl", {"kl_to_old": partial(level, threshold=0.2)}, "lower the learning rate"),)
 
 
 class LearningRateJump(TrainerCallback):
@@ -56,14 +50,6 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
     for callback in callbacks:
         trainer.add_callback(callback)
     return trainer
-
-
-def guarded(folder: Path, action: str, **overrides: Any) -> tuple[Any, Any]:
-    rules = overrides.pop("rules", RULES)
-    trainer = build(folder, **overrides)
-    guard = CollapseGuard(action, rules)
-    trainer.add_callback(guard)
-    return trainer, guard
 
 
 def logged(trainer: Any, metric: str) -> dict[int, float]:

@@ -12,16 +12,9 @@ from torch import Tensor
 from sorl_trl import SOPPOTrainer
 from tests.critics import BATCH_SIZE, build_ppo, set_head
 from tests.losses import gradient, positions, read_apart, reference_loss, reference_penalty
-from tests.trajectories import parity_reward
+from tests.trajectories import parity_reward, turn_reward
 
 DISCOUNTED = {"gamma": 0.9, "gae_lambda": 0.8}
-
-
-def turn_reward(turn_ids: list[list[int]], completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
-    return [
-        [(sum(ids) + 2 * turn) % 5 / 5 for turn in range(max(turns, default=-1) + 1)]
-        for turns, ids in zip(turn_ids, completion_ids, strict=True)
-    ]
 
 
 def build(tmp_path: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:

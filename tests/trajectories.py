@@ -94,6 +94,14 @@ def parity_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]
     return [(sum(ids) % 7) / 7 for ids in completion_ids]
 
 
+def turn_reward(turn_ids: list[list[int]], completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
+    """One float per turn, a function of the trajectory alone."""
+    return [
+        [(sum(ids) + 2 * turn) % 5 / 5 for turn in range(max(turns, default=-1) + 1)]
+        for turns, ids in zip(turn_ids, completion_ids, strict=True)
+    ]
+
+
 def length_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
     """Leaves every fifth completion or so unscored."""
     return [None if sum(ids) % 5 == 0 else float(len(ids)) for ids in completion_ids]

@@ -19,10 +19,9 @@ from tests.ppo_losses import (
     assert_follows_the_formula,
     build,
     state_values,
-    turn_reward,
     units_of,
 )
-from tests.trajectories import SearchDown, parity_reward
+from tests.trajectories import SearchDown, parity_reward, turn_reward
 from tests.unit.ops import reference
 
 pytestmark = pytest.mark.trains

@@ -21,7 +21,7 @@ from sorl_trl.diagnostics.collapse import Rule, level
 from sorl_trl.search import BM25Index, SearchArguments
 from sorl_trl.types import Trajectory
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, teach
-from tests.trajectories import FixedRollout, parity_reward, prompts
+from tests.trajectories import FixedRollout, parity_reward, prompts, turn_reward
 
 # The greedy policy answers the first question at once, and searches twice for the second.
 SCRIPTS = (
@@ -95,32 +95,27 @@ class RecordedRollout:
         return output
 
 
-class RecordedSearch(SearchRollout):
-    """The same of a search, which may be sampled ahead."""
+class _Recorded:
+    """The same of a rollout that may be sampled ahead."""
 
+    turns: list[int]
+
+    def collect(self, *given: Any) -> tuple[list[Trajectory], dict[str, float]]:
+        trajectories, metrics = super().collect(*given)  # type: ignore[misc]
+        self.turns.append(max(len(each.spans) for each in trajectories))
+        return trajectories, metrics
+
+
+class RecordedSearch(_Recorded, SearchRollout):
     def __init__(self, search: Any) -> None:
         super().__init__(search, PROTOCOL, LIMITS)
-        self.rollout = self
-        self.turns: list[int] = []
-
-    def collect(self, *given: Any) -> tuple[list[Trajectory], dict[str, float]]:
-        trajectories, metrics = super().collect(*given)
-        self.turns.append(max(len(each.spans) for each in trajectories))
-        return trajectories, metrics
+        self.rollout, self.turns = self, []
 
 
-class RecordedEndpoint(EndpointRollout):
-    """The same of an agent's calls."""
-
+class RecordedEndpoint(_Recorded, EndpointRollout):
     def __init__(self) -> None:
         super().__init__(calls_of_two_lengths)
-        self.rollout = self
-        self.turns: list[int] = []
-
-    def collect(self, *given: Any) -> tuple[list[Trajectory], dict[str, float]]:
-        trajectories, metrics = super().collect(*given)
-        self.turns.append(max(len(each.spans) for each in trajectories))
-        return trajectories, metrics
+        self.rollout, self.turns = self, []
 
 
 def calls_of_two_lengths(example: dict[str, Any], endpoint: Any) -> None:
@@ -132,14 +127,6 @@ def calls_of_two_lengths(example: dict[str, Any], endpoint: Any) -> None:
         messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": "where lima"}]
     if "oslo" in example["prompt"]:
         chat.create(model="checker", messages=[{"role": "user", "content": "where bern"}], max_tokens=3)
-
-
-def uneven_turn_reward(turn_ids: list[list[int]], completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
-    """One float per turn, a function of the trajectory alone."""
-    return [
-        [(sum(ids) + 2 * turn) % 5 / 5 for turn in range(max(turns) + 1)]
-        for turns, ids in zip(turn_ids, completion_ids, strict=True)
-    ]
 
 
 def agreeing_reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -168,7 +155,7 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | Recorded
     else:
         dataset, recorded = questions(2), RecordedEndpoint()
     torch.manual_seed(0)  # of the adapter's weights
-    reward = agreeing_reward if case.agreeing else uneven_turn_reward if case.turn_rewards else parity_reward
+    reward = agreeing_reward if case.agreeing else turn_reward if case.turn_rewards else parity_reward
     trainer = SOGRPOTrainer(
         str(folder / "policy"),
         [reward, InformationGain(column="golden", prefix="")] if case.gain else reward,

@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 from sorl_trl import SOPPOConfig, SOPPOTrainer
 from tests.agents import NAMES, agent_tokenizer
-from tests.distributed.cases import BATCH_SIZE, RecordedRollout, UnevenRollout, uneven_turn_reward
+from tests.distributed.cases import BATCH_SIZE, RecordedRollout, UnevenRollout
 from tests.policies import build_policy
+from tests.trajectories import turn_reward
 
 STEPS, STEPS_PER_ROLLOUT = 4, 2
 SAVED_STEP = 2
@@ -115,7 +116,7 @@ def build_trainer(case: PPOCase, folder: Path) -> tuple[SOPPOTrainer, RecordedRo
     torch.manual_seed(0)  # of the adapter's weights
     trainer = SOPPOTrainer(
         ready_policy(case, path, lora) if case.is_ready else str(path),
-        uneven_turn_reward,
+        turn_reward,
         args,
         different_prompts(),
         processing_class=AutoTokenizer.from_pretrained(path),

@@ -100,10 +100,3 @@ def test_whatever_a_policy_asks_the_client_gets_an_answer_or_a_refusal(index, ur
     expected = [tuple(hits) for hits in index[1].search_batch(queries, 3)]
     assert [found[query].passages for query in queries] == expected
     assert [len(hits) for hits in expected] == [0, 0, 1, 1, 0, 1, 3]
-
-
-def test_a_port_that_is_taken_is_one_line(index, url):
-    process = start("--index", index[0], "--port", url.rsplit(":", 1)[1])
-    output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output) == (2, "")
-    assert re.fullmatch(r"error: `--port` .*\n", errors)

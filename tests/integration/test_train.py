@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl import SOGRPOTrainer
 from sorl_trl.cli import evaluate
 from sorl_trl.cli.arguments import Arguments, parse_arguments
-from sorl_trl.cli.build import build_trainer, load_prompts
+from sorl_trl.cli.build import load_prompts
 from sorl_trl.cli.train import main
 from sorl_trl.command_line import run_command
-from sorl_trl.diagnostics.callbacks import CollapseGuard
-from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from tests.interrupts import make_world, training_words
 from tests.unit.rollout.fakes import bpe_tokenizer
@@ -119,23 +117,3 @@ def test_the_questions_to_evaluate_on_are_a_fixed_spread_of_all(folder: Path) ->
     assert evaluated is not None
     assert [row["prompt"] for row in evaluated] == [f"where {name}" for name in "ac"]
     assert len(trained) == 8, "all are trained on"
-
-
-def trainer_of(folder: Path, *words: str, **changed: Any) -> Any:
-    return build_trainer(arguments(folder, "--no_search", *words, **changed))
-
-
-@pytest.mark.parametrize(
-    ("trainer", "expected", "changed"),
-    [
-        ("so_ppo", SOPPOTrainer, {"collapse_guard": "stop"}),
-        ("group_refill", GroupRefillTrainer, {}),
-    ],
-)
-def test_the_trainer_is_the_one_named_with_its_guard(
-    folder: Path, trainer: str, expected: type, changed: dict[str, Any]
-) -> None:
-    built = trainer_of(folder, trainer=trainer, per_device_train_batch_size=8, **changed)
-    assert type(built) is expected
-    actions = [each.action for each in built.callback_handler.callbacks if isinstance(each, CollapseGuard)]
-    assert actions == ["stop" if trainer == "so_ppo" else "warn"]

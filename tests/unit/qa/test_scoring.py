@@ -133,35 +133,30 @@ def test_an_answer_in_a_passage_earns_nothing(episode):
         assert score_choice(trajectory, ["Paris"], {"A": "Rome", "B": "Paris"}) == 0.0
 
 
-def test_search_hits_are_per_turn(episode):
-    """Only the first hit pays, and a search that was cut off before its observation is none."""
+def test_the_first_search_that_found_a_golden_answer_is_a_hit(episode):
+    """A search that was cut off before its observation is none."""
     trajectory = episode().search("Rome only.").invalid("Paris", ["Paris"]).search("It is (Paris).").answer("Paris")
     assert score_search_hits(trajectory, ["Paris"]) == [0.0, 0.0, 1.0, 0.0]
     repeated = episode().search(None).search("Paris").search("Paris").search("Rome").answer("x")
     assert score_search_hits(repeated, ["Paris"]) == [0.0, 1.0, 0.0, 0.0, 0.0]
     assert score_search_hits(trajectory, ["Lyon", "rome"]) == [1.0, 0.0, 0.0, 0.0]
-    assert score_search_hits(episode().end(StopReason.TURN_LIMIT), ["Paris"]) == []
-
-
-def test_a_search_is_a_hit_where_its_passages_are_shown_in_another_context(episode):
     search, seen, answer = episode().search("Paris").answer("Paris").segments
     again = replace(seen, text="Lyon", context=1, repeats=True)
-    trajectory = Trajectory((0,), (search, again, replace(seen, context=1), answer), StopReason.ANSWERED)
-    assert score_search_hits(trajectory, ["Paris"]) == [1.0, 0.0]
-    assert score_search_hits(trajectory, ["Lyon"]) == [0.0, 0.0]
+    elsewhere = Trajectory((0,), (search, again, replace(seen, context=1), answer), StopReason.ANSWERED)
+    assert score_search_hits(elsewhere, ["Paris"]) == [1.0, 0.0], "shown in another context"
 
 
-def test_a_hit_is_one_and_the_same_golden_answer_in_the_passage_and_in_what_the_policy_reads(episode):
-    cut = episode().search("Doc 1: The capital", passages=["The capital is Paris"]).end(StopReason.MAX_TURNS)
-    shown = episode().search("Doc 1: The capital is Paris", passages=["The capital is Paris"])
-    failed = episode().search("The search for Paris failed.", passages=[]).end(StopReason.MAX_TURNS)
-    assert score_search_hits(cut, ["Paris"]) == score_search_hits(cut, ["1"]) == [0.0]
-    assert score_search_hits(cut, ["Paris", "1"]) == [0.0]
-    assert score_search_hits(shown.end(StopReason.MAX_TURNS), ["Paris"]) == [1.0]
-    assert score_search_hits(failed, ["Paris"]) == [0.0]
-
-
-@pytest.mark.parametrize("gold", ["no", "Yes", "maybe"])
-def test_a_verdict_is_found_everywhere_and_credits_no_search(episode, gold):
-    trajectory = episode().search(f"there was {gold} difference").answer(gold)
-    assert score_search_hits(trajectory, [gold]) == [0.0, 0.0]
+@pytest.mark.parametrize(
+    ("text", "passage", "golden_answers", "hit"),
+    [
+        ("Doc 1: The capital is Paris", "The capital is Paris", ["Paris"], 1.0),
+        ("Doc 1: The capital", "The capital is Paris", ["Paris", "1"], 0.0),  # cut, and each in one of both
+        ("The search for Paris failed.", None, ["Paris"], 0.0),
+        ("there was no difference", "there was no difference", ["no"], 0.0),  # a verdict is found everywhere
+    ],
+)
+def test_a_hit_is_one_golden_answer_in_the_passage_and_in_what_the_policy_reads(
+    episode, text, passage, golden_answers, hit
+):
+    trajectory = episode().search(text, [passage] if passage else []).end(StopReason.MAX_TURNS)
+    assert score_search_hits(trajectory, golden_answers) == [hit]
