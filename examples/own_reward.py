@@ -1,4 +1,4 @@
-"""Your own rewards for a search agent: one per trajectory, and one per turn.
+"""Your own rewards for a search agent: one per trajectory, and two per turn.
 
 python quickstart.py  # writes the default questions and corpus
 python examples/own_reward.py --model Qwen/Qwen2.5-3B --output_dir out
@@ -10,7 +10,7 @@ from datasets import Dataset
 from trl import TrlParser
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.qa import build_prompt_rows, exact_match, load_questions
+from sorl_trl.qa import build_prompt_rows, contains_answer, exact_match, load_questions
 from sorl_trl.search import BM25Index
 
 
@@ -40,13 +40,22 @@ def well_formed(trajectory, **_):
     return [[0.1 * (turn.action.kind != "invalid") for turn in each.turns] for each in trajectory]
 
 
+def found_answer(trajectory, golden_answers, **_):
+    """0.1 for the first turn after which the policy reads a golden answer."""
+    rewards = []
+    for each, gold in zip(trajectory, golden_answers, strict=True):
+        hits = [reply is not None and contains_answer(reply.text, gold) for reply in each.replies]
+        rewards.append([0.1 * (hit and not any(hits[:turn])) for turn, hit in enumerate(hits)])
+    return rewards
+
+
 if __name__ == "__main__":
     parser = TrlParser((Arguments, SOGRPOConfig))
     parser.set_defaults(output_dir="out", max_completion_length=2500, steps_per_generation=8)
     arguments, config = parser.parse_args_and_config()
     trainer = SOGRPOTrainer(
         model=arguments.model,
-        reward_funcs=[right_and_brief, well_formed],  # `--reward_weights 1.0 0.5` weighs them
+        reward_funcs=[right_and_brief, well_formed, found_answer],  # `--reward_weights 1.0 0.5 0.5` weighs them
         args=config,
         train_dataset=Dataset.from_list(build_prompt_rows(load_questions(arguments.questions))),
         rollout_func=SearchRollout(BM25Index.open(arguments.corpus, arguments.index)),

@@ -91,12 +91,13 @@ GONE: Mapping[str, str] = {
     **dict.fromkeys(("benchmarks", "data_source_folder"), _TO_FILES),
     **dict.fromkeys(("engine", "search_engine"), _ENGINE),
     "choice": "`answer` is the choice of questions with options",
-    **dict.fromkeys(("format", "turn_format"), "examples/own_reward.py rewards well-formed actions"),
+    **dict.fromkeys(("format", "turn_format", "search_hit"), "examples/own_reward.py has rewards of turns"),
     "critic_trunk_gradient": "the value loss of `critic='head'` trains only the head",
     "kl_in_reward": "`beta` adds the KL to the loss",
     "log_agent_gradients": "docs/reference/metrics.md lists what is logged of each agent",
     "macro_action_tokens": "macro actions showed no gain over turns (benchmarks/results/macro_actions.md)",
     "search_cache": "your own engine, `search_backend`, may keep its answers",
+    "sub_exact_match": "long answers exploited it; `f1` and `exact_match` reward answers",
     "value_pool": "the critic is read before the first token of a turn, or of each with `advantage_level='token'`",
 }
 """Options and rewards that were removed, and what takes their place."""

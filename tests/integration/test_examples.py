@@ -15,7 +15,7 @@ import pytest
 from sorl_trl.endpoint import command_agent
 from sorl_trl.records.view import write_page
 from sorl_trl.search import BM25Index
-from sorl_trl.types import Action, ActionKind, StopReason, Turn
+from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.agents import agent_policy, agent_tokenizer
 from tests.documentation import ROOT, logged, write_questions
 from tests.endpoint import Ran, run_agent, tokenizer_of
@@ -49,7 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, policy: Any, tokenizer: Any,
 @pytest.mark.parametrize(
     ("name", "words", "metric"),
     [
-        ("own_reward", ["--reward_weights", "1.0", "0.5"], "rewards/well_formed/mean"),
+        ("own_reward", ["--reward_weights", "1.0", "0.5", "0.5"], "rewards/found_answer/mean"),
         ("own_method", [], "stay_close"),
         ("ppo", [], "critic/value_loss"),
     ],
@@ -58,6 +58,15 @@ def test_search_agents(monkeypatch: pytest.MonkeyPatch, name: str, words: list[s
     short = ["--max_completion_length", "48"]
     trainer = run(monkeypatch, name, agent_policy(), agent_tokenizer(), *SEARCH, *short, *words)
     assert logged(trainer, metric) >= 0
+
+
+def test_the_first_turn_that_found_an_answer_is_paid() -> None:
+    found_answer = runpy.run_path(str(ROOT / "examples" / "own_reward.py"))["found_answer"]
+    turn = Turn((1,), "", Action(ActionKind.SEARCH, "query"))
+    seen = [Observation((2,), text) for text in ("Rome only.", "It is (Paris).", "Paris")]
+    segments = (*(each for pair in zip([turn] * 3, seen, strict=True) for each in pair), turn)
+    trajectory = Trajectory((0,), segments, StopReason.MAX_TURNS)
+    assert found_answer([trajectory], [["Paris"]]) == [[0.0, 0.1, 0.0, 0.0]]
 
 
 def test_swap(monkeypatch: pytest.MonkeyPatch) -> None:

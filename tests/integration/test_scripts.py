@@ -51,7 +51,7 @@ def command_line(folder: Path) -> list[str]:
         "collapse_guard": "stop",
         "save_strategy": "steps",
     }
-    rewards = ["--rewards", "exact_match", "f1", "search_hit"]
+    rewards = ["--rewards", "exact_match", "f1", "examples.own_reward.found_answer"]
     return [*(word for name, value in overrides.items() for word in (f"--{name}", value)), *rewards]
 
 
@@ -63,7 +63,7 @@ def test_train_script(tmp_path: Path) -> None:
     names = {path.name for path in out.iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "recipe.yaml"} <= names and "critic" not in names
     logs = json.loads((out / "trainer_state.json").read_text())["log_history"]
-    assert "rewards/search_hit_turn_reward/mean" in logs[0] and "critic/value_loss" not in logs[0]
+    assert "rewards/found_answer/mean" in logs[0] and "critic/value_loss" not in logs[0]
     assert any("eval_turns/per_trajectory" in log for log in logs)
     assert BM25Index.load(tmp_path / "corpus.jsonl.index").search_batch(["born"], 1)[0]
     assert_read_by_other_commands(out)

@@ -18,7 +18,6 @@ import psutil
 import torch
 from accelerate import PartialState
 from transformers import SchedulerType
-from transformers.trainer_utils import SaveStrategy
 
 from sorl_trl.cli.arguments import Arguments
 from sorl_trl.cli.build import build_trainer
@@ -82,16 +81,6 @@ def run_table(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple
         "copies of the policy, slots" if config.async_staleness else f"transformers, {arguments.engine.rollout_engine}"
     )
     yield "engine", f"vLLM, {config.vllm_mode}" if config.use_vllm else own
-    yield "saved", _saved(trainer)
-
-
-def _saved(trainer: TurnLevelTrainer) -> str:
-    config, every = trainer.args, trainer.args.save_trajectories_steps
-    strategy = SaveStrategy(config.save_strategy).value
-    checkpoints = f"each {config.save_steps:g} steps" if strategy == "steps" else strategy
-    trajectories = f"each {every} steps" if every else "no"
-    trackers = ", ".join(config.report_to) or "no"
-    return f"the policy; checkpoints: {checkpoints}; trajectories: {trajectories}; trackers: {trackers}"
 
 
 def plan(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:

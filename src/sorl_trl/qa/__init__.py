@@ -20,11 +20,8 @@ from sorl_trl.qa.scoring import (
     normalize_answer,
     score_answer,
     score_choice,
-    score_search_hits,
-    search_hit_turn_reward,
     solved_reward,
     sub_exact_match,
-    sub_exact_match_reward,
     token_f1,
 )
 
@@ -45,11 +42,8 @@ __all__ = [
     "normalize_answer",
     "score_answer",
     "score_choice",
-    "score_search_hits",
-    "search_hit_turn_reward",
     "solved_reward",
     "sub_exact_match",
-    "sub_exact_match_reward",
     "token_f1",
     "write_questions",
 ]

@@ -2,7 +2,7 @@
 
 Exact match, sub-exact match and token F1 are as SQuAD defines them and FlashRAG computes them. Multiple-choice options
 are a mapping from letter to text, in display order. The golden answer is the text of the right option, so that a
-search can be credited for finding it; it determines the right letter.
+passage can contain it; it determines the right letter.
 
 Only text that the policy generated is graded (`Trajectory.answer`): a passage with `<answer>` tags earns nothing.
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import eq
 from typing import Any, TypeVar
 
-from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
+from sorl_trl.types import Trajectory
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -30,8 +30,6 @@ _SPACES_FOR_PUNCTUATION = str.maketrans(dict.fromkeys([*string.punctuation, *_PU
 
 # Sharing a word with one of these proves nothing: "no" is not half right for "no one".
 _WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
-# Nearly every passage contains a "no".
-_VERDICTS = frozenset({"yes", "no", "maybe"})
 
 # "B", "b.", "(B)", "**B**", "Answer: B", "Option B", and "B) text": a letter, and the text after it.
 _MARKED = re.compile(
@@ -188,28 +186,6 @@ def score_answer(trajectory: Trajectory, golden_answers: Sequence[str], options:
     return exact_match(trajectory.answer, golden_answers)
 
 
-def score_search_hits(trajectory: Trajectory, golden_answers: Sequence[str]) -> list[float]:
-    """Score each turn: 1.0 for the first search that found a golden answer, else 0.0.
-
-    Only the first counts; otherwise, repeating one good search would pay more than answering. The golden answer must
-    occur, as whole words (`contains_answer`), both in a passage and in the text of the observation after the turn,
-    because the passage may have been cut, and the text adds its own words ("Doc 1"). "yes", "no" and "maybe" never
-    count.
-    """
-    replies = zip(trajectory.turns, trajectory.replies, strict=True)
-    hits = [_is_search_hit(turn, reply, golden_answers) for turn, reply in replies]
-    return [float(hit and not any(hits[:turn])) for turn, hit in enumerate(hits)]
-
-
-def _is_search_hit(turn: Turn, reply: Observation | None, golden_answers: Sequence[str]) -> bool:
-    if turn.action.kind is not ActionKind.SEARCH or reply is None:
-        return False
-    texts = [f"{passage.title}\n{passage.text}" for passage in reply.passages]
-    telling = [gold for gold in golden_answers if normalize_answer(gold) not in _VERDICTS]
-    found = [gold for gold in telling if any(contains_answer(text, [gold]) for text in texts)]
-    return bool(found) and contains_answer(reply.text, found)
-
-
 Score = TypeVar("Score")
 Trajectories = Sequence[Trajectory]
 Answers = Sequence[Sequence[str]]
@@ -220,11 +196,6 @@ OptionPairs = Sequence[tuple[str, str]]
 def exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
     """Give 1.0 for an answer that equals a golden answer after normalization, else 0.0."""
     return _score_each(lambda each, golden: exact_match(each.answer, golden), trajectory, golden_answers)
-
-
-def sub_exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
-    """Give 1.0 for an answer that contains a golden answer as whole words, else 0.0. Long answers can exploit it."""
-    return _score_each(lambda each, golden: sub_exact_match(each.answer, golden), trajectory, golden_answers)
 
 
 def f1_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
@@ -244,13 +215,6 @@ def answer_reward(
     return _score_each(score_answer, trajectory, golden_answers, _mappings(columns))
 
 
-def search_hit_turn_reward(
-    *, trajectory: Trajectories, golden_answers: Answers, **_: object
-) -> list[list[float] | None]:
-    """Give each turn 1.0 if it is the first search that found a golden answer, else 0.0."""
-    return _score_each(score_search_hits, trajectory, golden_answers)
-
-
 def environment_reward(*, trajectory: Trajectories, **_: object) -> list[list[float] | None]:
     """Give each turn its environment's reward (`Reply.reward`), or 0.0 if it gave none."""
     return _score_each(lambda each: [turn.reward or 0.0 for turn in each.turns], trajectory)
@@ -264,9 +228,7 @@ def solved_reward(*, trajectory: Trajectories, environments: Sequence[Any], **_:
 REWARDS: dict[str, Callable[..., list[Any]]] = {
     "answer": answer_reward,
     "exact_match": exact_match_reward,
-    "sub_exact_match": sub_exact_match_reward,
     "f1": f1_reward,
-    "search_hit": search_hit_turn_reward,
     "environment": environment_reward,
     "solved": solved_reward,
 }

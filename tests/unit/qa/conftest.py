@@ -9,25 +9,21 @@ def _turn(kind, content):
     return Turn(token_ids=(1,), text="", action=Action(kind, content))
 
 
-def _observation(text, passages):
-    return Observation(token_ids=(2,), text=text, passages=tuple(Passage("1", "", passage) for passage in passages))
-
-
 class Episode:
     """Puts a trajectory together, step by step."""
 
     def __init__(self):
         self._segments = []
 
-    def search(self, text="", passages=None):
-        """A search; `passages` is by default one, shown as `text`. With `None` for `text` nothing follows."""
+    def search(self, text=""):
+        """A search that finds `text`. With `None` nothing follows."""
         self._segments.append(_turn(ActionKind.SEARCH, "query"))
         if text is not None:
-            self._segments.append(_observation(text, [text] if passages is None else passages))
+            self._segments.append(Observation((2,), text, (Passage("1", "", text),)))
         return self
 
-    def invalid(self, text="Use a tag.", passages=()):
-        self._segments += [_turn(ActionKind.INVALID, ""), _observation(text, passages)]
+    def invalid(self):
+        self._segments += [_turn(ActionKind.INVALID, ""), Observation((2,), "Use a tag.")]
         return self
 
     def answer(self, content):

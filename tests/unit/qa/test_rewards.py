@@ -13,8 +13,6 @@ from sorl_trl.qa import (
     environment_reward,
     exact_match_reward,
     f1_reward,
-    search_hit_turn_reward,
-    sub_exact_match_reward,
 )
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
@@ -43,9 +41,7 @@ def call(reward, trajectories, golden_answers, **columns):
     [
         (exact_match_reward, [1.0, 0.0, None, 0.0]),
         (answer_reward, [1.0, 0.0, None, 0.0]),
-        (sub_exact_match_reward, [1.0, 1.0, None, 0.0]),
         (f1_reward, [1.0, 2 / 3, None, 0.0]),
-        (search_hit_turn_reward, [[1.0, 0.0], [0.0, 0.0], None, [0.0]]),
     ],
 )
 def test_rewards_of_a_batch(episode, reward, expected):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import string
-from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -15,12 +14,11 @@ from sorl_trl.qa import (
     exact_match,
     normalize_answer,
     score_choice,
-    score_search_hits,
     sub_exact_match,
     token_f1,
 )
 from sorl_trl.qa.scoring import named_letter, right_letter
-from sorl_trl.types import StopReason, Trajectory
+from sorl_trl.types import StopReason
 
 
 def squad_normalize(text):
@@ -131,32 +129,3 @@ def test_an_answer_in_a_passage_earns_nothing(episode):
         assert token_f1(trajectory.answer, ["Paris"]) == 0.0
         assert sub_exact_match(trajectory.answer, ["Paris"]) == 0.0
         assert score_choice(trajectory, ["Paris"], {"A": "Rome", "B": "Paris"}) == 0.0
-
-
-def test_the_first_search_that_found_a_golden_answer_is_a_hit(episode):
-    """A search that was cut off before its observation is none."""
-    trajectory = episode().search("Rome only.").invalid("Paris", ["Paris"]).search("It is (Paris).").answer("Paris")
-    assert score_search_hits(trajectory, ["Paris"]) == [0.0, 0.0, 1.0, 0.0]
-    repeated = episode().search(None).search("Paris").search("Paris").search("Rome").answer("x")
-    assert score_search_hits(repeated, ["Paris"]) == [0.0, 1.0, 0.0, 0.0, 0.0]
-    assert score_search_hits(trajectory, ["Lyon", "rome"]) == [1.0, 0.0, 0.0, 0.0]
-    search, seen, answer = episode().search("Paris").answer("Paris").segments
-    again = replace(seen, text="Lyon", context=1, repeats=True)
-    elsewhere = Trajectory((0,), (search, again, replace(seen, context=1), answer), StopReason.ANSWERED)
-    assert score_search_hits(elsewhere, ["Paris"]) == [1.0, 0.0], "shown in another context"
-
-
-@pytest.mark.parametrize(
-    ("text", "passage", "golden_answers", "hit"),
-    [
-        ("Doc 1: The capital is Paris", "The capital is Paris", ["Paris"], 1.0),
-        ("Doc 1: The capital", "The capital is Paris", ["Paris", "1"], 0.0),  # cut, and each in one of both
-        ("The search for Paris failed.", None, ["Paris"], 0.0),
-        ("there was no difference", "there was no difference", ["no"], 0.0),  # a verdict is found everywhere
-    ],
-)
-def test_a_hit_is_one_golden_answer_in_the_passage_and_in_what_the_policy_reads(
-    episode, text, passage, golden_answers, hit
-):
-    trajectory = episode().search(text, [passage] if passage else []).end(StopReason.MAX_TURNS)
-    assert score_search_hits(trajectory, golden_answers) == [hit]
