@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from sorl_trl.rollout import SearchResponder, TagProtocol
+from sorl_trl.rollout import SearchResponder
 from sorl_trl.search import BM25Index, HTTPSearch, RetryPolicy, write_corpus
 from sorl_trl.types import Passage
 
@@ -74,29 +74,16 @@ def test_it_answers_as_search_r1_does_with_scores_or_without(index, url):
     assert ask(url, queries=["capital", ""], topk=2, return_scores=True).json() == {"result": expected}
 
 
-@pytest.mark.parametrize(
-    ("fields", "place"),
-    [
-        ({"queries": ["a"] * 4097}, ["queries"]),
-        ({"queries": ["a", "b" * 10_001]}, ["queries", 1]),
-        ({"queries": ["a"], "topk": 0}, ["topk"]),
-        ({"queries": ["a"], "topk": 101}, ["topk"]),
-        ({"queries": "a"}, ["queries"]),
-    ],
-)
-def test_a_request_outside_the_limits_names_the_field(url, fields, place):
-    answer = ask(url, **fields)
+@pytest.mark.parametrize(("fields", "place"), [({"topk": 0}, "topk"), ({"queries": "a"}, "queries")])
+def test_a_request_that_is_refused_names_the_field(url, fields, place):
+    answer = ask(url, **{"queries": ["a"], **fields})
     assert answer.status_code == 422
-    assert answer.json()["detail"][0]["loc"] == ["body", *place]
+    assert answer.json()["detail"][0]["loc"] == ["body", place]
 
 
-def test_whatever_a_policy_asks_the_client_gets_an_answer_or_a_refusal(index, url):
-    """One query of a megabyte spoils no other; the embedded engine would have served it too."""
-    huge = "Norway " * 150_000
-    queries = ["", " ", "日本", "\ud800 Rome", "\x00", "field:(Paris", huge, "capital"]
+def test_whatever_a_policy_asks_is_answered(index, url):
+    queries = ["", " ", "日本", "\ud800 Rome", "\x00", "field:(Paris", "Norway " * 150_000, "capital"]
     found = SearchResponder(HTTPSearch(f"{url}/retrieve"), retry=RetryPolicy(attempts=1)).search(queries)
-    assert found.pop(huge).text == TagProtocol().search_failed
-    queries.remove(huge)
     expected = [tuple(hits) for hits in index[1].search_batch(queries, 3)]
     assert [found[query].passages for query in queries] == expected
-    assert [len(hits) for hits in expected] == [0, 0, 1, 1, 0, 1, 3]
+    assert [len(hits) for hits in expected] == [0, 0, 1, 1, 0, 1, 1, 3]
