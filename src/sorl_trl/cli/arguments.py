@@ -206,7 +206,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
         if "save_steps" in options_in(words):
             recipe["save_strategy"] = "steps"  # a recipe that saves nothing would silently win over it
         parsed, given = parse_dataclasses(groups, words, recipe, usage)
-        return Arguments(*parsed, given={**recipe, **given})
+        return Arguments(*[*parsed, {**recipe, **given}])
 
 
 def check_libraries(config: TurnLevelConfig) -> None:
