@@ -133,8 +133,8 @@ class TaskArguments:
         unknown = next((str(name) for name in names if name not in REWARDS and not is_dotted(name)), None)
         if not names or unknown is not None:
             raise ValueError(
-                f"`rewards` is {self.rewards!r}, but must be a list of names from {', '.join(REWARDS)}, or of dotted "
-                f"paths{did_you_mean(unknown or '', REWARDS)}"
+                f"`rewards` must be a list of names from {', '.join(REWARDS)}, or of dotted paths, got "
+                f"{unknown or self.rewards!r}{did_you_mean(unknown or '', REWARDS)}"
             )
         for name in names:
             reward_function(name)
