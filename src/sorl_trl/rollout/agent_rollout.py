@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from datasets import Dataset
@@ -82,7 +83,7 @@ class AgentRollout(PolicyRollout):
                 "takes a search engine"
             )
         responder = environment if isinstance(environment, Responder) else EnvironmentResponder(environment)
-        if responder.shown and protocol is not None:
+        if isinstance(responder, ToolBox) and protocol is not None:
             raise ValueError("protocol is given, but the chat template's tools define their own format: leave it out")
         super().__init__(engine)
         self._responder = responder
@@ -106,14 +107,11 @@ class AgentRollout(PolicyRollout):
                 "not see."
             )
         collector = self.collector(setup, is_conversational({"prompt": prompts[0]}))
-        greeted: list[tuple[Any, int]] = []
-
-        def encode(greetings: Sequence[str | None]) -> list[list[int]]:
-            greeted.extend(map(collector.encoder.greeted, prompts, greetings))
-            shown = [self._responder.shown[kind] for kind in self._responder.kinds] if self.shows_tools else None
-            return setup.encode([prompt for prompt, _ in greeted], shown)
-
-        trajectories = collector.collect(encode, engine, any_active, examples)
+        with closing(self._responder):
+            rows = self._responder.open(examples)
+            greeted = [*map(collector.encoder.greeted, prompts, (row.greeting for row in rows))]
+            prompt_ids = setup.encode([prompt for prompt, _ in greeted], [row.tools or () for row in rows])
+            trajectories = collector.run(prompt_ids, engine, any_active)
         statistics = rollout_statistics(trajectories) | collector.time
         statistics["neutralized_per_trajectory"] += sum(hits for _, hits in greeted) / max(len(trajectories), 1)
         metrics = {f"rollout/{name}": value for name, value in statistics.items()}
@@ -121,17 +119,16 @@ class AgentRollout(PolicyRollout):
             metrics[f"environment/{name}"] = value
         columns: dict[str, Any] = {"environments": self._responder.environments}
         if self.shows_tools:
-            typed: list[Any] = [self._responder.protocol_of(row, collector.protocol) for row in range(len(examples))]
             columns[MESSAGES] = [
-                messages_of(each, setup.tokenizer, protocol.functions)
-                for each, protocol in zip(trajectories, typed, strict=True)
+                messages_of(each, setup.tokenizer, row.tools or ())
+                for each, row in zip(trajectories, rows, strict=True)
             ]
             columns[PROMPTS] = [prompt for prompt, _ in greeted]
             metrics |= tool_statistics(trajectories)
         return with_columns(trajectories, **columns), metrics
 
     def measures(self, row: int) -> Mapping[str, float | None]:
-        return self._responder.measures(row)
+        return self._responder.rows[row].measures()
 
     def fork(self) -> AgentRollout:
         forked = copy.copy(self)
@@ -149,7 +146,7 @@ class AgentRollout(PolicyRollout):
     @property
     def shows_tools(self) -> bool:
         """Whether the chat template shows tools, and turns are messages that call them."""
-        return bool(self._responder.shown)
+        return isinstance(self._responder, ToolBox)
 
     def setup(self, trainer: GRPOTrainer) -> RolloutSetup:
         """What the rollout needs from a trainer. Tools are shown by the template that TRL would use."""

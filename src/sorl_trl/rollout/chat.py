@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,13 +75,13 @@ class RolloutSetup:
         return isinstance(self.processing_class, ProcessorMixin)
 
     def encode(
-        self, prompts: Sequence[Any], tools: Sequence[Sequence[Callable[..., Any]]] | None = None
+        self, prompts: Sequence[Any], tools: Sequence[Sequence[dict[str, Any]]] | None = None
     ) -> list[list[int]]:
         """The token ids of prompts without images, as `GRPOTrainer._tokenize_prompts` encodes them.
 
         Args:
             prompts: Texts, or lists of messages that the policy's own message follows.
-            tools: The functions that the chat template shows in each prompt.
+            tools: JSON schemas of the tools that the chat template shows in each prompt.
         """
         if not is_conversational({"prompt": prompts[0]}):
             return [*self.processing_class(text=[*prompts])["input_ids"]]

@@ -17,7 +17,7 @@ from sorl_trl.rollout.engines.lockstep import Generator, LockStepEngine
 from sorl_trl.rollout.environment import Reply, Responder
 from sorl_trl.rollout.observation import ObservationEncoder
 from sorl_trl.rollout.options import EngineOptions, RolloutLimits
-from sorl_trl.rollout.protocol import TagProtocol
+from sorl_trl.rollout.protocol import ChatProtocol, TagProtocol
 from sorl_trl.rollout.search_responder import SearchResponder
 from sorl_trl.rollout.trajectories import decode
 from sorl_trl.rollout.turns import Episode, Episodes, TurnRequest
@@ -88,7 +88,7 @@ class Collector:
 
     def collect(
         self,
-        prompts: Sequence[Sequence[int]] | Callable[[Sequence[str | None]], Sequence[Sequence[int]]],
+        prompts: Sequence[Sequence[int]],
         generator: Generator | Engine,
         any_active: Callable[[bool], bool] = bool,
         examples: Sequence[Mapping[str, Any]] | None = None,
@@ -100,8 +100,7 @@ class Collector:
         tighter limit, it determines the window.
 
         Args:
-            prompts: Token ids; no prompt may be empty. If environments return text for the prompts from `reset`, a
-                function that encodes prompts with it.
+            prompts: Token ids; no prompt may be empty.
             generator: Samples from the policy: an engine, or a `Generator`, which advances all rows in lock-step.
             any_active: Tells whether any rank still has live rows, given whether this one has. If parameters are
                 sharded over ranks, all must poll equally often. In that case, pass an all-reduce: a rank without live
@@ -110,24 +109,38 @@ class Collector:
             examples: The dataset columns of each row, for environments that need them. Default: none.
 
         Raises:
-            ValueError: A prompt is empty, or an environment adds text to prompts that are already encoded.
+            ValueError: A prompt is empty, or an environment adds text to prompts, which are already encoded.
             RuntimeError: The engine loses a turn, or returns no tokens, too many, or misaligned log-probabilities.
         """
-        if examples is None:
-            examples = () if callable(prompts) else [{}] * len(prompts)
+        with closing(self.responder):
+            rows = self.responder.open([{}] * len(prompts) if examples is None else examples)
+            if said := next(filter(None, (row.greeting for row in rows)), None):
+                raise ValueError(
+                    f"`reset` returned {said[:80]!r}, which belongs in the prompt: use an `AgentRollout`, or have "
+                    "`reset` return None"
+                )
+            return self.run(prompts, generator, any_active)
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        generator: Generator | Engine,
+        any_active: Callable[[bool], bool] = bool,
+    ) -> list[Trajectory]:
+        """`collect` with a responder that is open, after whose greetings the prompts were encoded."""
+        if empty := [i for i, prompt in enumerate(prompts) if not len(prompt)]:
+            raise ValueError(f"`prompts` {empty} are empty, but each must hold at least one token.")
         # A generator that may be sharded is called equally often by all ranks.
         engine = generator if isinstance(generator, Engine) else LockStepEngine(generator, polls_together=True)
-        with closing(self.responder):
-            prompt_ids = _encoded(prompts, self.responder.open(examples))
-            segments: list[list[Turn | Observation]] = [[] for _ in prompt_ids]
-            episodes = [self._episode(row, ids, segments[row], engine) for row, ids in enumerate(prompt_ids)]
-            turns = Episodes(engine, episodes, self.responder, self.rejoin_after)
-            with closing(engine):
-                engine.open(len(prompt_ids))
-                _warn_of_overlong(prompt_ids, engine.window)
-                turns.serve(any_active)
-        reasons = [turns.stop_reasons[row] for row in range(len(prompt_ids))]
-        trajectories = [*map(Trajectory, map(tuple, prompt_ids), map(tuple, segments), reasons)]
+        segments: list[list[Turn | Observation]] = [[] for _ in prompts]
+        episodes = [self._episode(row, ids, segments[row], engine) for row, ids in enumerate(prompts)]
+        turns = Episodes(engine, episodes, self.responder, self.rejoin_after)
+        with closing(engine):
+            engine.open(len(prompts))
+            _warn_of_overlong(prompts, engine.window)
+            turns.serve(any_active)
+        reasons = [turns.stop_reasons[row] for row in range(len(prompts))]
+        trajectories = [*map(Trajectory, map(tuple, prompts), map(tuple, segments), reasons)]
         self.time = turns.time_spent(trajectories)
         return trajectories
 
@@ -135,13 +148,16 @@ class Collector:
         self, row: int, prompt_ids: Sequence[int], segments: list[Turn | Observation], engine: Engine
     ) -> Episode:
         """A trajectory from its prompt to its end: fills `segments`, and returns the stop reason."""
-        token_ids, taken = [*prompt_ids], 0
+        token_ids, taken, told = [*prompt_ids], 0, self.responder.rows[row]
+        protocol = self.protocol
+        if told.tools is not None and isinstance(protocol, ChatProtocol):  # as TRL types calls: by the row's own tools
+            protocol = replace(protocol, functions=told.tools)
         most, full = self._most_tokens(len(prompt_ids), engine.window)
         while (room := most - len(token_ids)) > 0:
-            agent = self.responder.agent_of(row)
+            agent = told.agent
             limit = min(self.limits.max_turn_tokens, room)
             generation: Generation = yield TurnRequest(row, row, token_ids, limit)
-            turn = self._read(row, generation, agent)
+            turn = self._read(generation, protocol, agent)
             segments.append(turn)
             token_ids += turn.token_ids
             taken += 1
@@ -177,27 +193,10 @@ class Collector:
             return window, StopReason.CONTEXT_LIMIT
         return allowed, StopReason.TRAJECTORY_LIMIT
 
-    def _read(self, row: int, generation: Generation, agent: str) -> Turn:
+    def _read(self, generation: Generation, protocol: TagProtocol, agent: str) -> Turn:
         text = decode(self.tokenizer, generation.token_ids)
-        action = self.responder.protocol_of(row, self.protocol).parse(text)
-        sampled = generation.token_ids, text, action, generation.logprobs
+        sampled = generation.token_ids, text, protocol.parse(text), generation.logprobs
         return Turn(*sampled, versions=generation.versions, agent=agent, routes=generation.routes)
-
-
-def _encoded(
-    prompts: Sequence[Sequence[int]] | Callable[[Sequence[str | None]], Sequence[Sequence[int]]],
-    greetings: Sequence[str | None],
-) -> Sequence[Sequence[int]]:
-    if callable(prompts):
-        prompts = prompts(greetings)
-    elif said := next(filter(None, greetings), None):
-        raise ValueError(
-            f"`reset` returned {said[:80]!r}, which belongs in the prompt: pass a function that "
-            "encodes prompts with it, or have `reset` return None"
-        )
-    if empty := [i for i, prompt in enumerate(prompts) if not len(prompt)]:
-        raise ValueError(f"`prompts` {empty} are empty, but each must hold at least one token.")
-    return prompts
 
 
 def _warn_of_overlong(prompts: Sequence[Sequence[int]], window: int | None) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Protocol, SupportsFloat
 
 from sorl_trl.rollout.protocol import TagProtocol
@@ -73,20 +72,42 @@ class Environment(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ResponderRow:
+    """What a responder tells of one trajectory."""
+
+    greeting: str | None = None
+    """The text to add to its prompt, untrusted like all environment text."""
+    kind: str | None = None
+    """The name of its environment, if there are several."""
+    environment: Any = None
+    """What answers its turns, if every row has its own object."""
+    tools: tuple[dict[str, Any], ...] | None = None
+    """JSON schemas of the tools that the chat template shows in its prompt, if turns call such tools."""
+
+    @property
+    def agent(self) -> str:
+        """The agent that acts next, "" if there is only one."""
+        return getattr(self.environment, "agent", "")
+
+    def measures(self) -> Mapping[str, float]:
+        """The environment's measures by name, once the trajectory has ended."""
+        measures = getattr(self.environment, "measures", None)
+        return (measures() or {}) if callable(measures) else {}
+
+
 class Responder(ABC):
     """Answers the turns of all rows of a rollout, while the engine continues.
 
     Attributes:
+        rows: What `open` returned, kept until the next rollout begins.
         environments: An object per row of the last rollout, for reward functions; may be empty.
-        kinds: The name of each row's environment, if there are several, or None.
         protocol: The protocol for the policy's actions, if it has its own.
-        shown: Functions that the chat template shows as tools, for rows of each kind.
     """
 
+    rows: Sequence[ResponderRow] = ()
     environments: Sequence[Any] = ()
-    kinds: Sequence[str | None] = ()
     protocol: TagProtocol | None = None
-    shown: Mapping[str | None, Sequence[Callable[..., Any]]] = MappingProxyType({})
 
     def fork(self) -> Responder:
         """A shallow copy for another rollout, which may run at the same time.
@@ -95,24 +116,10 @@ class Responder(ABC):
         """
         return copy.copy(self)
 
-    def open(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
-        """Begin a rollout, with one example per row: its `prompt` and the columns of the dataset.
-
-        Returns the text to add to each row's prompt, which is untrusted like all environment text.
-        """
-        return [None] * len(examples)
-
-    def protocol_of(self, row: int, protocol: TagProtocol) -> TagProtocol:
-        """The protocol for reading a row's turns, based on the rollout's, if rows have different tools."""
-        return protocol
-
-    def agent_of(self, row: int) -> str:
-        """The agent that acts next in a row, "" if there is only one."""
-        return ""
-
-    def measures(self, row: int) -> Mapping[str, float]:
-        """The measures of a row whose trajectory has ended, by name."""
-        return {}
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[ResponderRow]:
+        """Begin a rollout, with one example per row: its `prompt` and the columns of the dataset."""
+        self.rows = [ResponderRow()] * len(examples)
+        return self.rows
 
     @abstractmethod
     def ask(self, turns: Mapping[int, Turn]) -> Mapping[int, Future[Reply]]:
@@ -129,12 +136,12 @@ def environment_statistics(trajectories: Sequence[Trajectory], responder: Respon
     Trajectories ended by an infrastructure failure are left out.
     """
     found: dict[str, list[float]] = {}
-    for row, trajectory in enumerate(trajectories):
+    for row, trajectory in zip(responder.rows, trajectories, strict=True):
         if trajectory.stop_reason.is_infrastructure_failure:
             continue
-        kind = responder.kinds[row] if responder.kinds else None
+        kind = row.kind
         rewards = [turn.reward for turn in trajectory.turns if turn.reward is not None]
-        figures = {**responder.measures(row), **({"reward": sum(rewards)} if rewards else {})}
+        figures = {**row.measures(), **({"reward": sum(rewards)} if rewards else {})}
         for name, value in (figures if kind is None else {**figures, "turns": len(trajectory.turns)}).items():
             if value is not None:
                 found.setdefault(name if kind is None else f"{kind}/{name}", []).append(value)

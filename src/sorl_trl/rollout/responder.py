@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from sorl_trl.checks import POSITIVE_COUNT, Number
-from sorl_trl.rollout.environment import THREAD, Environment, Reply, Responder
+from sorl_trl.rollout.environment import THREAD, Environment, Reply, Responder, ResponderRow
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search.backend import is_down
 from sorl_trl.threads import DaemonThreads, start
@@ -165,37 +165,31 @@ class EnvironmentResponder(Responder):
         self._concurrency = concurrency
         self._calls: Calls | None = None
         self._down: set[int] = set()
-        self._rows: list[Any] = []
 
-    def open(self, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Begin a rollout: make and reset its environments. Returns what each `reset` returns.
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[ResponderRow]:
+        """Begin a rollout: make and reset its environments. What a `reset` returns is the row's greeting.
 
         Raises TypeError if an object has no method `step`, or if its `reset` needs a column that is missing or returns
         neither text nor None; TimeoutError if a `factory` does not return; and any error that either raises.
         """
         self.close()
-        self.kinds = [None] * len(examples)
+        kinds: list[str | None] = [None] * len(examples)
         if None not in self._factories:
-            self.kinds = [self._kind(example) for example in examples]
+            kinds = [self._kind(example) for example in examples]
             examples = [{key: value for key, value in each.items() if key != ENVIRONMENT} for each in examples]
-        self._calls = Calls(len(examples), self._timeout_s, self._concurrency)
-        self.environments = self._rows = [self._made(self._calls, row) for row in range(len(examples))]
-        resets = {
-            row: self._calls.make(row, partial(_reset, environment, examples[row]), UNAVAILABLE)
-            for row, environment in enumerate(self._rows)
-            if callable(getattr(environment, "reset", None))
-        }
-        greetings = {row: reset.result() for row, reset in resets.items()}
-        self._down = {row for row, greeting in greetings.items() if greeting is UNAVAILABLE}
-        return [None if row in self._down else greetings.get(row) for row in range(len(examples))]
-
-    def agent_of(self, row: int) -> str:
-        return getattr(self._rows[row], "agent", "")
-
-    def measures(self, row: int) -> Mapping[str, float]:
-        """See `Responder.measures`. The numbers come from the row's environment, if it has such a method."""
-        measures: Callable[[], Mapping[str, float]] | None = getattr(self._rows[row], "measures", None)
-        return (measures() or {}) if callable(measures) else {}
+        calls = self._calls = Calls(len(examples), self._timeout_s, self._concurrency)
+        self.environments = [self._made(calls, row, kind) for row, kind in enumerate(kinds)]
+        resets = [
+            calls.make(row, partial(_reset, each, examples[row]), UNAVAILABLE)
+            if callable(getattr(each, "reset", None))
+            else None
+            for row, each in enumerate(self.environments)
+        ]
+        said: list[Any] = [reset and reset.result() for reset in resets]
+        self._down = {row for row, text in enumerate(said) if text is UNAVAILABLE}
+        greetings: list[str | None] = [None if text is UNAVAILABLE else text for text in said]
+        self.rows = [*map(ResponderRow, greetings, kinds, self.environments)]
+        return self.rows
 
     def ask(self, turns: Mapping[int, Turn]) -> dict[int, Future[Reply]]:
         return {row: self._ask(row, turn) for row, turn in turns.items()}
@@ -212,7 +206,7 @@ class EnvironmentResponder(Responder):
             future: Future[Reply] = Future()
             future.set_result(UNAVAILABLE)
             return future
-        return self._calls.make(row, partial(self._step, self._rows[row], turn), UNAVAILABLE)
+        return self._calls.make(row, partial(self._step, self.rows[row].environment, turn), UNAVAILABLE)
 
     def _step(self, environment: Any, turn: Turn, wait: Wait) -> Any:
         return _result(environment.step, lambda: environment.step(turn), wait, Reply)
@@ -224,10 +218,10 @@ class EnvironmentResponder(Responder):
             raise ValueError(f"a row has {ENVIRONMENT}={name!r}, which is not among the environments {known}")
         return str(name)
 
-    def _made(self, calls: Calls, row: int) -> Any:
+    def _made(self, calls: Calls, row: int, kind: str | None) -> Any:
         """Make a row's environment in its thread, and wait for it, so that factories may count."""
         late = object()
-        factory = self._factories[self.kinds[row]]
+        factory = self._factories[kind]
         environment = calls.make(row, lambda wait: wait(factory()), late).result()
         if environment is late:
             raise TimeoutError(f"the factory of environments did not return within timeout_s={self._timeout_s}")

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from sorl_trl.checks import POSITIVE_COUNT
-from sorl_trl.rollout.environment import THREAD, Reply, Responder
+from sorl_trl.rollout.environment import THREAD, Reply, Responder, ResponderRow
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchError
 from sorl_trl.search.backend import checked_results, is_down, is_thread_safe
@@ -63,7 +63,7 @@ class SearchResponder(Responder):
         self._retry = retry or RetryPolicy()
         self._is_down = False
 
-    def open(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[ResponderRow]:
         self._is_down = False
         return super().open(examples)
 

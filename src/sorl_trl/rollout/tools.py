@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from transformers.utils.chat_template_utils import get_json_schema
 
 from sorl_trl.checks import POSITIVE_COUNT
-from sorl_trl.rollout.environment import Reply
+from sorl_trl.rollout.environment import Reply, ResponderRow
 from sorl_trl.rollout.observation import is_image
 from sorl_trl.rollout.protocol import ChatProtocol, TagProtocol
 from sorl_trl.rollout.responder import CONCURRENCY, TIMEOUT_S, UNAVAILABLE, EnvironmentResponder, Wait
@@ -136,7 +136,6 @@ class ToolBox(EnvironmentResponder):
     Attributes:
         has_objects: Whether each trajectory has an object, whose `reset` may write the whole prompt.
         protocol: A `ChatProtocol` with the schemas of all tools. `AgentRollout` reads it.
-        shown: The tools that the chat template shows, for rows of each kind.
 
     Raises TypeError if a factory's objects have no method `reset`; ValueError if there is no tool, two have the same
     name, or a row's column `environment` does not name a factory; and the errors of
@@ -157,21 +156,16 @@ class ToolBox(EnvironmentResponder):
         self.has_objects = {*given.values()} != {None}
         probed = {name: make() for name, make in makers.items()}
         self._classes = dict.fromkeys(type(each.object) for each in probed.values())
-        self.shown = {name: [*each.tools.values()] for name, each in probed.items()}
-        if not any(self.shown.values()):
+        self._schemas = {name: tuple(map(get_json_schema, each.tools.values())) for name, each in probed.items()}
+        if not any(self._schemas.values()):
             raise ValueError("`tools` and `environment_factory` have no tool, but there must be at least one")
-        self._schemas = {name: tuple(map(get_json_schema, shown)) for name, shown in self.shown.items()}
         self.protocol = ChatProtocol(functions=tuple(chain.from_iterable(self._schemas.values())))
 
-    def open(self, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        greetings = super().open(examples)
-        self.environments = [tools.object for tools in self._rows] if self.has_objects else ()
-        return greetings
-
-    def protocol_of(self, row: int, protocol: TagProtocol) -> TagProtocol:
-        """Types the arguments of calls with the schemas of the row's own tools, as TRL does."""
-        assert isinstance(protocol, ChatProtocol)
-        return replace(protocol, functions=self._schemas[self.kinds[row]])
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[ResponderRow]:
+        rows = super().open(examples)
+        self.rows = [replace(row, tools=self._schemas[row.kind]) for row in rows]
+        self.environments = [row.environment.object for row in rows] if self.has_objects else ()
+        return self.rows
 
     def _step(self, environment: RowTools, turn: Turn, wait: Wait) -> Reply:
         return environment.step(turn, wait)

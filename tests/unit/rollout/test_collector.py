@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from sorl_trl.rollout import (
     TagProtocol,
     rollout_statistics,
 )
+from sorl_trl.rollout.environment import ResponderRow
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Observation, StopReason, Trajectory
 
@@ -71,14 +73,15 @@ def test_a_turn_is_that_of_the_agent_who_was_next_when_it_was_sampled() -> None:
     class Team(SearchResponder):
         """The planner speaks until a search is answered."""
 
-        searched = False
+        team = SimpleNamespace(agent="planner")
+
+        def open(self, examples: Any) -> Any:
+            self.rows = [ResponderRow(environment=self.team) for _ in super().open(examples)]
+            return self.rows
 
         def ask(self, turns: Any) -> Any:
-            self.searched = True
+            self.team.agent = "searcher"
             return super().ask(turns)
-
-        def agent_of(self, row: int) -> str:
-            return "searcher" if self.searched else "planner"
 
     responder = Team(FakeSearch(), PROTOCOL, retry=RetryPolicy(attempts=1))
     collector = Collector(word_tokenizer(), responder, PROTOCOL)

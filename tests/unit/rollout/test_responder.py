@@ -267,8 +267,8 @@ class Team:
 def test_an_environment_names_the_next_agent(opened: Any) -> None:
     responder = opened(Team, {}, {})
     ask(responder, "a")
-    assert [responder.agent_of(row) for row in (0, 1)] == ["searcher", "planner"]
-    assert opened(Counter).agent_of(0) == ""
+    assert [row.agent for row in responder.rows] == ["searcher", "planner"]
+    assert opened(Counter).rows[0].agent == ""
 
 
 class Game:
@@ -294,7 +294,7 @@ def test_a_reset_gets_the_columns_that_it_takes(opened: Any) -> None:
     examples = [{"number": 3, "other": 1, "prompt": "?"}, {"number": 4, "hint": "low", "prompt": "?"}]
     assert ask(opened(Picky, *examples), "a", "b") == [Reply("3"), Reply("4")]
     responder = EnvironmentResponder(Game)
-    assert responder.open(examples) == ["to 3, none", "to 4, low"]
+    assert [row.greeting for row in responder.open(examples)] == ["to 3, none", "to 4, low"]
     assert ask(responder, "a", "b") == [Reply("3 none"), Reply("4 low")]
     assert [game.number for game in responder.environments] == [3, 4]
     responder.close()

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -147,11 +148,12 @@ class Guessing(Counter):
 def test_rows_may_have_environments_of_several_kinds() -> None:
     box = ToolBox([halve], {"counting": Counter, "guessing": Guessing})
     examples: list[dict[str, Any]] = [{"environment": "counting"}, {"environment": "guessing", "number": 3}]
-    assert box.open(examples) == [None, "from 3"]
+    assert [row.greeting for row in box.open(examples)] == [None, "from 3"]
     assert call(box, ("guess", {"number": 3})) == ["{'error': 'Tool guess not found.'}"]
     assert call(box, ("guess", {"number": 3}), row=1) == ["True"]
     assert [type(each) for each in box.environments] == [Counter, Guessing]
-    typed = [box.protocol_of(row, box.protocol.in_chat(CHAT)).parse(tool_call("add", number="7")) for row in (0, 1)]
+    protocol = box.protocol.in_chat(CHAT)
+    typed = [replace(protocol, functions=row.tools).parse(tool_call("add", number="7")) for row in box.rows]
     assert [each.calls[0].arguments["number"] for each in typed] == [7, "7"], "by each kind's own schema"
     box.close()
     assert box.environments[1].count == 3, "for reward functions"
