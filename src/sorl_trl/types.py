@@ -115,7 +115,7 @@ class Turn:
     context: int = 0
     """The context that the turn continues."""
     routes: Any = field(default=None, compare=False, repr=False)
-    """What `rollout/routing.py` makes of the engine's report, for the tokens that it has read."""
+    """What `rollout/routing.py` makes of the engine's report, for the tokens that its context had not read before."""
     resumes: bool = False
     """Whether it continues the turn before it, which tokens of the environment interrupt."""
 

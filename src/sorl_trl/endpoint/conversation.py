@@ -17,6 +17,7 @@ from sorl_trl.endpoint.contexts import Answer, Context, all_restored, restored_m
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.requests import BadRequest, Message, Request
 from sorl_trl.rollout import Generation
+from sorl_trl.rollout.routing import newly_read
 from sorl_trl.rollout.trajectories import decode
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, ToolCall, ToolResult, Trajectory, Turn
 
@@ -124,6 +125,7 @@ class Conversation:
             call_of_tool["id"] = uuid.uuid4().hex[:9]  # Mistral's templates want just as many letters
         functions = [each["function"] for each in message.get("tool_calls") or ()]
         calls = tuple(ToolCall(each["name"], each["arguments"]) for each in functions)
+        new = sum(len(each.token_ids) for each in call.observations)
         turn = Turn(
             generation.token_ids,
             text,
@@ -131,7 +133,7 @@ class Conversation:
             generation.logprobs,
             versions=generation.versions,
             agent=request.model,
-            routes=generation.routes,
+            routes=newly_read(generation.routes, max(call.prompt_tokens - new - 1, 0)),
         )
         reason = "length" if not end and cut < 0 else "tool_calls" if calls else "stop"
         answer = call.answer = Answer(turn, message, full, reason, bool(end))

@@ -18,6 +18,7 @@ from sorl_trl.rollout.environment import Reply, Responder
 from sorl_trl.rollout.observation import ObservationEncoder
 from sorl_trl.rollout.options import EngineOptions, RolloutLimits
 from sorl_trl.rollout.protocol import ChatProtocol, TagProtocol
+from sorl_trl.rollout.routing import newly_read
 from sorl_trl.rollout.search_responder import SearchResponder
 from sorl_trl.rollout.trajectories import decode
 from sorl_trl.rollout.turns import Episode, Episodes, TurnRequest
@@ -148,7 +149,7 @@ class Collector:
         self, row: int, prompt_ids: Sequence[int], segments: list[Turn | Observation], engine: Engine
     ) -> Episode:
         """A trajectory from its prompt to its end: fills `segments`, and returns the stop reason."""
-        token_ids, taken, told = [*prompt_ids], 0, self.responder.rows[row]
+        token_ids, taken, known, told = [*prompt_ids], 0, 0, self.responder.rows[row]
         protocol = self.protocol
         if told.tools is not None and isinstance(protocol, ChatProtocol):  # as TRL types calls: by the row's own tools
             protocol = replace(protocol, functions=told.tools)
@@ -157,10 +158,10 @@ class Collector:
             agent = told.agent
             limit = min(self.limits.max_turn_tokens, room)
             generation: Generation = yield TurnRequest(row, row, token_ids, limit)
-            turn = self._read(generation, protocol, agent)
+            turn = self._read(generation, protocol, agent, known)
             segments.append(turn)
             token_ids += turn.token_ids
-            taken += 1
+            taken, known = taken + 1, len(token_ids) - 1
             kind = turn.action.kind
             if kind is ActionKind.ANSWER:
                 return StopReason.ANSWERED
@@ -193,10 +194,10 @@ class Collector:
             return window, StopReason.CONTEXT_LIMIT
         return allowed, StopReason.TRAJECTORY_LIMIT
 
-    def _read(self, generation: Generation, protocol: TagProtocol, agent: str) -> Turn:
+    def _read(self, generation: Generation, protocol: TagProtocol, agent: str, known: int) -> Turn:
         text = decode(self.tokenizer, generation.token_ids)
         sampled = generation.token_ids, text, protocol.parse(text), generation.logprobs
-        return Turn(*sampled, versions=generation.versions, agent=agent, routes=generation.routes)
+        return Turn(*sampled, versions=generation.versions, agent=agent, routes=newly_read(generation.routes, known))
 
 
 def _warn_of_overlong(prompts: Sequence[Sequence[int]], window: int | None) -> None:

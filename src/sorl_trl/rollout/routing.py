@@ -11,7 +11,7 @@ beginnings in common are not shared, because their experts may differ.
 
 This module has all of it. Elsewhere, `routes` is a field that engines report (`Routers.recorded`, `Routers.of_vllm`),
 that turns carry, that becomes a field of the batch (`packed_routes`), and that a pass reads (`Replay`). The experts of
-N tokens in L layers with k experts each take N · L · k bytes in each turn that has read them, and twice that in the
+N tokens in L layers with k experts each take N · L · k bytes in the turns that read them first, and twice that in the
 batch: 75 MiB for 256 trajectories of 400 tokens with Qwen3-30B-A3B.
 """
 
@@ -142,23 +142,30 @@ def weights_of(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------------
 
 
+def newly_read(routes: np.ndarray[Any, Any] | None, known: int) -> np.ndarray[Any, Any] | None:
+    """An engine's report without that of the `known` first tokens, which an earlier turn has."""
+    return None if routes is None else routes[known:].copy()  # or the whole report would stay in memory
+
+
 def laid_out_routes(trajectory: Trajectory, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
     """The (n, L, k) experts that the engine chose for each of the n tokens of prompt and completion.
 
-    A token has those of the first turn that has read it. They are `LIVE` where unknown: from the last token of a
-    context's last turn on. Raises RuntimeError if a turn's routes do not cover exactly what it has read.
+    They are `LIVE` where unknown: from the last token of a context's last turn on. Raises RuntimeError if a turn's
+    routes do not cover exactly what it was the first to read.
     """
     place = len(trajectory.prompt_ids)
     routes = np.full((place + len(trajectory.completion_ids), *shape), LIVE, dtype=np.int16)
-    read, known = {0: [*range(place)]}, dict[int, int]()
+    unread = {0: [*range(place)]}
     for segment in trajectory.segments:
-        own = read.setdefault(segment.context, [])
+        own = unread.setdefault(segment.context, [])
         own += range(place, place := place + len(segment.token_ids))
-        if isinstance(segment, Turn) and segment.routes is not None:
-            if len(segment.routes) != len(own) - 1:
-                raise RuntimeError(f"an engine reported routes of {len(segment.routes)} tokens, not {len(own) - 1}")
-            first, known[segment.context] = known.get(segment.context, 0), len(own) - 1
-            routes[own[first:-1]] = segment.routes[first:]
+        if isinstance(segment, Turn):
+            *new, last = own
+            unread[segment.context] = [last]  # which the context's next turn reads
+            if segment.routes is not None and len(segment.routes) != len(new):
+                raise RuntimeError(f"an engine reported routes of {len(segment.routes)} new tokens, not {len(new)}")
+            if segment.routes is not None:
+                routes[new] = segment.routes
     return routes
 
 

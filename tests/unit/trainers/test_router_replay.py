@@ -119,8 +119,8 @@ def routed(*by_turn: list[int]) -> Trajectory:
     return replace(TWO_AGENTS, segments=tuple(segments))
 
 
-READ = [2, 3, 5], [4, 7, 8], [4, 10], [0, 0, 0, 9, 14], [0, 0, 0, 6, 15, 16]
-"""Each token goes to the expert of its own number; had it been read again, to another one."""
+READ = [2, 3, 5], [4, 7, 8], [4, 10], [9, 14], [6, 15, 16]
+"""Each token goes to the expert of its own number."""
 
 
 def test_a_token_has_the_routes_of_its_first_reader() -> None:
@@ -136,7 +136,7 @@ def test_a_token_has_the_routes_of_its_first_reader() -> None:
 
 
 def test_routes_that_are_no_engine_s_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="routes of 6 tokens, not 5"):
+    with pytest.raises(RuntimeError, match="routes of 3 new tokens, not 2"):
         laid_out_routes(routed(*READ[:3], [*READ[3], 12], READ[4]), (1, 1))
 
 
