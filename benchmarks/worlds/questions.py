@@ -130,7 +130,7 @@ class SearchWorld(BenchmarkWorld):
     def examination(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Score:
         questions = qa.load_questions(folder / "unseen" / EVALUATION_FILE)
         questions = sorted(questions, key=lambda question: int(question.id.rpartition("-")[2]))
-        prompts = qa.encode_prompts(tokenizer, qa.build_prompt_rows(questions, PROMPT_TEMPLATE))
+        prompts = [tokenizer.encode(row["prompt"]) for row in qa.build_prompt_rows(questions, PROMPT_TEMPLATE)]
         index = BM25Index.load(folder / "unseen" / "index")
         collector = Collector(tokenizer, index, PROTOCOL, self.limits, rejoin_after=self.engine.rejoin_after)
         end = TurnEnd(tokenizer, PROTOCOL.stop_strings, [tokenizer.eos_token_id])

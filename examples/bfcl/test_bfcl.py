@@ -24,7 +24,7 @@ from examples.bfcl import tasks as command
 from examples.bfcl.calls import Call, WrongCall, read_calls
 from examples.bfcl.environment import BFCLEnvironment, BFCLTools
 from examples.bfcl.tasks import BFCL_SETS, Task, load_tasks, package, rows_of, task_of
-from sorl_trl.qa import encode_prompts, environment_reward, solved_reward
+from sorl_trl.qa import environment_reward, solved_reward
 from sorl_trl.rollout import (
     ChatProtocol,
     Collector,
@@ -33,6 +33,7 @@ from sorl_trl.rollout import (
     RolloutLimits,
     environment_statistics,
 )
+from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.types import Action, ActionKind, StopReason, Turn
 
 TASKS = [task for name in BFCL_SETS for task in load_tasks(name)]
@@ -297,7 +298,7 @@ class SolutionPolicy:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task], compact: bool) -> None:
         self._tokenizer = tokenizer
-        self.prompts = encode_prompts(tokenizer, rows_of(tasks, compact))
+        self.prompts = RolloutSetup(tokenizer).encode([row["prompt"] for row in rows_of(tasks, compact)])
         # A shortened task may be the beginning of another, with the same prompt.
         by_length = sorted(zip(map(tuple, self.prompts), tasks, strict=True), key=lambda each: len(each[1].requests))
         self._messages = {prompt: messages_of(task) for prompt, task in by_length}

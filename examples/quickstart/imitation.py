@@ -27,8 +27,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sorl_trl.qa import Question, build_prompt_rows, encode_prompts
+from sorl_trl.qa import Question, build_prompt_rows
 from sorl_trl.rollout import Collector, RolloutLimits
+from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.search import BM25Index
 
 from .expert import (
@@ -159,7 +160,8 @@ class WarmStartConfig:
     ) -> dict[tuple[int, ...], Question]:
         """Map each question's prompt, as token ids, to the question, in the order of the questions."""
         rows = build_prompt_rows(questions, self.prompt_template, self.chat)
-        return dict(zip(map(tuple, encode_prompts(tokenizer, rows)), questions, strict=True))
+        prompts = RolloutSetup(tokenizer).encode([row["prompt"] for row in rows])
+        return dict(zip(map(tuple, prompts), questions, strict=True))
 
     def make_expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> ScriptedExpert:
         """Make the expert that answers a world's train questions."""

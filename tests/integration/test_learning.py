@@ -67,7 +67,7 @@ def exact_matches(model: Any, tokenizer: Any, questions: Sequence[qa.Question], 
     asked = [*questions] * SAMPLES
     generator = HFGenerator(model, tokenizer, PROTOCOL.stop_strings, SAMPLED, [tokenizer.eos_token_id])
     with torch.no_grad():
-        prompts = qa.encode_prompts(tokenizer, qa.build_prompt_rows(asked, PROMPT_TEMPLATE))
+        prompts = [tokenizer.encode(row["prompt"]) for row in qa.build_prompt_rows(asked, PROMPT_TEMPLATE)]
         trajectories = Collector(tokenizer, search, PROTOCOL, LIMITS).collect(prompts, generator)
     return [qa.exact_match(t.answer, q.golden_answers) for t, q in zip(trajectories, asked, strict=True)]
 

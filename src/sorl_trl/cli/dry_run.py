@@ -22,7 +22,7 @@ from transformers import SchedulerType
 from sorl_trl.cli.arguments import Arguments
 from sorl_trl.cli.build import build_trainer
 from sorl_trl.command_line import UserMistake
-from sorl_trl.qa import encode_prompts
+from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.engines.base import positions_of
 from sorl_trl.rollout.engines.slots.engine import CACHE_SHARE
 from sorl_trl.search import SearchError, SearchUnavailable
@@ -142,8 +142,8 @@ def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> It
 def longest_prompt(trainer: TurnLevelTrainer) -> int:
     """The number of tokens in the longest training prompt."""
     prompts = sorted(trainer.train_dataset["prompt"], key=lambda prompt: len(str(prompt)))[-LONGEST:]
-    rows = [{"prompt": prompt} for prompt in prompts]
-    return max(map(len, encode_prompts(trainer.processing_class, rows, **trainer.chat_template_kwargs)))
+    setup = RolloutSetup(trainer.processing_class, trainer.chat_template, trainer.chat_template_kwargs)
+    return max(map(len, setup.encode(prompts)))
 
 
 def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:

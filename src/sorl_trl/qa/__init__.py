@@ -4,7 +4,6 @@ from sorl_trl.qa.questions import (
     SEARCH_R1_TEMPLATE,
     Question,
     build_prompt_rows,
-    encode_prompts,
     load_questions,
     write_questions,
 )
@@ -33,7 +32,6 @@ __all__ = [
     "answer_reward",
     "build_prompt_rows",
     "contains_answer",
-    "encode_prompts",
     "environment_reward",
     "exact_match",
     "exact_match_reward",

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sorl_trl.files import missing
 from sorl_trl.qa.scoring import right_letter
 from sorl_trl.text import identifier, json_object
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # The protocol of Search-R1 (arXiv 2503.09516), in our own words.
 SEARCH_R1_TEMPLATE = (
@@ -183,13 +179,3 @@ def build_prompt_rows(
             row["options"] = [list(pair) for pair in question.options.items()]
         rows.append(row)
     return rows
-
-
-def encode_prompts(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str, Any]], **template_kwargs: Any
-) -> list[list[int]]:
-    """Encode the prompts of `build_prompt_rows`: text as is, messages with the chat template and its arguments."""
-    settings = {"add_generation_prompt": True, "return_dict": False, **template_kwargs}
-    by_template: Any = partial(tokenizer.apply_chat_template, **settings)
-    prompts = [row["prompt"] for row in rows]
-    return [list((tokenizer.encode if isinstance(each, str) else by_template)(each)) for each in prompts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import AutoProcessor, PreTrainedTokenizerBase, ProcessorMixin
@@ -59,12 +59,12 @@ class RolloutSetup:
 
     processing_class: Any
     """The policy's tokenizer, or its processor."""
-    chat_template: str | None
+    chat_template: str | None = None
     """The template of messages; None for the one of `processing_class`."""
-    chat_template_kwargs: Mapping[str, Any]
-    eos_token_ids: Sequence[int]
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    eos_token_ids: Sequence[int] = ()
     """The tokens that end a turn."""
-    limits: RolloutLimits
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
 
     @property
     def tokenizer(self) -> Any:
