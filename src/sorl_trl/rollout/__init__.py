@@ -10,7 +10,7 @@ from sorl_trl.rollout.options import PROTOCOLS, EngineOptions, RolloutArguments,
 from sorl_trl.rollout.protocol import ChatProtocol, Frame, TagProtocol, chat_message_frame
 from sorl_trl.rollout.responder import EnvironmentResponder
 from sorl_trl.rollout.search_responder import SearchResponder
-from sorl_trl.rollout.tools import ToolBox, Unavailable
+from sorl_trl.rollout.tools import ToolBox
 from sorl_trl.rollout.trajectories import rollout_statistics
 from sorl_trl.search import RetryPolicy
 
@@ -40,7 +40,6 @@ __all__ = [
     "TagProtocol",
     "ToolBox",
     "TurnEnd",
-    "Unavailable",
     "chat_message_frame",
     "environment_statistics",
     "generate_turns",

@@ -189,7 +189,6 @@ class SearchRollout(AgentRollout):
 
     Args:
         search: The search engine. Up to 8 threads query it at the same time if it sets `thread_safe = True`, else one.
-            `AgentRollout(SearchResponder(search, concurrency=…))` sets another number.
         retry: How often and how long to retry when the search engine is down.
     """
 

@@ -27,14 +27,13 @@ class SearchResponder(Responder):
     """Answers turns that search. Turns that end while the threads are busy share one call, without repeated queries.
 
     Args:
-        backend: The search engine, called by up to `concurrency` threads at the same time.
+        backend: The search engine. If it sets `thread_safe = True`, up to 8 threads call it at the same time, else
+            always the same one.
         protocol: How passages become text.
         top_k: The most passages per query.
         retry: How often and how long to retry a search that is down.
-        concurrency: How many threads search; by default 8 if the engine sets `thread_safe = True`, else 1, the same
-            thread in all rollouts.
 
-    Raises TypeError if the backend has no `search_batch`, and ValueError if `top_k` or `concurrency` is below 1.
+    Raises TypeError if the backend has no `search_batch`, and ValueError if `top_k` is below 1.
     """
 
     def __init__(
@@ -43,15 +42,12 @@ class SearchResponder(Responder):
         protocol: TagProtocol | None = None,
         top_k: int = 3,
         retry: RetryPolicy | None = None,
-        concurrency: int | None = None,
     ) -> None:
         if not callable(getattr(backend, "search_batch", None)):
             raise TypeError(f"search is a {type(backend).__name__}, but must have a method `search_batch`")
         POSITIVE_COUNT.check("top_k", top_k)
-        POSITIVE_COUNT.check("concurrency", concurrency, or_none=True)
-        threads = _THREADS if is_thread_safe(backend) else 1
         # They live as long as the responder, because what they call may be bound to them.
-        self._threads = DaemonThreads(concurrency or threads, THREAD)
+        self._threads = DaemonThreads(_THREADS if is_thread_safe(backend) else 1, THREAD)
         self._lock = threading.Lock()
         self._asked: list[tuple[str, Future[Reply]]] = []
         """Queries that no thread has taken up."""
@@ -68,10 +64,16 @@ class SearchResponder(Responder):
         return super().open(examples)
 
     def ask(self, turns: Mapping[int, Turn]) -> dict[int, Future[Reply]]:
-        """See `Responder.ask`. After retries have failed, each call in the rest of the rollout gets one attempt."""
-        replies = {row: Future[Reply]() for row in turns}
+        return dict(zip(turns, self.find([turn.action.content for turn in turns.values()]), strict=True))
+
+    def find(self, queries: Sequence[str]) -> list[Future[Reply]]:
+        """Start searching, without waiting. After retries have failed, calls get one attempt until the engine is back.
+
+        A new rollout is patient again.
+        """
+        replies = [Future[Reply]() for _ in queries]
         with self._lock:  # a new list: a fork has the old one
-            self._asked = [*self._asked, *((turns[row].action.content, reply) for row, reply in replies.items())]
+            self._asked = [*self._asked, *zip(queries, replies, strict=True)]
         self._threads.submit(self._answer)
         return replies
 

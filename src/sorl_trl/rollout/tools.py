@@ -6,11 +6,9 @@ import inspect
 import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from threading import Lock
 from typing import Any, TypeAlias
 
 from transformers.utils.chat_template_utils import get_json_schema
@@ -21,8 +19,8 @@ from sorl_trl.rollout.observation import is_image
 from sorl_trl.rollout.protocol import ChatProtocol, TagProtocol
 from sorl_trl.rollout.responder import CONCURRENCY, TIMEOUT_S, UNAVAILABLE, EnvironmentResponder, Wait
 from sorl_trl.rollout.search_responder import SearchResponder
-from sorl_trl.search import RetryPolicy, SearchBackend
-from sorl_trl.search.backend import is_down, is_thread_safe
+from sorl_trl.search import RetryPolicy, SearchBackend, SearchUnavailable
+from sorl_trl.search.backend import is_down
 from sorl_trl.types import ActionKind, StopReason, ToolResult, Turn
 
 logger = logging.getLogger(__name__)
@@ -30,10 +28,6 @@ logger = logging.getLogger(__name__)
 Tool: TypeAlias = "Callable[..., Any]"
 Factory: TypeAlias = "Callable[[], Any]"
 _NOT_TOOLS = ("reset", "get_reward")
-
-
-class Unavailable(str):
-    """Return this from a tool if its world is down: the trajectory is then masked out of the loss."""
 
 
 def call_tool(tools: Mapping[str, Tool], name: str, arguments: Any, wait: Wait) -> ToolResult | None:
@@ -56,8 +50,6 @@ def call_tool(tools: Mapping[str, Tool], name: str, arguments: Any, wait: Wait) 
         if _fits(tool, arguments):  # otherwise it is the policy's error
             logger.warning("%s raised %r, which is passed to the policy", called, error)
         return _failure(name, str(error))
-    if isinstance(result, Unavailable):
-        return None
     returned = result if isinstance(result, list) else None
     if any(map(is_image, returned or ())):
         raise TypeError(f"the tool {name!r} returned an image, which the policy would not see: return text")
@@ -197,16 +189,14 @@ def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = 
     """A search engine as a tool, `tools=[search_tool(backend)]`, that returns at most `k` passages per query.
 
     It returns what `SearchRollout` puts between its tags: the best passages, or a note that there are none or that the
-    query was refused. If the engine is down after all retries, it returns an `Unavailable`; this package's trainers
-    then mask the trajectory, whereas `trl.GRPOTrainer` trains on it. Calls wait for their retries one after the other;
-    `retry` sets how long, by default as long as `SearchRollout` waits once for all calls. Only one thread at a time
-    queries an engine that does not set `thread_safe = True`.
+    query was refused. If the engine is down after all retries, it raises SearchUnavailable; this package's trainers
+    then mask the trajectory, whereas `trl.GRPOTrainer` trains on it. It queries the engine as `SearchRollout` does:
+    calls that come while the engine is busy share the next one.
 
     Raises ValueError if `k` is below 1.
     """
     POSITIVE_COUNT.check("k", k)
     responder = SearchResponder(backend, top_k=k, retry=retry)
-    alone: AbstractContextManager[Any] = nullcontext() if is_thread_safe(backend) else Lock()
 
     def search(query: str) -> str:
         """
@@ -218,9 +208,10 @@ def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = 
         Returns:
             The passages that fit best, each with its title.
         """
-        with alone:
-            reply = responder.search([query])[query]
-        return reply.text if reply.stop is None else Unavailable("the search engine is unavailable")
+        (future,) = responder.find([query])
+        if (reply := future.result()).stop is not None:
+            raise SearchUnavailable("the search engine is unavailable")
+        return reply.text
 
     return search
 
