@@ -106,7 +106,7 @@ def collect(
 
 
 def lockstep(model: Any, script: Script, config: GenerationConfig) -> Scripted:
-    return ScriptedLockStep(HFGenerator(model, script.tokenizer, (), config, [script.tokenizer.eos_token_id]))
+    return ScriptedLockStep(HFGenerator(model, TurnEnd(script.tokenizer, (), [script.tokenizer.eos_token_id]), config))
 
 
 def slots_event(model: Any, script: Script, config: GenerationConfig) -> Scripted:

@@ -13,7 +13,7 @@ from examples.quickstart import CORPUS_FILE, LIMITS, PROMPT_TEMPLATE, PROTOCOL, 
 from transformers import AutoTokenizer, GenerationConfig
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, qa
-from sorl_trl.rollout import Collector, HFGenerator
+from sorl_trl.rollout import Collector, HFGenerator, TurnEnd
 from sorl_trl.search import BM25Index
 from tests.worlds import taught_policy, to_learn_in
 
@@ -65,7 +65,7 @@ def exact_matches(model: Any, tokenizer: Any, questions: Sequence[qa.Question], 
     model.eval()
     torch.manual_seed(0)
     asked = [*questions] * SAMPLES
-    generator = HFGenerator(model, tokenizer, PROTOCOL.stop_strings, SAMPLED, [tokenizer.eos_token_id])
+    generator = HFGenerator(model, TurnEnd(tokenizer, PROTOCOL.stop_strings, [tokenizer.eos_token_id]), SAMPLED)
     with torch.no_grad():
         prompts = [tokenizer.encode(row["prompt"]) for row in qa.build_prompt_rows(asked, PROMPT_TEMPLATE)]
         trajectories = Collector(tokenizer, search, PROTOCOL, LIMITS).collect(prompts, generator)

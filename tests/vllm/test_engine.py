@@ -61,7 +61,7 @@ def engine(wrapper: Any) -> VLLMEngine:
 @pytest.fixture(scope="module")
 def reference(policy: Path) -> HFGenerator:
     model = load_policy(policy).eval()
-    return HFGenerator(model, TOKENIZER, STOPS, GenerationConfig(do_sample=False), EOS)
+    return HFGenerator(model, TurnEnd(TOKENIZER, STOPS, EOS), GenerationConfig(do_sample=False))
 
 
 def ids(generations: Sequence[Generation]) -> list[tuple[tuple[int, ...], bool]]:
@@ -106,7 +106,7 @@ def test_a_tag_that_is_a_special_token_ends_a_turn(tmp_path: Path, engines: list
     policy = save_policy(tmp_path / "policy", tokenizer, sharpness=8.0)
     engine = vllm_engine(wrap(policy), TurnEnd(tokenizer, STOPS, EOS))
     model = load_policy(policy).eval()
-    reference = HFGenerator(model, tokenizer, STOPS, GenerationConfig(do_sample=False), EOS)
+    reference = HFGenerator(model, TurnEnd(tokenizer, STOPS, EOS), GenerationConfig(do_sample=False))
     contexts, limits = some_contexts()
     ours = take_turns(engine, contexts, limits)
     assert ids(ours) == ids(reference.generate(contexts, limits))
@@ -141,7 +141,9 @@ def test_a_turn_follows_its_schema(tmp_path: Path, engines: list[Any], mode: str
         contexts = [[5, word] for word in range(6, 14)]
         turns = [(context, 12, (), schema if row % 2 else None) for row, context in enumerate(contexts)]
         ours = submitted(engine, turns)
-    reference = HFGenerator(load_policy(policy).eval(), tokenizer, STOPS, GenerationConfig(do_sample=False), EOS)
+    reference = HFGenerator(
+        load_policy(policy).eval(), TurnEnd(tokenizer, STOPS, EOS), GenerationConfig(do_sample=False)
+    )
     assert ids(ours[::2]) == ids(reference.generate(contexts[::2], [12] * 4))
     for turn in ours[1::2]:
         assert turn.stopped and isinstance(json.loads(tokenizer.decode(turn.token_ids[:-1]))["fits"], bool)

@@ -18,7 +18,7 @@ GREEDY = GenerationConfig(do_sample=False)
 
 
 def generator(model: Any, tokenizer: Any = None, eos: int = EOS, config: GenerationConfig = GREEDY) -> HFGenerator:
-    return HFGenerator(model, tokenizer or word_tokenizer(), STOPS, config, [eos])
+    return HFGenerator(model, TurnEnd(tokenizer or word_tokenizer(), STOPS, [eos]), config)
 
 
 def replaying(rows: list[tuple[int, ...]], vocab_size: int = len(WORDS)) -> LlamaForCausalLM:

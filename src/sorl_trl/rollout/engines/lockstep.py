@@ -10,7 +10,6 @@ import torch
 from transformers import (
     GenerationConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -97,30 +96,28 @@ class HFGenerator:
     must make the same number of calls. `generation_config` sets how to sample (temperature, top-p, …); options at None
     come from `model.generation_config`, as in transformers. Ends and lengths are set here.
 
-    Raises ValueError if `generation_config` returns more than one row per context, or `eos_token_ids` is empty.
+    Raises ValueError if `generation_config` returns more than one row per context.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        stop_strings: Sequence[str],
+        end: TurnEnd,
         generation_config: GenerationConfig,
-        eos_token_ids: Sequence[int],
         synced_gpus: bool = False,
     ) -> None:
         for name in ("num_beams", "num_return_sequences"):
             if (value := getattr(generation_config, name)) not in (None, 1):
                 raise ValueError(f"generation_config.{name}={value} must be 1: each context has one continuation")
         self._model = model
-        self._end = TurnEnd(tokenizer, stop_strings, eos_token_ids)
+        self._end = end
         self.window = positions_of(model)
         """The number of positions of the model, if its config tells."""
         self._synced_gpus = synced_gpus
         # Padding is masked out and never read back, so any id will do.
-        self._pad_token_id = eos_token_ids[0]
+        self._pad_token_id = end.eos_token_ids[0]
         self._config = copy.deepcopy(generation_config)
-        self._config.eos_token_id = list(eos_token_ids)
+        self._config.eos_token_id = list(end.eos_token_ids)
         self._config.pad_token_id = self._pad_token_id
         self._config.max_length = None
         self._config.return_dict_in_generate = False

@@ -6,9 +6,9 @@ import hashlib
 import queue
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -100,6 +100,10 @@ class VLLMEngine(Engine):
     def _send(self, request: Submitted) -> None:
         """Have vLLM generate a turn."""
 
+    def _awaits(self, request: Submitted) -> bool:
+        """Whether the turn is still wanted: its row has not been released, and the rollout has not ended."""
+        return self._generating.get(request.row) is request
+
     def _finish(self, request: Submitted, sampled: Sampled) -> tuple[int, Generation]:
         """The turn of a request. Raises RuntimeError if vLLM aborted it."""
         if sampled.finish_reason not in _COMPLETE:
@@ -113,14 +117,6 @@ class VLLMEngine(Engine):
         return request.row, Generation(sampled.token_ids, sampled.logprobs, stopped, sampled.versions, routes)
 
 
-@dataclass
-class _Changes:
-    """A rank's requests to the engine at a poll. The ids are those of its own requests."""
-
-    given_up: list[str] = field(default_factory=list)
-    submitted: dict[str, Submitted] = field(default_factory=dict)
-
-
 class VLLMColocateEngine(VLLMEngine):
     """Samples with the engine that TRL's `VLLMGeneration` runs in this process, one engine step per poll.
 
@@ -131,22 +127,23 @@ class VLLMColocateEngine(VLLMEngine):
     while it has requests.
 
     With tensor parallelism, a group of ranks shares one engine: `polls_together` is True, and each poll first
-    exchanges the requests of all ranks, so that all add and abort the same ones in the same order.
+    exchanges the requests of all ranks, so that all add the same ones in the same order. Output for a released row is
+    ignored.
     """
 
     def __init__(self, vllm_generation: Any, end: TurnEnd) -> None:
         super().__init__(vllm_generation, end, int(vllm_generation.llm.llm_engine.model_config.max_model_len))
         self._rank = vllm_generation.accelerator.process_index
         self.polls_together = vllm_generation.tensor_parallel_size > 1
-        self._changes = _Changes()
-        self._own: dict[str, Submitted] = {}
-        self._running: dict[str, None] = {}
+        self._submitted: dict[str, Submitted] = {}
+        """The requests of this rank since the last poll, by name."""
+        self._running: dict[str, Submitted] = {}
         """The requests of all ranks that vLLM is processing, in order of arrival."""
         self._is_awake = False
 
     def open(self, rows: int) -> None:
         super().open(rows)
-        self._changes, self._own, self._running = _Changes(), {}, {}
+        self._submitted, self._running = {}, {}
         vllm = self._vllm
         if vllm.enable_sleep_mode:
             if vllm._llm_weights_sleeping:
@@ -158,23 +155,19 @@ class VLLMColocateEngine(VLLMEngine):
             vllm.accelerator.wait_for_everyone()
 
     def _send(self, request: Submitted) -> None:
-        self._changes.submitted[self._name(request)] = request
+        self._submitted[f"sorl-{self._rank}-{request.row}-{request.turn}"] = request
 
     def poll(self) -> list[tuple[int, Generation]]:
-        self._apply(self._exchanged())
+        engine = self._vllm.llm.llm_engine
+        for name, request in self._exchanged().items():
+            self._running[name] = request
+            prompt = {"prompt_token_ids": list(request.context_ids)}
+            engine.add_request(name, prompt, sampling_params(request.settings))
         if not self._running:
             return []
-        return sorted(self._ended(self._vllm.llm.llm_engine.step()), key=lambda ended: ended[0])
-
-    def release(self, row: int) -> None:
-        request = self._generating.get(row)
-        super().release(row)
-        if request is None:
-            return
-        name = self._name(request)
-        if self._changes.submitted.pop(name, None) is None:
-            del self._own[name]
-            self._changes.given_up.append(name)
+        ended = [(self._running.pop(output.request_id), output) for output in engine.step()]
+        finished = [self._finish(request, _sampled(output)) for request, output in ended if self._awaits(request)]
+        return sorted(finished, key=lambda each: each[0])
 
     def close(self) -> None:
         llm = self._vllm.llm
@@ -188,39 +181,16 @@ class VLLMColocateEngine(VLLMEngine):
             llm.sleep(level=2)
             self._vllm._llm_weights_sleeping = True
 
-    def _name(self, request: Submitted) -> str:
-        return f"sorl-{self._rank}-{request.row}-{request.turn}"
-
-    def _exchanged(self) -> list[_Changes]:
-        """The changes of all ranks of the group, ordered by rank."""
-        own, self._changes = self._changes, _Changes()
-        self._own |= own.submitted
+    def _exchanged(self) -> dict[str, Submitted]:
+        """The new requests of all ranks of the group, ordered by rank."""
+        own = {name: each for name, each in self._submitted.items() if self._awaits(each)}
+        self._submitted = {}
         if not self.polls_together:
-            return [own]
+            return own
         gathered: list[Any] = [None] * self._vllm.tensor_parallel_size
         torch.distributed.all_gather_object(gathered, own, group=self._vllm.tp_group)
-        return gathered
-
-    def _apply(self, changes: Sequence[_Changes]) -> None:
-        engine = self._vllm.llm.llm_engine
-        # A request may have ended in the very step after which it was given up.
-        given_up = [name for each in changes for name in each.given_up if name in self._running]
-        if given_up:
-            engine.abort_request(given_up)
-        for name in given_up:
-            del self._running[name]
-        for each in changes:
-            for name, request in each.submitted.items():
-                self._running[name] = None
-                prompt = {"prompt_token_ids": list(request.context_ids)}
-                engine.add_request(name, prompt, sampling_params(request.settings))
-
-    def _ended(self, outputs: Sequence[Any]) -> Iterator[tuple[int, Generation]]:
-        for output in outputs:
-            self._running.pop(output.request_id, None)
-            request = self._own.pop(output.request_id, None)
-            if request is not None:
-                yield self._finish(request, _sampled(output))
+        everyone = {name: each for requests in gathered for name, each in requests.items()}
+        return everyone | own  # instead of copies, which no row awaits
 
 
 class VLLMServerEngine(VLLMEngine):
@@ -265,10 +235,6 @@ class VLLMServerEngine(VLLMEngine):
     def close(self) -> None:
         """Close without waiting: later answers are ignored, and requests not yet sent are dropped."""
         self._generating, self._answers = {}, queue.SimpleQueue()
-
-    def _awaits(self, request: Submitted) -> bool:
-        """Whether the turn is still wanted: its row has not been released, and the rollout has not ended."""
-        return self._generating.get(request.row) is request
 
     def _answer(self, request: Submitted) -> Sampled:
         if not self._awaits(request):

@@ -54,8 +54,7 @@ def opened(model: Any, rows: int, **options: Any) -> SlotEngine:
 
 
 def lock_step(model: Any) -> LockStepEngine:
-    end = families.turn_end()
-    return LockStepEngine(HFGenerator(model, end.tokenizer, end.stop_strings, GREEDY, end.eos_token_ids))
+    return LockStepEngine(HFGenerator(model, families.turn_end(), GREEDY))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -207,7 +206,7 @@ def test_turns_are_those_of_lock_step(
     end = TurnEnd(TOKENIZER, stops, [TOKENIZER.eos_token_id])
     options: Any = {"cache_bytes": 256 * cache_tokens, "prefill_tokens": prefill_tokens}
     engine = SlotEngine(policy(), end, GREEDY, **options)
-    reference = LockStepEngine(HFGenerator(policy(), TOKENIZER, stops, GREEDY, end.eos_token_ids))
+    reference = LockStepEngine(HFGenerator(policy(), end, GREEDY))
     played = families.play(engine, plan)
     assert played == families.play(reference, plan)
 

@@ -210,8 +210,7 @@ class TestColocated:
         for row in (0, 1, 2):  # generating, submitted, never begun
             engine.release(row)
         assert engine.idle and engine.poll() == []
-        added, *after = wrapper.llm.log
-        assert after == ["step", added.replace("add ", "abort ")]
+        assert len(wrapper.llm.log) == 3, "the second row's turn was not even begun"
 
 
 class TestServer:

@@ -161,29 +161,16 @@ class SlotEngine(Engine):
         if not self._waiting:
             return []
         table, started = self._table, list[Row]()
-        extent = table.extent()
         for row in sorted(self._waiting, key=lambda row: row.slot is None):
-            grown = table.extent_with(row, extent)
-            if not table.has_room(grown):
-                if started or table.decoding:
-                    continue
-                self._evict_for(row)
-                grown = table.extent_with(row, table.extent())
-            extent = grown
-            table.place(row)
-            started.append(row)
-        chosen = set(started)
-        self._waiting = [row for row in self._waiting if row not in chosen]
+            if table.has_room(row) or not (started or table.decoding):
+                if not table.has_room(row):  # no row generates, and thus none will make room
+                    table.evict_for(row)
+                table.place(row)
+                started.append(row)
+        self._waiting = [row for row in self._waiting if row not in started]
         if self._waiting:
             _warn_once("Rows wait for KV cache memory, so fewer generate at once (see `kv_cache_gib`).")
         return started
-
-    def _evict_for(self, row: Row) -> None:
-        """Take slots from rows that wait for a reply, when no row generates and thus none will make room."""
-        table = self._table
-        for other in table.placed():
-            if other is not row and not table.has_room(table.extent_with(row, table.extent())):
-                table.give_up(other)
 
     def _prefill(self, started: list[Row]) -> list[tuple[int, Generation]]:
         """Read the new tokens, sample each row's first token, and let the rows decode."""
@@ -356,10 +343,7 @@ def model_engine(
                 "Rollouts generate in lock-step and prefill each turn's whole context, so `rejoin_after` and "
                 f"`kv_cache_gib` have no effect. Reason: {reason}."
             )
-    generator = HFGenerator(
-        model, end.tokenizer, end.stop_strings, generation_config, end.eos_token_ids, synced_gpus=synced_gpus
-    )
-    return LockStepEngine(generator, polls_together=synced_gpus)
+    return LockStepEngine(HFGenerator(model, end, generation_config, synced_gpus), polls_together=synced_gpus)
 
 
 @cache

@@ -64,17 +64,16 @@ class SlotTable:
     def placed(self) -> list[Row]:
         return [row for row in self._rows if row is not None]
 
-    def extent(self) -> tuple[int, int]:
-        """How many rows have a slot, and the most positions that any of them may need."""
-        placed = self.placed()
-        return len(placed), max((row.reach for row in placed), default=0)
+    def has_room(self, row: Row) -> bool:
+        """Whether all slots, with one for this row, may have as many positions as any of their rows may need."""
+        rows = {*self.placed(), row}
+        return len(rows) * max(each.reach for each in rows) <= self.most_tokens
 
-    def extent_with(self, row: Row, extent: tuple[int, int]) -> tuple[int, int]:
-        """The `extent` with one more row, which may already have a slot."""
-        return extent[0] + (row.slot is None), max(extent[1], row.reach)
-
-    def has_room(self, extent: tuple[int, int]) -> bool:
-        return extent[0] * extent[1] <= self.most_tokens
+    def evict_for(self, row: Row) -> None:
+        """Take slots from other rows, which wait for a reply, until there is room for this one."""
+        for other in self.placed():
+            if other is not row and not self.has_room(row):
+                self.give_up(other)
 
     def place(self, row: Row) -> None:
         if row.slot is None:
