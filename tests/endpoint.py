@@ -22,7 +22,7 @@ from sorl_trl.endpoint.conversation import Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.rollout import _endpoint
 from sorl_trl.endpoint.server import CallLimits, Run
-from sorl_trl.rollout import Engine, Generation, RolloutLimits, TurnEnd
+from sorl_trl.rollout import Engine, Generation, RolloutLimits, TurnEnd, TurnRequest
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.policy_rollout import rollout_output
 from sorl_trl.rollout.trajectories import closed
@@ -115,13 +115,11 @@ class ScriptedEngine(Engine):
     def open(self, rows: int) -> None:
         self.submitted = {}
 
-    def submit(
-        self, row: int, context_ids: Sequence[int], limit: int, stops: Sequence[str] = (), schema: Any = None
-    ) -> None:
-        assert row not in self.submitted, "a row has one turn at a time"
-        self.submitted[row] = ([*context_ids], limit, stops)
-        self.asked.append((row, [*context_ids]))
-        self.schemas.append(schema)
+    def submit(self, request: TurnRequest) -> None:
+        assert request.row not in self.submitted, "a row has one turn at a time"
+        self.submitted[request.row] = ([*request.token_ids], request.limit, request.stops)
+        self.asked.append((request.row, [*request.token_ids]))
+        self.schemas.append(request.schema)
 
     def poll(self) -> list[tuple[int, Generation]]:
         self.polled.append(tuple(sorted(self.submitted)))

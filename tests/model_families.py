@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-from sorl_trl.rollout import Engine, Generation, TurnEnd
+from sorl_trl.rollout import Engine, Generation, TurnEnd, TurnRequest
 from tests.policies import WORDS, word_tokenizer
 
 VOCABULARY = len(WORDS)
@@ -179,7 +179,7 @@ def play(engine: Engine, plan: Plan, close: bool = True) -> list[list[tuple[tupl
             if at <= polls or engine.idle:
                 due.remove((at, row))
                 contexts[row] += plan.observations[row][len(played[row])]
-                engine.submit(row, contexts[row], plan.limits[row][len(played[row])])
+                engine.submit(TurnRequest(row, contexts[row], plan.limits[row][len(played[row])]))
         for row, generation in engine.poll():
             played[row].append((tuple(contexts[row]), generation))
             contexts[row] += generation.token_ids

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from http.client import HTTPConnection
 from importlib.resources import files
@@ -41,6 +42,7 @@ from sorl_trl.rollout import (
     LockStepEngine,
     SlotEngine,
     TurnEnd,
+    TurnRequest,
 )
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.types import Trajectory
@@ -57,10 +59,9 @@ class Scripted(Engine):
         self._turn = [0] * len(script.turns)
         self.intervals: list[Interval] = []
 
-    def submit(
-        self, row: int, context_ids: Sequence[int], limit: int, stops: Sequence[str] = (), schema: Any = None
-    ) -> None:
-        super().submit(row, context_ids, min(limit, self._script.turns[row][self._turn[row]]), stops, schema)
+    def submit(self, request: TurnRequest) -> None:
+        limit = min(request.limit, self._script.turns[request.row][self._turn[request.row]])
+        super().submit(replace(request, limit=limit))
 
     def poll(self) -> list[tuple[int, Generation]]:
         began = time.perf_counter()

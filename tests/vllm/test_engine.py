@@ -26,6 +26,7 @@ from sorl_trl.rollout import (
     Responder,
     RolloutLimits,
     TurnEnd,
+    TurnRequest,
 )
 from sorl_trl.rollout.engines.vllm import VLLMEngine, vllm_engine
 from sorl_trl.types import Turn
@@ -153,7 +154,7 @@ def submitted(engine: Any, turns: Sequence[tuple[Any, ...]]) -> list[Generation]
     """What `submit` makes of these arguments, one row each."""
     engine.open(len(turns))
     for row, arguments in enumerate(turns):
-        engine.submit(row, *arguments)
+        engine.submit(TurnRequest(row, *arguments))
     ended: dict[int, Generation] = {}
     while not engine.idle:
         ended |= dict(engine.poll())

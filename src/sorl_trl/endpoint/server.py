@@ -257,7 +257,7 @@ class Endpoint:
             _warn_of_ignored(run, without_effect(asked, api.FIELDS), request.schema != schema)
             call.limit = _room(run, call)
             wanted = [*call.context.token_ids], call.limit, request.stops, schema
-            turn = ApiRequest(run.number, call.context.row, *wanted)
+            turn = ApiRequest(call.context.row, *wanted, run=run.number)
             run.turns.ask(turn)
             run.conversation.finish(call, await asyncio.wrap_future(turn.generation))
             return call

@@ -1,7 +1,7 @@
 """Collects trajectories in which a policy and its environment take turns. Token ids in, token ids out."""
 
 from sorl_trl.rollout.collector import Collector
-from sorl_trl.rollout.engines.base import Engine, Generation, TurnEnd, generate_turns
+from sorl_trl.rollout.engines.base import Engine, Generation, TurnEnd, TurnRequest, generate_turns
 from sorl_trl.rollout.engines.lockstep import Generator, HFGenerator, LockStepEngine
 from sorl_trl.rollout.engines.slots import NotServed, SlotEngine, model_engine
 from sorl_trl.rollout.environment import Environment, Reply, Responder, environment_statistics
@@ -40,6 +40,7 @@ __all__ = [
     "TagProtocol",
     "ToolBox",
     "TurnEnd",
+    "TurnRequest",
     "chat_message_frame",
     "environment_statistics",
     "generate_turns",

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
-from sorl_trl.rollout.engines.base import Engine, Generation
+from sorl_trl.rollout.engines.base import Engine, Generation, TurnRequest
 from sorl_trl.rollout.engines.lockstep import Generator, LockStepEngine
 from sorl_trl.rollout.environment import Reply, Responder
 from sorl_trl.rollout.observation import ObservationEncoder
@@ -21,7 +21,7 @@ from sorl_trl.rollout.protocol import ChatProtocol, TagProtocol
 from sorl_trl.rollout.routing import newly_read
 from sorl_trl.rollout.search_responder import SearchResponder
 from sorl_trl.rollout.trajectories import decode
-from sorl_trl.rollout.turns import Episode, Episodes, TurnRequest
+from sorl_trl.rollout.turns import Episode, Episodes
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
@@ -157,7 +157,7 @@ class Collector:
         while (room := most - len(token_ids)) > 0:
             agent = told.agent
             limit = min(self.limits.max_turn_tokens, room)
-            generation: Generation = yield TurnRequest(row, row, token_ids, limit)
+            generation: Generation = yield TurnRequest(row, token_ids, limit, run=row)
             turn = self._read(generation, protocol, agent, known)
             segments.append(turn)
             token_ids += turn.token_ids

@@ -7,7 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from operator import attrgetter, itemgetter
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from sorl_trl.rollout.engines.base import Engine, Generation, check_generation
+from sorl_trl.rollout.engines.base import Engine, Generation, TurnRequest, check_generation
 from sorl_trl.rollout.environment import Responder
 from sorl_trl.types import StopReason, Trajectory, Turn
 
@@ -28,18 +28,6 @@ _CHECK_S = 0.5
 
 class RunEnded(Exception):
     """A trajectory has ended, and takes no more turns."""
-
-
-@dataclass(eq=False)
-class TurnRequest:
-    """A turn that the trajectory `run` wants, in a row of the engine: each of its contexts has one."""
-
-    run: int
-    row: int
-    token_ids: Sequence[int]
-    limit: int
-    stops: tuple[str, ...] = ()
-    schema: Mapping[str, Any] | None = None
 
 
 @dataclass(eq=False)
@@ -165,7 +153,7 @@ class Turns(ABC, Generic[_Request]):
         self._due.pop(request.run, None)
         self._generating[request.row] = request
         self._rows[request.run].add(request.row)
-        self._engine.submit(request.row, request.token_ids, request.limit, request.stops, request.schema)
+        self._engine.submit(request)
 
     def _leave(self, run: int) -> None:
         self._due[run] = self._polls + self._rejoin_after

@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.rollout import Engine, Generation
+from sorl_trl.rollout import Engine, Generation, TurnRequest
 from sorl_trl.types import Passage, Trajectory, Turn
 from tests import policies
 
@@ -122,12 +121,10 @@ class SteppingEngine(Engine):
     def open(self, rows: int) -> None:
         self.rows, self.released, self.is_open = {}, [], True
 
-    def submit(
-        self, row: int, context_ids: Sequence[int], limit: int, stops: Sequence[str] = (), schema: Any = None
-    ) -> None:
-        assert row not in self.rows and row not in self.released
-        draw = random.Random(repr((row, *context_ids)))
-        self.rows[row] = (draw.choice(self.turns), limit, [])
+    def submit(self, request: TurnRequest) -> None:
+        assert request.row not in self.rows and request.row not in self.released
+        draw = random.Random(repr((request.row, *request.token_ids)))
+        self.rows[request.row] = (draw.choice(self.turns), request.limit, [])
 
     def poll(self) -> list[tuple[int, Generation]]:
         step = random.Random(

@@ -23,6 +23,7 @@ from sorl_trl.rollout import (
     RolloutLimits,
     SearchResponder,
     TagProtocol,
+    TurnRequest,
 )
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.types import Passage, StopReason, Trajectory
@@ -105,11 +106,9 @@ class Scripted(SteppingEngine):
         self.polls = 0
         self.submitted: list[tuple[int, int]] = []
 
-    def submit(
-        self, row: int, context_ids: Sequence[int], limit: int, stops: Sequence[str] = (), schema: Any = None
-    ) -> None:
-        self.submitted.append((self.polls, row))
-        self.rows[row] = (encode(word_tokenizer(), next(self.scripts[row])), limit, [])
+    def submit(self, request: TurnRequest) -> None:
+        self.submitted.append((self.polls, request.row))
+        self.rows[request.row] = (encode(word_tokenizer(), next(self.scripts[request.row])), request.limit, [])
 
     def poll(self) -> list[tuple[int, Generation]]:
         self.polls += 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from sorl_trl.rollout import Generation, HFGenerator, LockStepEngine, TagProtocol, TurnEnd
+from sorl_trl.rollout import Generation, HFGenerator, LockStepEngine, TagProtocol, TurnEnd, TurnRequest
 from tests.policies import build_policy
 
 from .fakes import WORDS, bpe_tokenizer, encode, word_tokenizer
@@ -69,8 +69,8 @@ def test_a_turn_also_ends_at_stops_of_its_own_and_a_released_row_has_none() -> N
     engine = LockStepEngine(generator(model))
     engine.open(3)
     for row, (text, stops, *_) in zip(rows, turns, strict=True):
-        engine.submit(row, words("Doc"), 40 if text is far else 4, stops)
-    engine.submit(1, words("Doc"), 4)
+        engine.submit(TurnRequest(row, words("Doc"), 40 if text is far else 4, stops))
+    engine.submit(TurnRequest(1, words("Doc"), 4))
     engine.release(1)
     expected = {row: Generation(words(kept), None, ended) for row, (*_, kept, ended) in zip(rows, turns, strict=True)}
     assert dict(engine.poll()) == expected and engine.idle

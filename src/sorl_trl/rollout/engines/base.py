@@ -34,6 +34,21 @@ class Generation:
     routes: np.ndarray[Any, Any] | None = field(default=None, compare=False, repr=False)
 
 
+@dataclass(eq=False)
+class TurnRequest:
+    """A turn that a row wants: 1 to `limit` tokens after `token_ids`, which is everything read and written so far."""
+
+    row: int
+    token_ids: Sequence[int]
+    limit: int
+    stops: Sequence[str] = ()
+    """Additional non-empty strings that end this turn."""
+    schema: Mapping[str, Any] | None = None
+    """A JSON schema that the text of the turn follows, only for engines with `constrains`."""
+    run: int = 0
+    """The trajectory, of which each context has a row of the engine."""
+
+
 class TurnEnd:
     """Decides where a turn ends, for every engine: at an end-of-sequence token, or at a stop string in the text."""
 
@@ -119,20 +134,8 @@ class Engine(ABC):
         return draw_seed() if self.seed is None else self.seed
 
     @abstractmethod
-    def submit(
-        self,
-        row: int,
-        context_ids: Sequence[int],
-        limit: int,
-        stops: Sequence[str] = (),
-        schema: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Have `row` generate 1 to `limit` tokens after `context_ids`, which is everything read and written so far.
-
-        A row has one turn at a time, a context has at least one token, and `limit` is at least 1. The turn also ends
-        at `stops`, additional non-empty stop strings for this turn only. Engines with `constrains` also take a JSON
-        `schema`, which the text of the turn then follows.
-        """
+    def submit(self, request: TurnRequest) -> None:
+        """Begin a turn. A row has one at a time, a context has at least one token, and `limit` is at least 1."""
 
     @abstractmethod
     def poll(self) -> list[tuple[int, Generation]]:
@@ -165,7 +168,7 @@ def generate_turns(
     """Generate one turn each for `rows` of an open engine, by default the first rows, and wait for all of them."""
     rows = range(len(contexts)) if rows is None else rows
     for row, context, limit in zip(rows, contexts, limits, strict=True):
-        engine.submit(row, context, limit)
+        engine.submit(TurnRequest(row, context, limit))
     ended: dict[int, Generation] = {}
     while not engine.idle:
         ended.update(engine.poll())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +14,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from sorl_trl.rollout.engines.base import Engine, Generation, TurnEnd, positions_of
+from sorl_trl.rollout.engines.base import Engine, Generation, TurnEnd, TurnRequest, positions_of
 
 # A rank without live rows generates from this: id 0 is in every vocabulary, and the result is discarded.
 _DUMMY_CONTEXT = (0,)
@@ -48,7 +48,7 @@ class LockStepEngine(Engine):
     def __init__(self, generator: Generator, polls_together: bool = False) -> None:
         self._generator = generator
         self.polls_together = polls_together
-        self._submitted: dict[int, tuple[tuple[int, ...], int, tuple[str, ...]]] = {}
+        self._submitted: dict[int, TurnRequest] = {}
         self.prefilled_tokens = 0
         """Context tokens that went through the model in this rollout, without padding."""
         self.window = getattr(generator, "window", None)
@@ -57,16 +57,9 @@ class LockStepEngine(Engine):
         self._submitted = {}
         self.prefilled_tokens = 0
 
-    def submit(
-        self,
-        row: int,
-        context_ids: Sequence[int],
-        limit: int,
-        stops: Sequence[str] = (),
-        schema: Mapping[str, Any] | None = None,
-    ) -> None:
-        assert schema is None, "this engine cannot follow a schema"
-        self._submitted[row] = (tuple(context_ids), limit, tuple(stops))
+    def submit(self, request: TurnRequest) -> None:
+        assert request.schema is None, "this engine cannot follow a schema"
+        self._submitted[request.row] = request
 
     def poll(self) -> list[tuple[int, Generation]]:
         submitted, self._submitted = self._submitted, {}
@@ -75,7 +68,8 @@ class LockStepEngine(Engine):
             if self.polls_together:
                 self._generator.generate([_DUMMY_CONTEXT], [1])
             return []
-        contexts, limits, stops = zip(*(submitted[row] for row in rows), strict=True)
+        contexts, limits = [submitted[row].token_ids for row in rows], [submitted[row].limit for row in rows]
+        stops = [submitted[row].stops for row in rows]
         options: dict[str, Any] = {"stops": stops} if any(stops) else {}
         generations = self._generator.generate(contexts, limits, **options)
         self.prefilled_tokens += sum(map(len, contexts))

@@ -6,7 +6,7 @@ import hashlib
 import queue
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from accelerate.utils import is_peft_model
 
-from sorl_trl.rollout import Engine, Generation, TurnEnd
+from sorl_trl.rollout import Engine, Generation, TurnEnd, TurnRequest
 from sorl_trl.rollout.engines.server import EngineUnavailable, Sampled, VLLMServer, server_url
 from sorl_trl.rollout.engines.slots.support import base_model
 from sorl_trl.rollout.routing import Routers
@@ -76,25 +76,19 @@ class VLLMEngine(Engine):
     def idle(self) -> bool:
         return not self._generating
 
-    def submit(
-        self,
-        row: int,
-        context_ids: Sequence[int],
-        limit: int,
-        stops: Sequence[str] = (),
-        schema: Mapping[str, Any] | None = None,
-    ) -> None:
-        turn = self._turns[row]
+    def submit(self, request: TurnRequest) -> None:
+        row, turn = request.row, self._turns[request.row]
         self._turns[row] += 1
         settings = self._settings | {
-            "max_tokens": min(limit, self.window - len(context_ids)),
+            "max_tokens": min(request.limit, self.window - len(request.token_ids)),
             "seed": turn_seed(self._base_seed, row, turn),
-            "stop": [*self._settings["stop"], *stops],
+            "stop": [*self._settings["stop"], *request.stops],
         }
-        if schema is not None:
-            settings["structured_outputs"] = {"json": dict(schema)}
-        request = self._generating[row] = Submitted(row, turn, tuple(context_ids), tuple(stops), settings)
-        self._send(request)
+        if request.schema is not None:
+            settings["structured_outputs"] = {"json": dict(request.schema)}
+        submitted = Submitted(row, turn, tuple(request.token_ids), tuple(request.stops), settings)
+        self._generating[row] = submitted
+        self._send(submitted)
 
     @abstractmethod
     def _send(self, request: Submitted) -> None:

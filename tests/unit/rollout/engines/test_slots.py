@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 
-from sorl_trl.rollout import Generation, HFGenerator, LockStepEngine, TurnEnd, generate_turns
+from sorl_trl.rollout import Generation, HFGenerator, LockStepEngine, TurnEnd, TurnRequest, generate_turns
 from sorl_trl.rollout.engines.slots import NotServed, SlotEngine, model_engine
 from sorl_trl.rollout.engines.slots import engine as engine_module
 from sorl_trl.rollout.engines.slots.engine import Sampler
@@ -283,7 +283,7 @@ def turns_with(engine: Any, stops: list[tuple[str, ...]]) -> list[Generation]:
     """A turn of each row, which has these stops, from one context."""
     engine.open(1)
     for row, own in enumerate(stops):
-        engine.submit(row, PROMPT, 30, own)
+        engine.submit(TurnRequest(row, PROMPT, 30, own))
     ended: dict[int, Generation] = {}
     while not engine.idle:
         ended |= dict(engine.poll())
@@ -315,7 +315,7 @@ def test_a_row_has_its_own_random_numbers_whenever_it_comes_and_never_the_same_a
         generate_turns(engine, [PROMPT] * 3, [4] * 3)
 
     def released(engine: SlotEngine) -> None:
-        engine.submit(5, PROMPT, 30)
+        engine.submit(TurnRequest(5, PROMPT, 30))
         assert engine.poll() == []
         engine.release(5)
         assert engine.idle and engine.poll() == []
@@ -331,7 +331,7 @@ def test_close_gives_memory_back(llama: Any) -> None:
     gc.disable()
     try:
         for row in range(3):
-            engine.submit(row, PROMPT[row:], 30)
+            engine.submit(TurnRequest(row, PROMPT[row:], 30))
         engine.poll()
         buffers = [weakref.ref(buffer) for buffer in engine._table.cache._tensors()]
         assert buffers and all(buffer() is not None for buffer in buffers)
@@ -453,7 +453,7 @@ def test_a_turn_that_is_given_up_or_taken_back_covers_nothing(mixture: Any) -> N
     engine.open(1)
     (first,) = generate_turns(engine, [[4, 5, 6]], [4])
     context = [4, 5, 6, *first.token_ids, 8, 9]
-    engine.submit(0, [*context, 8], 9)
+    engine.submit(TurnRequest(0, [*context, 8], 9))
     assert engine.poll() == [], "it has begun, and not ended"
     engine.release(0)
     (second,) = generate_turns(engine, [context], [5])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from trl.generation import vllm_generation
 
-from sorl_trl.rollout import TurnEnd, generate_turns
+from sorl_trl.rollout import TurnEnd, TurnRequest, generate_turns
 from sorl_trl.rollout.engines import server as vllm_server
 from sorl_trl.rollout.engines.server import VLLMServer
 from sorl_trl.rollout.engines.vllm import EngineUnavailable, VLLMColocateEngine, VLLMServerEngine, vllm_engine
@@ -121,9 +121,9 @@ def test_a_turn_has_stops_and_a_schema_of_its_own(script: Script, wrap_either: C
     assert engine.constrains
     engine.open(1)
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
-    engine.submit(0, [DOC], 4, ["Paris France", "Doc"])
-    engine.submit(1, [DOC] * 2, 4, ["Doc"], schema)
-    engine.submit(2, [DOC] * 3, 4)
+    engine.submit(TurnRequest(0, [DOC], 4, ["Paris France", "Doc"]))
+    engine.submit(TurnRequest(1, [DOC] * 2, 4, ["Doc"], schema))
+    engine.submit(TurnRequest(2, [DOC] * 3, 4))
     ended: dict[int, Any] = {}
     while not engine.idle:
         ended |= dict(engine.poll())
@@ -181,10 +181,10 @@ class TestColocated:
         engine = VLLMColocateEngine(wrap(), END)
         engine.open(3)
         for row, size in ((0, 1), (2, 1), (1, 3)):
-            engine.submit(row, [DOC] * size, 9)
+            engine.submit(TurnRequest(row, [DOC] * size, 9))
         assert engine.poll() == [] and not engine.idle
         assert [row for row, _ in engine.poll()] == [0, 2]
-        engine.submit(0, [DOC], 9)
+        engine.submit(TurnRequest(0, [DOC], 9))
         assert [row for _ in range(3) for row, _ in engine.poll()] == [0, 1]
         assert engine.idle and engine.poll() == []
         engine.close()
@@ -204,9 +204,9 @@ class TestColocated:
         wrapper = wrap()
         engine = VLLMColocateEngine(wrapper, END)
         engine.open(3)
-        engine.submit(0, [DOC], 9)
+        engine.submit(TurnRequest(0, [DOC], 9))
         engine.poll()
-        engine.submit(1, [DOC], 9)
+        engine.submit(TurnRequest(1, [DOC], 9))
         for row in (0, 1, 2):  # generating, submitted, never begun
             engine.release(row)
         assert engine.idle and engine.poll() == []
@@ -222,14 +222,14 @@ class TestServer:
         served.behaviours = [hang]
         engine = self.engine(served)
         engine.open(2)
-        engine.submit(0, [DOC], 4)
+        engine.submit(TurnRequest(0, [DOC], 4))
         while served.behaviours:  # row 0 is the one that hangs
             threading.Event().wait(0.001)
         engine.wake()
         assert engine.poll() == []
         threading.Timer(0.05, engine.wake).start()
         assert engine.poll() == []
-        engine.submit(1, [DOC], 4)
+        engine.submit(TurnRequest(1, [DOC], 4))
         assert [row for row, _ in engine.poll()] == [1] and not engine.idle
         engine.close()
         assert engine.idle
@@ -245,7 +245,7 @@ class TestServer:
         served.behaviours = [refuse_late]
         engine = self.engine(served)
         engine.open(1)
-        engine.submit(0, [DOC], 4)
+        engine.submit(TurnRequest(0, [DOC], 4))
         while served.behaviours:
             threading.Event().wait(0.001)
         engine.release(0)
@@ -254,7 +254,7 @@ class TestServer:
         released.set()
         while taken.empty():
             threading.Event().wait(0.001)
-        engine.submit(0, [DOC], 4)
+        engine.submit(TurnRequest(0, [DOC], 4))
         ended: list[Any] = []
         while not engine.idle:
             ended += engine.poll()

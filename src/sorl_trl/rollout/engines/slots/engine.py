@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from sorl_trl.checks import check_choice
-from sorl_trl.rollout.engines.base import Engine, Generation, TurnEnd, positions_of
+from sorl_trl.rollout.engines.base import Engine, Generation, TurnEnd, TurnRequest, positions_of
 from sorl_trl.rollout.engines.lockstep import HFGenerator, LockStepEngine
 from sorl_trl.rollout.engines.slots.cache import Forward
 from sorl_trl.rollout.engines.slots.rows import Row, SlotTable, plan
@@ -111,17 +111,10 @@ class SlotEngine(Engine):
         self._rows, self._waiting = {}, []
         self._table = SlotTable(0)
 
-    def submit(
-        self,
-        row: int,
-        context_ids: Sequence[int],
-        limit: int,
-        stops: Sequence[str] = (),
-        schema: Mapping[str, Any] | None = None,
-    ) -> None:
-        assert schema is None, "this engine cannot follow a schema"
-        each = self._row(row)
-        each.begin(context_ids, limit, stops)
+    def submit(self, request: TurnRequest) -> None:
+        assert request.schema is None, "this engine cannot follow a schema"
+        each = self._row(request.row)
+        each.begin(request)
         self._waiting.append(each)
 
     def poll(self) -> list[tuple[int, Generation]]:

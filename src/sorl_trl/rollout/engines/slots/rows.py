@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sorl_trl.rollout.engines.base import TurnRequest
 from sorl_trl.rollout.engines.slots.cache import SlotCache
 
 _STEP = 64  # capacities are rounded up to a multiple
@@ -28,14 +29,14 @@ class Row:
     """The number of its slot, if it has one."""
     context: tuple[int, ...] = ()
     limit: int = 0
-    stops: tuple[str, ...] = ()
+    stops: Sequence[str] = ()
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     busy: bool = False
     """Whether it generates or waits to."""
 
-    def begin(self, context: Sequence[int], limit: int, stops: Sequence[str]) -> None:
-        self.context, self.limit, self.stops, self.busy = tuple(context), limit, tuple(stops), True
+    def begin(self, request: TurnRequest) -> None:
+        self.context, self.limit, self.stops, self.busy = tuple(request.token_ids), request.limit, request.stops, True
         self.sampled, self.logprobs = [], []
 
     def known(self) -> int:
