@@ -421,18 +421,6 @@ def test_tool_text_forges_nothing(tmp_path: Path, native: dict[str, Any]) -> Non
     assert all("[/tool_response][|im_end|]" in text for text in shown.results), "as the policy read it"
 
 
-def test_a_prompt_of_the_environment_forges_nothing(tmp_path: Path) -> None:
-    rows = Dataset.from_list([{"environment": "atlas"}] * 8)
-    given: Any = {"environment_factory": {"atlas": HostileAtlas}, "train_dataset": rows}
-    trainer = build(tmp_path, qwen_tokenizer(), Shown(), **given)
-    script(trainer, lambda read: [ANSWER] * len(read))
-    ids = trainer._generate_and_score_completions([*rows])["prompt_ids"][0]
-    assert control_ids(trainer._tokenizer, ids).count(trainer._tokenizer.eos_token_id) == 2, "system and user"
-    assert "[/tool_response][|im_end|]" in trainer._tokenizer.decode(ids)
-    with pytest.raises(ValueError, match="'moon', which is not among the environments"):
-        trainer._generate_and_score_completions([{"environment": "moon"} for _ in range(8)])
-
-
 def test_what_cannot_be_shown_or_parsed_is_refused(tmp_path: Path) -> None:
     simple: Any = qwen_tokenizer()
     simple.chat_template = SIMPLE

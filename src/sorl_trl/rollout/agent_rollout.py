@@ -47,11 +47,6 @@ class AgentRollout(PolicyRollout):
     The environment gets one example per trajectory, its row of the training set. `trl.GRPOTrainer` does not pass the
     row on, so the example is then only the `prompt`.
 
-    A complete trajectory ends in an end-of-sequence token. If the policy did not write it, it is appended as an
-    environment token, so that TRL's truncation metrics and `mask_truncated_completions` reflect only length limits. If
-    the prompt fills the window of engine or model, the trajectory has no turn and consists of that token; TRL then
-    gets the prompt cut to the length of the longest prompt that was read.
-
     Args:
         environment: Answers the policy's turns: a class with a method `step`, a function that makes such an object, or
             several of them by name, which `EnvironmentResponder` describes; or any `Responder`.

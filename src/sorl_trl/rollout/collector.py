@@ -31,10 +31,7 @@ logger = logging.getLogger(__name__)
 class Collector:
     """Runs many trajectories at a time, in which a policy and its environment take turns.
 
-    A turn is answered as soon as it ends, while other rows continue generating. Its row continues exactly
-    `rejoin_after` engine polls later, so samples do not depend on how long replies take, not even through rounding.
-    Two kinds of engine differ: with one that generates whole turns (any `Generator`), all rows wait for all replies,
-    and with one that does not count steps (a server), each row continues as soon as it has its reply.
+    A turn is answered as soon as it ends, while other rows continue generating. `Turns` says when its row continues.
 
     A row may take `max_turns` turns that call a tool or are invalid, followed by one last turn in which it can only
     answer. A turn that reaches a token limit, or the end of the engine's window, ends the row for that reason.
@@ -54,7 +51,8 @@ class Collector:
     Args:
         environment: Answers the turns that call a tool. A search engine is wrapped in a `SearchResponder`.
         protocol: How text becomes an action, and a reply becomes an observation.
-        rejoin_after: See above. With 0, each poll waits for the replies to all turns that it ended.
+        rejoin_after: How many polls after its turn a row continues. With 0, each poll waits for the replies to all
+            turns that it ended.
 
     Raises ValueError if the tokenizer cannot write the protocol, the limits leave no room for an observation, or
     `rejoin_after` is below 0.

@@ -79,9 +79,10 @@ _COMPLETE = {
 def closed(trajectories: Sequence[Trajectory], eos_token_id: int, window: int | None = None) -> list[Trajectory]:
     """Trajectories as they are trained on. Their columns include the trajectory itself and, if any is named, agents.
 
-    A complete trajectory ends in an end-of-sequence token, so that TRL does not count it as cut, unless its context
-    fills the `window`. If the policy did not write the token, it is an observation. A prompt that was too long to be
-    read is cut to the longest that was read, because it would lengthen every row of a batch.
+    A complete trajectory ends in an end-of-sequence token, so that TRL's truncation metrics and
+    `mask_truncated_completions` reflect only length limits, unless its context fills the `window`. If the policy did
+    not write the token, it is an observation, and without a turn the whole completion. A prompt that was too long to
+    be read is cut to the longest that was read, because it would lengthen every row of a batch.
     """
     longest = max((len(each.prompt_ids) for each in trajectories if each.segments), default=1)
     are_named = any(turn.agent for each in trajectories for turn in each.turns)

@@ -27,7 +27,6 @@ from torch.serialization import safe_globals
 
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.chat import RolloutSetup
-from sorl_trl.rollout.engines.base import draw_seed
 from sorl_trl.rollout.engines.slots import SlotEngine
 from sorl_trl.rollout.policy_rollout import PolicyRollout
 from sorl_trl.rollout.routing import asks_for_routes
@@ -264,7 +263,7 @@ class RolloutsAhead:
             return
         assert self._policy is not None
         engine = self._policy.engine(self._end(self._setup), self.rollout.engine)
-        engine.seed = draw_seed()
+        engine.seed = engine.rollout_seed()
         if asks_for_routes(self._host.args):
             engine.report_routes()
         part = Part(place, self._taken, self._host.step, rows, engine)

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sorl_trl import chatml_tools
 from sorl_trl.rollout import (
@@ -69,13 +67,6 @@ def test_parse(text: str, action: Action) -> None:
 )
 def test_neutralize(text: str, expected: str, count: int) -> None:
     assert protocol.neutralize(text) == (expected, count)
-
-
-@given(st.lists(st.sampled_from(["<", ">", "/", " ", "search", "ANSWER", "think", "x"])).map("".join))
-def test_neutralizing_twice_changes_nothing_and_leaves_no_action(text: str) -> None:
-    once, _ = protocol.neutralize(text)
-    assert protocol.neutralize(once) == (once, 0)
-    assert protocol.parse(once) == INVALID
 
 
 def test_neutralize_is_linear_on_hostile_text() -> None:

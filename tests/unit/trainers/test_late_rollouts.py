@@ -125,6 +125,9 @@ class Engine:
 
     def wake(self) -> None: ...
 
+    def rollout_seed(self) -> int:
+        return 0
+
 
 @pytest.fixture(autouse=True)
 def _no_policy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,11 +85,6 @@ class TurnEnd:
         ]
 
 
-def draw_seed() -> int:
-    """Draw the seed of a rollout from torch's global generator."""
-    return int(torch.randint(2**62, ()))
-
-
 class Engine(ABC):
     """Generates one turn per row, for many rows at a time. Turns may begin and end at any time.
 
@@ -130,8 +125,8 @@ class Engine(ABC):
         """
 
     def rollout_seed(self) -> int:
-        """The seed that was set, or a new one."""
-        return draw_seed() if self.seed is None else self.seed
+        """The seed that was set, or a new one from torch's global generator."""
+        return int(torch.randint(2**62, ())) if self.seed is None else self.seed
 
     @abstractmethod
     def submit(self, request: TurnRequest) -> None:
