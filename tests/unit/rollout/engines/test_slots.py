@@ -349,6 +349,10 @@ def test_close_gives_memory_back(llama: Any) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def sampler_of(**options: Any) -> Sampler:
+    return Sampler(resolved(GenerationConfig(**options), policy()), policy())
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -367,7 +371,7 @@ def test_the_distribution_is_that_of_generate(options: dict[str, Any]) -> None:
     logits = torch.randn(1, 12) * 2
     expected = torch.softmax(processors(torch.zeros(1, 1, dtype=torch.long), logits.clone()), -1)[0]
     points = torch.linspace(0, 1, 20001)[:-1].tolist()
-    tokens, _ = Sampler(config).choose(logits.expand(len(points), -1), points)
+    tokens, _ = Sampler(config, model).choose(logits.expand(len(points), -1), points)
     shares = torch.bincount(torch.tensor(tokens), minlength=12) / len(points)
     torch.testing.assert_close(shares, expected, atol=2e-4, rtol=0)
 
@@ -378,7 +382,7 @@ def test_the_distribution_is_that_of_generate(options: dict[str, Any]) -> None:
 def test_log_probabilities_are_among_all_tokens_at_the_temperature_that_is_asked_for(options: dict[str, Any]) -> None:
     """A trainer compares them with its own, which know no top-k."""
     logits, points = torch.randn(6, 12) * 2, [0.05, 0.2, 0.4, 0.6, 0.8, 0.99]
-    sampler = Sampler(GenerationConfig(**{"do_sample": True, "top_k": 0, **options}))
+    sampler = sampler_of(**{"do_sample": True, "top_k": 0, **options})
     tokens, logprobs = sampler.choose(logits, points, logprobs_at=0.7)
     weights = (logits.double() / 0.7).exp()
     expected = [(weights[row, token] / weights[row].sum()).log().item() for row, token in enumerate(tokens)]
@@ -396,7 +400,7 @@ def test_what_is_none_comes_from_the_model_and_then_from_the_defaults() -> None:
 
 def test_a_token_without_probability_is_never_chosen() -> None:
     """Not at the ends either, whatever rounding does."""
-    sampler = Sampler(GenerationConfig(do_sample=True, top_k=0))
+    sampler = sampler_of(do_sample=True, top_k=0)
     for size in (3, 1000):
         logits = torch.full((2, size), -torch.inf)
         logits[:, 1 : size - 1] = torch.randn(size - 2)
@@ -407,7 +411,7 @@ def test_a_token_without_probability_is_never_chosen() -> None:
 def test_what_is_no_distribution_is_an_error() -> None:
     for bad in (torch.nan, torch.inf):
         with pytest.raises(RuntimeError, match="logits are NaN or infinite"):
-            Sampler(GenerationConfig(do_sample=True, top_k=0)).choose(torch.tensor([[0.0, 1], [bad, 0]]), [0.5] * 2)
+            sampler_of(do_sample=True, top_k=0).choose(torch.tensor([[0.0, 1], [bad, 0]]), [0.5] * 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

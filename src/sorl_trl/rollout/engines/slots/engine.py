@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import GenerationConfig
 
 from sorl_trl.checks import check_choice
 from sorl_trl.rollout.engines.base import Engine, Generation, TurnEnd, TurnRequest, positions_of
@@ -85,7 +78,7 @@ class SlotEngine(Engine):
         self._end = end
         self._base = base_model(model)
         check_model(self._base)
-        self._sampler = Sampler(check_generation_config(generation_config, model))
+        self._sampler = Sampler(check_generation_config(generation_config, model), self._base)
         self._bytes_per_token = bytes_per_token(model, self._base)
         self._forward = Forward(model, self._base)
         self._routers: Routers | None = None
@@ -155,11 +148,12 @@ class SlotEngine(Engine):
             return []
         table, started = self._table, list[Row]()
         for row in sorted(self._waiting, key=lambda row: row.slot is None):
-            if table.has_room(row) or not (started or table.decoding):
-                if not table.has_room(row):  # no row generates, and thus none will make room
-                    table.evict_for(row)
-                table.place(row)
-                started.append(row)
+            if not table.has_room(row):
+                if started or table.decoding:
+                    continue
+                table.evict_for(row)  # because no row generates, and thus none will make room
+            table.place(row)
+            started.append(row)
         self._waiting = [row for row in self._waiting if row not in started]
         if self._waiting:
             _warn_once("Rows wait for KV cache memory, so fewer generate at once (see `kv_cache_gib`).")
@@ -232,24 +226,14 @@ class SlotEngine(Engine):
 
 
 class Sampler:
-    """Chooses tokens as `generate` does: by temperature, top-k, top-p and min-p, in that order, or greedily.
+    """Chooses tokens as a model's `generate` does: by temperature, top-k, top-p and min-p, or greedily.
 
     `is_random` tells whether it needs random numbers.
     """
 
-    def __init__(self, config: GenerationConfig) -> None:
+    def __init__(self, config: GenerationConfig, model: Any) -> None:
         self.is_random = bool(config.do_sample)
-        self._processors: Any = LogitsProcessorList()
-        if not self.is_random:
-            return
-        if config.temperature is not None and config.temperature != 1.0:
-            self._processors.append(TemperatureLogitsWarper(config.temperature))
-        if config.top_k:
-            self._processors.append(TopKLogitsWarper(config.top_k))
-        if config.top_p is not None and config.top_p < 1.0:
-            self._processors.append(TopPLogitsWarper(config.top_p))
-        if config.min_p is not None:
-            self._processors.append(MinPLogitsWarper(config.min_p))
+        self._processors: Any = model._get_logits_processor(config)
 
     def choose(
         self, logits: torch.Tensor, uniforms: Sequence[float], logprobs_at: float | None = None
@@ -261,7 +245,7 @@ class Sampler:
 
         `uniforms` has one number per row, or none for greedy decoding.
         """
-        # None of these processors reads the ids that it is given.
+        # None of the processors of options that slots serve reads the ids that it is given.
         scores: torch.Tensor = self._processors(None, logits.float())
         if self.is_random:
             chosen = _at(torch.tensor(uniforms, dtype=torch.float64), scores)
