@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from sorl_trl.rollout import TagProtocol, TurnEnd, model_engine
+from sorl_trl.rollout import EngineOptions, TagProtocol, TurnEnd, model_engine
 from sorl_trl.rollout.trajectories import closed, control_tokens, decode, token_texts
 from sorl_trl.types import ActionKind, Observation, StopReason, Turn
 from tests.model.helpers import FEW_SHOT, collect
@@ -37,7 +37,7 @@ def test_encoding_again_would_change_what_was_sampled(model: Any, tokenizer: Any
 def generated(model: Any, tokenizer: Any, contexts: Any, stops: tuple[str, ...], kind: str) -> list[Any]:
     """16 tokens at most after each context, the likeliest ones."""
     config: Any = GenerationConfig(do_sample=False)  # type: ignore[no-untyped-call]
-    engine = model_engine(model, TurnEnd(tokenizer, stops, [tokenizer.eos_token_id]), config, kind)
+    engine = model_engine(model, TurnEnd(tokenizer, stops, [tokenizer.eos_token_id]), config, EngineOptions(kind))
     return take_turns(engine, contexts, [16] * len(contexts))
 
 

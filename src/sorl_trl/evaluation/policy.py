@@ -152,8 +152,7 @@ class Parts:
         if endless and (in_chat or self.rollout.has_agent):
             logger.warning(endless)
         end = TurnEnd(setup.tokenizer, stop_strings, setup.eos_token_ids)
-        name, gib = self.engine.rollout_engine, self.engine.kv_cache_gib
-        return setup, model_engine(model, end, sampling, name, kv_cache_gib=gib)
+        return setup, model_engine(model, end, sampling, self.engine)
 
     def _model(self, device: torch.device) -> PreTrainedModel:
         """The policy in evaluation mode, with its base model if the checkpoint is an adapter."""

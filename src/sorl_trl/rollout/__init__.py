@@ -4,7 +4,7 @@ from sorl_trl.rollout.collector import Collector
 from sorl_trl.rollout.engines.base import Engine, Generation, TurnEnd, TurnRequest, generate_turns
 from sorl_trl.rollout.engines.lockstep import Generator, HFGenerator, LockStepEngine
 from sorl_trl.rollout.engines.slots import NotServed, SlotEngine, model_engine
-from sorl_trl.rollout.environment import Environment, Reply, Responder, environment_statistics
+from sorl_trl.rollout.environment import Environment, Reply, Responder, ResponderRow, environment_statistics
 from sorl_trl.rollout.observation import ObservationEncoder, Sanitizer
 from sorl_trl.rollout.options import PROTOCOLS, EngineOptions, RolloutArguments, RolloutLimits
 from sorl_trl.rollout.protocol import ChatProtocol, Frame, TagProtocol, chat_message_frame
@@ -31,6 +31,7 @@ __all__ = [
     "ObservationEncoder",
     "Reply",
     "Responder",
+    "ResponderRow",
     "RetryPolicy",
     "RolloutArguments",
     "RolloutLimits",

@@ -174,8 +174,7 @@ def policy_engine(
         torch.no_grad(),
         trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
     ):
-        how = (options.rollout_engine, options.kv_cache_gib, sharded)
-        engine = model_engine(model, end, trainer.generation_config, *how)
+        engine = model_engine(model, end, trainer.generation_config, options, sharded)
         try:
             yield engine, _active_on(engine, accelerator)
         except BaseException as error:  # it would keep TRL's contexts from restoring anything

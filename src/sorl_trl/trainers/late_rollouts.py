@@ -80,7 +80,8 @@ class PolicyCopies:
             for module in self._fresh.modules():
                 # TRL's and accelerate's wrappers of `forward` would call the original model.
                 module.__dict__.pop("forward", None)
-        engine = model_engine(self._fresh, end, self._host.generation_config, "slots", options.kv_cache_gib)
+        options = replace(options, rollout_engine="slots")
+        engine = model_engine(self._fresh, end, self._host.generation_config, options)
         assert isinstance(engine, SlotEngine)  # "slots" refuses a model that it does not serve
         engine.logprobs_at = self._host.args.temperature  # those that the trainer computes
         return engine

@@ -23,7 +23,15 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 
-from sorl_trl.rollout import Generation, HFGenerator, LockStepEngine, TurnEnd, TurnRequest, generate_turns
+from sorl_trl.rollout import (
+    EngineOptions,
+    Generation,
+    HFGenerator,
+    LockStepEngine,
+    TurnEnd,
+    TurnRequest,
+    generate_turns,
+)
 from sorl_trl.rollout.engines.slots import NotServed, SlotEngine, model_engine
 from sorl_trl.rollout.engines.slots import engine as engine_module
 from sorl_trl.rollout.engines.slots.engine import Sampler
@@ -163,14 +171,13 @@ def test_lora_and_its_generation_config(llama: Any) -> None:
 def test_the_choice(llama: Any) -> None:
     end = families.turn_end()
     assert isinstance(model_engine(llama, end, GREEDY), SlotEngine)
-    assert isinstance(model_engine(llama, end, GREEDY, "lockstep"), LockStepEngine)
+    assert isinstance(model_engine(llama, end, GREEDY, EngineOptions("lockstep")), LockStepEngine)
     assert isinstance(model_engine(copy.deepcopy(llama).to("meta"), end, GREEDY), LockStepEngine), "slow on a GPU"
     refused = families.build(families.REFUSED["mistral"][0])
     assert isinstance(model_engine(refused, end, GREEDY), LockStepEngine)
     assert isinstance(model_engine(llama, end, GREEDY, synced_gpus=True), LockStepEngine)
-    for name, model in (("slots", refused), ("fast", llama)):
-        with pytest.raises(ValueError, match="engine"):
-            model_engine(model, end, GREEDY, name)
+    with pytest.raises(NotServed, match="rollout_engine='slots'"):
+        model_engine(refused, end, GREEDY, EngineOptions("slots"))
 
 
 TOKENIZER = bpe_tokenizer()

@@ -13,7 +13,6 @@ import psutil
 import torch
 from transformers import GenerationConfig
 
-from sorl_trl.checks import check_choice
 from sorl_trl.rollout.engines.base import Engine, Generation, TurnEnd, TurnRequest, positions_of
 from sorl_trl.rollout.engines.lockstep import HFGenerator, LockStepEngine
 from sorl_trl.rollout.engines.slots.cache import Forward
@@ -25,7 +24,7 @@ from sorl_trl.rollout.engines.slots.support import (
     check_generation_config,
     check_model,
 )
-from sorl_trl.rollout.options import ENGINES
+from sorl_trl.rollout.options import EngineOptions
 from sorl_trl.rollout.routing import Routers
 
 logger = logging.getLogger(__name__)
@@ -284,38 +283,35 @@ def model_engine(
     model: Any,
     end: TurnEnd,
     generation_config: GenerationConfig,
-    engine: str = "auto",
-    kv_cache_gib: float | None = None,
+    options: EngineOptions | None = None,
     synced_gpus: bool = False,
 ) -> Engine:
-    """Make the requested engine.
-
-    `auto` is "slots" on a CPU if it supports the model; otherwise it is "lockstep", and the reason is logged once.
+    """Make the engine of `options.rollout_engine`. If 'auto' is 'lockstep', the reason is logged once.
 
     Args:
         model: A model of transformers, with or without adapters. The caller sets its mode and gathers its parameters.
         end: Where a turn ends.
         generation_config: How to sample. Options at None come from `model.generation_config`.
-        engine: "auto", "slots" or "lockstep".
-        kv_cache_gib: How much memory the keys and values of slots may take.
+        options: Which engine, and how much memory the keys and values of slots may take.
         synced_gpus: Whether parameters stay sharded, so that all ranks must make the same calls.
 
     Raises:
-        NotServed: `engine` is "slots", which does not support the model. This is a ValueError.
-        ValueError: `engine` is none of these, or `generation_config` returns more than one row per context.
+        NotServed: The engine is 'slots', which does not support the model. This is a ValueError.
+        ValueError: `generation_config` returns more than one row per context.
     """
-    check_choice("engine", engine, ENGINES)
+    options = options or EngineOptions()
+    engine = options.rollout_engine
     if engine != "lockstep":
         try:
             if synced_gpus:
                 raise NotServed("its parameters stay sharded over ranks, which must compute each step together")
             if engine == "auto" and model.device.type != "cpu":
                 raise NotServed("slots are slower on a GPU, where vLLM (`use_vllm`) is much faster than both")
-            cache_bytes = None if kv_cache_gib is None else max(int(kv_cache_gib * 2**30), 1)
-            return SlotEngine(model, end, generation_config, cache_bytes)
+            gib = options.kv_cache_gib
+            return SlotEngine(model, end, generation_config, None if gib is None else max(int(gib * 2**30), 1))
         except NotServed as reason:
             if engine == "slots":
-                raise NotServed(f"engine='slots' does not support this model: {reason}") from reason
+                raise NotServed(f"rollout_engine='slots' does not support this model: {reason}") from reason
             _warn_once(
                 "Rollouts generate in lock-step and prefill each turn's whole context, so `rejoin_after` and "
                 f"`kv_cache_gib` have no effect. Reason: {reason}."
