@@ -14,7 +14,6 @@ from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout.engines.vllm import EngineUnavailable
-from sorl_trl.trainers.vllm_policy import WeightClient
 from tests.agents import Slow, search_index
 from tests.vllm.policies import GAP, WINDOW, logged, save_policy, vllm_agent, weights_of
 from tests.vllm.servers import serving
@@ -62,23 +61,6 @@ def test_proximal_ratios_begin_at_one(tmp_path: Path, server: str) -> None:
     assert first_updates == pytest.approx([1.0] * len(first_updates), abs=1e-4)
     gaps = logged(trainer, GAP)
     assert gaps[0] < EXACT and max(gaps[1:]) > 1e-3
-
-
-def test_an_update_that_does_not_arrive_ends_the_run(
-    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = agent(tmp_path, server)
-    send, calls = WeightClient.update_named_params, []
-
-    def first_alone(self: Any, metadata: Any, named_params: Any) -> None:
-        calls.append(self)
-        if len(calls) == 1:
-            send(self, metadata, named_params)
-
-    monkeypatch.setattr(WeightClient, "update_named_params", first_alone)
-    with pytest.raises(RuntimeError, match="does not have the trainer's weights"):
-        trainer.train()
-    assert len(calls) > 1
 
 
 def test_a_server_that_was_started_anew_is_told(tmp_path: Path, server: str) -> None:

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -68,7 +68,7 @@ class PolicyCopies:
         self._fresh: nn.Module | None = None
         """The copy with the current weights, once a rollout has needed it. Engines hold older copies."""
 
-    def renew(self, version: int, prompt_ids: Sequence[int]) -> None:
+    def renew(self, version: int) -> None:
         """Drop the copy, because the policy has new weights."""
         self._fresh = None
 
@@ -220,7 +220,9 @@ class RolloutsAhead:
         processes raise the error of a failed rollout, and RuntimeError if these are not the prompts that the
         dataloader's sampler announced.
         """
-        self._renew(prompts)
+        assert self._policy is not None
+        raise_on_all_ranks(self._host, self._raise_failures)  # before weights are sent, because a server may be gone
+        self._policy.renew(self._taken)
         raise_on_all_ranks(self._host, self._begin_next, prompts)
         parts, waited = self._wait_for_parts()
         self._take(parts)
@@ -229,14 +231,6 @@ class RolloutsAhead:
         step = min(gather_object([min(part.step for part in parts)]))
         found = [each for part in parts for each in part.result.result()[0]]
         return [row for part in parts for row in part.rows], found, step
-
-    def _renew(self, prompts: list[Any]) -> None:
-        """Give the sampling policy the trainer's weights before a rollout is requested."""
-        assert self._policy is not None
-        # Before weights are sent, because a server may be gone.
-        raise_on_all_ranks(self._host, self._raise_failures)
-        prompt_ids = raise_on_all_ranks(self._host, lambda: self._setup.encode(prompts[:1])[0])
-        self._policy.renew(self._taken, prompt_ids)
 
     def _begin_next(self, prompts: list[Any]) -> None:
         """Begin batches up to `staleness` in advance, but none beyond the end of the run."""

@@ -1,19 +1,18 @@
-"""The policy on vLLM: how TRL's wrapper sends it, and how asynchronous rollouts check that it has arrived."""
+"""The policy on vLLM: how TRL's wrapper sends it, and how asynchronous rollouts sample from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
-from trl.trainer.utils import pad
 
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd
 from sorl_trl.rollout.engines.server import EngineUnavailable, VLLMServer, server_url
@@ -22,15 +21,6 @@ from sorl_trl.trainers.adapters import replaced
 from sorl_trl.trainers.checkpoint import checkpoint_now
 from sorl_trl.trainers.critic import is_critic_name
 from sorl_trl.trainers.host import Host
-
-TOLERANCE = 0.2
-"""The largest mean difference of a probe, in nats. Rounding to bfloat16 stays below it; other weights exceed it
-(`benchmarks/results/real_engines.md`)."""
-_PROBE, _APART, _MOST = 32, 2, 0.5
-"""How many prompt tokens a probe uses, by how many tokens its prefixes differ, and the cap on one token's difference,
-since one in a thousand is off by more than a nat in bfloat16."""
-_PLAIN = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos": True}
-"""Settings that make a server sample from the unmodified policy, whatever its own defaults are."""
 
 
 class WeightClient(VLLMClient):
@@ -105,78 +95,32 @@ def used_by_trl(routes: bool = False) -> Iterator[None]:
         yield
 
 
-Probe: TypeAlias = "list[tuple[list[int], int, float]]"
-"""Contexts, the token that a server sampled after each, and its log-probability."""
-
-
 class ServerPolicy:
     """The policy on a vLLM server. Turns in progress while its weights change continue with the new weights."""
 
     def __init__(self, host: Host) -> None:
         self._host, self._vllm = host, host.vllm
         self._server = VLLMServer(server_url(self._vllm))
-        self._for_probes = VLLMServer(server_url(self._vllm))  # its requests do not queue behind those of rollouts
+        self._control = VLLMServer(server_url(self._vllm))  # its requests do not queue behind those of rollouts
         host.unload_engine()  # an earlier run may have sent other weights in the same step
 
-    def renew(self, version: int, prompt_ids: Sequence[int]) -> None:
-        """Send the weights if they have changed, and verify with a probe of this prompt that they have arrived.
+    def renew(self, version: int) -> None:
+        """Send the weights if they have changed. Each turn from now on carries this `version`.
 
-        Each turn from now on carries this `version`. All processes call it together, and all raise EngineUnavailable
-        if the server is gone, or RuntimeError if it has other weights.
+        All processes call it together, and all raise EngineUnavailable if the server is gone or was restarted.
         """
         raise_on_all_ranks(self._host, self._send)  # no process relies on weights that are still under way
-        is_main = self._host.accelerator.is_main_process
-        probe = raise_on_all_ranks(self._host, lambda: self.probe(prompt_ids, version) if is_main else None)
-        self.check(broadcast_object_list([probe])[0])
         self._server.version = version
 
     def _send(self) -> None:
         if self._host.is_loaded:
             return
-        self._for_probes.ask("GET", "/weight_info")  # TRL's client would wait for a server that is gone
+        self._control.ask("GET", "/weight_info")  # TRL's client would wait for a server that is gone
         try:
             self._host.load_engine()
         except Exception:
-            self._for_probes.ask("GET", "/weight_info")
+            self._control.ask("GET", "/weight_info")
             raise
-
-    def probe(self, prompt_ids: Sequence[int], seed: int) -> Probe:
-        """Sample a token after each of several prefixes of the prompt, at the trainer's temperature.
-
-        The server samples all of them in one step and answers at once, however many turns are in progress.
-        """
-        prompt = list(prompt_ids[: min(_PROBE, self._for_probes.model[1] - 1)])
-        contexts = [prompt[:length] for length in range(1, len(prompt) + 1, _APART)]
-        settings = _PLAIN | {"max_tokens": 1, "temperature": self._host.args.temperature, "seed": seed}
-        turns = self._for_probes.complete(contexts, settings)
-        if not all(turn.token_ids for turn in turns):
-            reasons = sorted({str(turn.finish_reason) for turn in turns})
-            raise RuntimeError(f"vLLM ended a probe of its weights without a token: finish_reason {reasons}")
-        return [(context, turn.token_ids[0], turn.logprobs[0]) for context, turn in zip(contexts, turns, strict=True)]
-
-    def check(self, probe: Probe) -> None:
-        """Raise RuntimeError if a probe differs by more than `TOLERANCE`. All processes call it together."""
-        difference = self.difference(probe)
-        if not difference <= TOLERANCE:  # true for NaN, too
-            raise RuntimeError(
-                f"The vLLM server at {server_url(self._vllm)} does not have the trainer's weights: the "
-                f"log-probabilities of a probe differ by {difference:.2g} on average, and {TOLERANCE} is allowed. "
-                "Check that it serves the trainer's model and that weight updates reach it."
-            )
-
-    def difference(self, probe: Probe) -> float:
-        """The mean absolute difference, in nats, between the probe's log-probabilities and the trainer's."""
-        host, (contexts, token_ids, logprobs) = self._host, zip(*probe, strict=True)
-        prompts = [torch.tensor(context, device=host.accelerator.device) for context in contexts]
-        sampled = torch.tensor(token_ids, device=host.accelerator.device).unsqueeze(1)
-        batch = {"prompt_ids": pad(prompts, 0, "left"), "completion_ids": sampled}
-        batch["prompt_mask"] = pad([torch.ones_like(each) for each in prompts], 0, "left")
-        batch["completion_mask"] = torch.ones_like(sampled)
-        is_training = host.is_training
-        host.model.eval()  # the server samples without dropout
-        own = host.score(host.model, batch).logps[:, 0].float().cpu()
-        host.model.train(is_training)
-        return float((own - torch.tensor(logprobs)).abs().clamp(max=_MOST).nanmean())
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
         """Make an engine for a rollout that begins now.
@@ -190,7 +134,7 @@ class ServerPolicy:
     def close(self) -> None:
         """Abort the requests in progress."""
         self._server.close()
-        self._for_probes.close()
+        self._control.close()
 
 
 def raise_on_all_ranks(host: Host, function: Callable[..., Any], *args: Any) -> Any:

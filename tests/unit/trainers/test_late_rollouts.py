@@ -26,11 +26,6 @@ GROUPS, ROWS, PROMPTS = 2, 2, 6
 """Of a batch, of a group, and in the data set: an epoch is three batches."""
 
 
-class Setup(RolloutSetup):
-    def encode(self, prompts: Any, tools: Any = None) -> Any:
-        return [[prompt] for prompt in prompts]
-
-
 class Run:
     """A trainer without a policy: it takes one batch after the other, and their rollouts take as long as specified.
 
@@ -77,7 +72,7 @@ class Run:
         """The state at the end."""
 
     def setup(self, trainer: Any) -> RolloutSetup:
-        return Setup(None, None, {}, [1], RolloutLimits())
+        return RolloutSetup(None, None, {}, [1], RolloutLimits())
 
     def fork(self) -> Run:
         return self

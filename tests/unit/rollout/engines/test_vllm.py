@@ -18,8 +18,7 @@ from sorl_trl.rollout import TurnEnd, TurnRequest, generate_turns
 from sorl_trl.rollout.engines import server as vllm_server
 from sorl_trl.rollout.engines.server import VLLMServer
 from sorl_trl.rollout.engines.vllm import EngineUnavailable, VLLMColocateEngine, VLLMServerEngine, vllm_engine
-from sorl_trl.trainers.host import Host
-from sorl_trl.trainers.vllm_policy import ServerPolicy, WeightClient, used_by_trl
+from sorl_trl.trainers.vllm_policy import WeightClient, used_by_trl
 from tests.model_families import MIXTURES
 from tests.policies import take_turns
 from tests.scripted_vllm import (
@@ -292,17 +291,6 @@ class TestServer:
 
 
 class TestWeights:
-    def test_a_probe_is_one_request_for_a_token_after_each_beginning(self, served: ScriptedServer) -> None:
-        served.script.turns = lambda context: [context[-1], CLOSING]
-        wrapper = scripted_wrapper("server", server_base_url=served.url)
-        args = SimpleNamespace(temperature=0.7)
-        policy = ServerPolicy(Host(SimpleNamespace(vllm_generation=wrapper, args=args)))
-        probe = policy.probe([DOC, PARIS, FRANCE], seed=5)
-        assert probe == [([DOC], DOC, LOGPROB), ([DOC, PARIS, FRANCE], FRANCE, LOGPROB)]
-        long = policy.probe([DOC] * 99, seed=5)
-        assert WINDOW - 2 <= len(long[-1][0]) < WINDOW and len(served.bodies) == 2
-        assert all(body["temperature"] == 0.7 and body["top_p"] == 1.0 for body in served.bodies)
-
     @pytest.mark.parametrize("routes", [False, True])
     def test_vllm_in_the_trainers_process_is_asked_for_routes(
         self, monkeypatch: pytest.MonkeyPatch, routes: bool
