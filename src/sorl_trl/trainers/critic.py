@@ -8,7 +8,7 @@ losses from it. A policy without a critic computes and saves none of this.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import FusedCausalLMOutput
-
-from sorl_trl.trainers.adapters import replaced, within_and_recomputed
 
 CRITIC_ATTRIBUTE = "critic"
 """The name of the critic among the causal language model's submodules, and of its adapter among a layer's."""
@@ -213,3 +211,31 @@ class FollowPolicy(SyncRefModelCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with detached_critic(self.accelerator.unwrap_model(kwargs["model"])):
             super().on_step_end(args, state, control, **kwargs)
+
+
+@contextmanager
+def within_and_recomputed(modules: Iterable[Any], context: Callable[[], Any]) -> Iterator[None]:
+    """Enter a context made by `contextmanager`; gradient checkpointing enters it again when it recomputes.
+
+    Backward runs outside the context, where reentrant checkpointing would silently compute the wrong gradients.
+    """
+
+    def entering(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda function, *args, **options: checkpoint(context()(function), *args, **options)
+
+    checkpointed = [each for each in modules if getattr(each, "gradient_checkpointing", False)]
+    with context(), replaced(checkpointed, _gradient_checkpointing_func=entering):
+        yield
+
+
+@contextmanager
+def replaced(holders: Sequence[Any], **new: Callable[[Any], Any]) -> Iterator[None]:
+    """Context in which the named attributes of each holder are replaced by what the functions make of them."""
+    before = [(holder, name, getattr(holder, name)) for holder in holders for name in new]
+    for holder, name, value in before:
+        setattr(holder, name, new[name](value))
+    try:
+        yield
+    finally:
+        for holder, name, value in before:
+            setattr(holder, name, value)

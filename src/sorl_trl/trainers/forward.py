@@ -22,10 +22,15 @@ from transformers import PreTrainedModel
 
 from sorl_trl.rollout.engines.slots.support import is_bidirectional, rope_of_batch
 from sorl_trl.rollout.routing import ROUTES, Replay, replayed_routers
-from sorl_trl.trainers.adapters import within_and_recomputed
 from sorl_trl.trainers.batch import loss_mask_of
 from sorl_trl.trainers.checks import warn_on_main_process
-from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, BackboneCall, CausalLMOutputWithCritic, causal_lm_of
+from sorl_trl.trainers.critic import (
+    CRITIC_ATTRIBUTE,
+    BackboneCall,
+    CausalLMOutputWithCritic,
+    causal_lm_of,
+    within_and_recomputed,
+)
 from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.layouts import LAYOUTS, Plan, attend_in_segments, is_flash, plan_of, why_not_packed
 from sorl_trl.trainers.prompts import IMAGE_INPUTS

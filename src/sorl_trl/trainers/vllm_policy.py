@@ -17,9 +17,8 @@ from trl.trainer import grpo_trainer
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd
 from sorl_trl.rollout.engines.server import EngineUnavailable, VLLMServer, server_url
 from sorl_trl.rollout.engines.vllm import VLLMServerEngine
-from sorl_trl.trainers.adapters import replaced
 from sorl_trl.trainers.checkpoint import checkpoint_now
-from sorl_trl.trainers.critic import is_critic_name
+from sorl_trl.trainers.critic import is_critic_name, replaced
 from sorl_trl.trainers.host import Host
 
 
