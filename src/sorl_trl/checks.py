@@ -90,6 +90,7 @@ _ENGINE = "every index is BM25's; for another engine, give the URL of its server
 GONE: Mapping[str, str] = {
     **dict.fromkeys(("benchmarks", "data_source_folder"), _TO_FILES),
     **dict.fromkeys(("engine", "search_engine"), _ENGINE),
+    "async_old_policy": "ratios compare with the policy that sampled (docs/how_to/async.md)",
     "choice": "`answer` is the choice of questions with options",
     **dict.fromkeys(("format", "turn_format", "search_hit"), "examples/own_reward.py has rewards of turns"),
     "critic_trunk_gradient": "the value loss of `critic='head'` trains only the head",

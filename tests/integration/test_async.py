@@ -17,7 +17,6 @@ from transformers import TrainerCallback
 from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import TurnRatio
-from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import EngineOptions
 from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from sorl_trl.search import NoSearch
@@ -192,35 +191,6 @@ def test_a_late_rollout_is_compared_with_the_policy_that_sampled_it(tmp_path: Pa
         assert all(each > 1e-3 for version, each in enumerate(by_version) if version != sampled_by)
 
 
-@pytest.mark.parametrize(
-    ("trainer_class", "cycle"),
-    [(SOGRPOTrainer, REUSED), (SOPPOTrainer, {"num_iterations": 1, "steps_per_generation": 1})],
-)
-def test_proximal_ratios_begin_at_one_and_turns_are_weighted(
-    tmp_path: Path, trainer_class: Any, cycle: dict[str, int]
-) -> None:
-    trainer = build(tmp_path, trainer_class, async_old_policy="proximal", learning_rate=1e-2, max_steps=12, **cycle)
-    weights: list[tuple[float, float]] = []
-    compute = trainer._compute_loss
-
-    def compute_loss(model: Any, inputs: Any) -> Tensor:
-        turns = turn_layout(inputs["turn_ids"])
-        difference = inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]
-        by_hand = turn_mismatch(torch.where(turns.loss_mask, difference, 0.0), turns).clamp(max=2.0)
-        expected = torch.where(turns.loss_mask, turn_broadcast(by_hand, turns), 1.0)
-        torch.testing.assert_close(inputs["importance_sampling_ratio"], expected)
-        weights.append((expected.min().item(), expected.max().item()))
-        return compute(model, inputs)
-
-    trainer._compute_loss = compute_loss
-    trainer.train()
-    updates = cycle["num_iterations"] * cycle["steps_per_generation"]
-    for name in ("turns/ratio_min", "turns/ratio_max"):
-        first_updates = logged(trainer, name)[::updates]
-        assert first_updates == pytest.approx([1.0] * len(first_updates), abs=1e-4)
-    assert min(low for low, _ in weights) < 0.99 and max(high for _, high in weights) > 1.01
-
-
 class Stop(TrainerCallback):  # type: ignore[misc]
     """Raises at a step."""
 
@@ -392,7 +362,5 @@ def test_what_cannot_be_sampled_ahead_is_refused(tmp_path: Path) -> None:
 
 def test_a_weight_that_compares_with_the_engine_is_refused_where_it_is_the_old_policy(tmp_path: Path) -> None:
     """That ratio is 1."""
-    method = {"weight": TurnRatio(high=3.0)}
-    with pytest.raises(ValueError, match=r"TurnRatio.*async_old_policy='proximal'"):
-        build(tmp_path / "behaviour", method=method)
-    build(tmp_path / "proximal", method=method, async_old_policy="proximal")
+    with pytest.raises(ValueError, match=r"TurnRatio.*without `async_staleness`"):
+        build(tmp_path, method={"weight": TurnRatio(high=3.0)})

@@ -61,9 +61,7 @@ def test_colocated_and_asleep_between_rollouts(tmp_path: Path, trainer_class: An
     assert max(logged(trainer, GAP)) < EXACT
 
 
-@pytest.mark.parametrize(
-    "ahead", [{}, {"async_staleness": 1, "async_old_policy": "proximal"}], ids=["at_once", "ahead"]
-)
+@pytest.mark.parametrize("ahead", [{}, {"async_staleness": 1}], ids=["at_once", "ahead"])
 def test_a_server(tmp_path: Path, server: str, ahead: dict[str, Any]) -> None:
     trainer = endpoint_agent(tmp_path, vllm_mode="server", vllm_server_base_url=server, **ahead)
     train(trainer)

@@ -179,12 +179,10 @@ class TurnRatio(Checked):
 
     def check(self, method: Any, config: Any) -> None:
         """Raise ValueError if the policy that sampled is the old policy, as far as the trainer knows."""
-        knows_another = config.async_staleness or (config.use_vllm and config.vllm_importance_sampling_correction)
-        if config.compares_with_sampler or not knows_another:
+        if config.async_staleness or not (config.use_vllm and config.vllm_importance_sampling_correction):
             raise ValueError(
                 f"`method` has {self!r}, which compares the old policy with the sampling policy. Here they are the "
-                "same: use it with `use_vllm` and `vllm_importance_sampling_correction`, or with asynchronous "
-                "rollouts and `async_old_policy='proximal'`."
+                "same: use it with `use_vllm` and `vllm_importance_sampling_correction`, without `async_staleness`."
             )
 
     def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:

@@ -23,7 +23,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from sorl_trl.files import raise_if_disk_full
-from sorl_trl.methods import ClipPenalty, Method, MicroBatch, ScoredRollout, TurnRatio, method_from
+from sorl_trl.methods import ClipPenalty, Method, MicroBatch, ScoredRollout, method_from
 from sorl_trl.methods.method import Credit
 from sorl_trl.ops import masked_mean, turn_broadcast, turn_layout
 from sorl_trl.rollout.agent_rollout import tools_as_rollout
@@ -123,7 +123,7 @@ class TurnLevelTrainer(GRPOTrainer):
         check_callable(self.rollout_func)
         check_dataset(host)
         check_trust_region(host)
-        if args.compares_with_sampler:
+        if args.async_staleness:
             self.vllm_importance_sampling_correction = False  # ratios already contain what it would correct
         check_reward_names(self.method, self.reward_func_names)
         self._forward = Forward(host)
@@ -208,8 +208,8 @@ class TurnLevelTrainer(GRPOTrainer):
         advantages = self._set_advantages(rollout)
         for mask in (each for each in kept if each.dim() == 2):
             rollout.drop(mask)
-        weight = self.method.weight or (TurnRatio(high=2.0) if self.args.async_staleness else None)
-        if weight is not None and self._host.weighs_engine:
+        weight = self.method.weight
+        if weight is not None and self._host.corrects_engine:
             turns = turns_of(batch)
             weights = weight(mismatch_of(batch, turns.turn_ids), turns)
             batch["importance_sampling_ratio"] = weights.to(batch["old_per_token_logps"].dtype)

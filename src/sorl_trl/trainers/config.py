@@ -125,14 +125,6 @@ class TurnLevelConfig(GRPOConfig):
             "`async_staleness` batches, so it is at most 3 x `async_staleness` rollouts old."
         },
     )
-    async_old_policy: Annotated[str, OneOf(("behaviour", "proximal"))] = field(
-        default="behaviour",
-        metadata={
-            "help": "The policy that ratios compare with when rollouts are asynchronous. 'behaviour' (default): the "
-            "policy that sampled. 'proximal': the policy at the start of training on the rollout; each turn is then "
-            "weighted by its ratio to the policy that sampled, capped at 2 (AReaL's decoupled objective)."
-        },
-    )
     router_replay: Annotated[str, OneOf(("none", "r3"))] = field(
         default="none",
         metadata={
@@ -174,7 +166,7 @@ class TurnLevelConfig(GRPOConfig):
     def __post_init__(self) -> None:
         check_fields(self, inherited=OF_TRL)
         super().__post_init__()
-        if self.use_vllm and self.compares_with_sampler:
+        if self.use_vllm and self.async_staleness:
             self._check_sampling()
 
     def _check_sampling(self) -> None:
@@ -186,8 +178,7 @@ class TurnLevelConfig(GRPOConfig):
             if value is not None and value != plain.get(name, value) and (name, value) != ("top_k", -1):
                 raise ValueError(
                     f"`{name}` is {value!r}, which changes vLLM's log-probabilities but not the trainer's: with "
-                    f"`async_staleness`, ratios would not start at 1. Set it to {plain[name]!r}, or "
-                    "`async_old_policy='proximal'`."
+                    f"`async_staleness`, ratios would not start at 1. Set it to {plain[name]!r}."
                 )
 
     @property
@@ -199,11 +190,6 @@ class TurnLevelConfig(GRPOConfig):
     def updates_per_rollout(self) -> float:
         """How many optimizer steps train on one rollout."""
         return self.cycle_steps / int(self.gradient_accumulation_steps)
-
-    @property
-    def compares_with_sampler(self) -> bool:
-        """Whether ratios compare with the sampling policy of asynchronous rollouts, not with the starting policy."""
-        return self.async_staleness > 0 and self.async_old_policy == "behaviour"
 
     @property
     def is_on_policy(self) -> bool:

@@ -169,13 +169,6 @@ class Host:
         return bool(self.uses_vllm and self.trainer.vllm_importance_sampling_correction)
 
     @property
-    def weighs_engine(self) -> bool:
-        """Whether the loss is weighted by the ratio of the old policy to the sampler: vLLM, or an earlier policy."""
-        args = self.args
-        is_proximal = args.async_staleness > 0 and args.async_old_policy == "proximal" and self.is_training
-        return is_proximal or self.corrects_engine
-
-    @property
     def ends(self) -> set[int]:
         """The ids that end a whole completion."""
         return {*self.eos_token_ids, self.tokenizer.pad_token_id}
@@ -237,7 +230,7 @@ class Host:
             share=1.0 / (self.accelerator.num_processes * micro_batches),
             reference_beta=args.beta,
             corrects_kl=bool(args.use_bias_correction_kl),
-            weighs_engine=self.weighs_engine,
+            weighs_engine=self.corrects_engine,
             off_policy_mask=masks_off_policy if threshold is not None else None,
             entropy_mask=partial(trainer.get_high_entropy_mask, threshold=1 - quantile) if quantile < 1.0 else None,
             entropy_bonus=self._entropy_bonus if trainer._entropy_bonus_enabled else None,

@@ -65,7 +65,7 @@ def pack(host: Host, samples: list[Sample], scored: ScoredRollout) -> Rollout:
         batch |= image_inputs(host, [each.prompt for each in samples], images, batch)
     sampled_at = samples[0].step
     batch[GENERATED_AT] = torch.tensor(sampled_at)
-    batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if host.args.compares_with_sampler else host.step)
+    batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if host.args.async_staleness else host.step)
     routes = _routes(host, batch, trajectories)
     _score_old_policy(host, batch, routes)
     if host.args.beta != 0.0:
@@ -129,10 +129,9 @@ def _score_old_policy(host: Host, batch: dict[str, Any], routes: dict[str, Any])
     Without them, ratios compare the policy with itself, as in TRL. No pass is made if ratios compare with the
     asynchronous sampling policy and all of its log-probabilities are known.
     """
-    is_ahead = host.args.async_staleness > 0 and host.is_training
-    is_sampler = is_ahead and host.args.compares_with_sampler
+    is_sampler = host.args.async_staleness > 0 and host.is_training
     is_reused = host.args.gradient_accumulation_steps % host.args.cycle_steps != 0
-    is_compared = is_ahead or is_reused or host.corrects_engine
+    is_compared = is_sampler or is_reused or host.corrects_engine
     sampling: Any = batch.get("sampling_per_token_logps")
     is_known = is_sampler and not ranks_where(bool(sampling.isnan().any()))
     logps = None

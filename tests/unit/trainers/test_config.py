@@ -20,7 +20,6 @@ from sorl_trl.trainers.checks import check_reward_names, disable_noise
 from tests.documentation import ROOT
 from tests.model_families import GQA
 
-LATE = {"async_staleness": 1, "async_old_policy": "proximal"}
 AHEAD = {"async_staleness": 1, "use_vllm": True, "vllm_mode": "server"}
 TOLD = {"generation_kwargs": {"temperature": 0.7, "seed": 5}}
 SUMS, EACH = ({"multi_objective_aggregation": each} for each in ("sum_then_normalize", "normalize_then_sum"))
@@ -84,7 +83,7 @@ def test_a_config_of_the_users_own_may_take_more(tmp_path: Path) -> None:
         (SOPPOConfig, {"per_device_train_batch_size": 1}, "per_device_train_batch_size", {"steps_per_generation": 2}),
         (SOGRPOConfig, {**AHEAD, "top_p": 0.8}, "top_p", {"top_p": 1.0}),
         (SOPPOConfig, {**AHEAD, "top_k": 5}, "top_k", {"top_k": -1}),
-        (SOGRPOConfig, {**AHEAD, "repetition_penalty": 1.1}, "repetition_penalty", LATE),
+        (SOGRPOConfig, {**AHEAD, "repetition_penalty": 1.1}, "repetition_penalty", {"repetition_penalty": 1.0}),
         (SOGRPOConfig, {**AHEAD, **TOLD, "temperature": 0.5}, "temperature", {"temperature": 0.7}),
         (SOGRPOConfig, {**AHEAD, "vllm_structured_outputs_regex": "a+"}, "structured_outputs", {"async_staleness": 0}),
     ],
