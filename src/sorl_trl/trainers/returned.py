@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ _MEANING = {
     "turn_ids": "the index of the token's turn, or -1",
     "context_ids": "the number of the token's context, negative where it repeats another context",
 }
-_PER_TOKEN = ("logprobs", *_MEANING)
+"""Optional fields with an integer for each token of the completion."""
 _UNREAD = Action(ActionKind.MESSAGE)
 """The action of a turn of which only the tokens are known."""
 
@@ -35,36 +35,64 @@ def check_callable(rollout_func: Any) -> None:
         )
 
 
+class _Tokens(NamedTuple):
+    """A completion: parallel lists with an entry per token."""
+
+    ids: list[int]
+    env_mask: list[int]
+    turn_ids: list[int]
+    context_ids: list[int]
+    logprobs: list[float] | None
+
+
 def read_output(returned: Mapping[str, Any], num_prompts: int) -> list[Trajectory]:
     """The trajectories in a `rollout_func`'s output. Fields that TRL does not know become their columns.
 
     Turns are those that it records as `turn_ids`, or else one per run of 1s in the `env_mask`. A field that is no list
     belongs to all trajectories.
 
-    Raises ValueError for missing keys, and for lengths, masks, turns, contexts or agents that do not match, with the
-    row.
+    Raises ValueError for missing keys, and for lengths, turns, contexts or agents that do not match, with the row.
     """
     output = {key: value for key, value in returned.items() if value is not None or key == "logprobs"}
     if missing := sorted(_REQUIRED - output.keys()):
         raise ValueError(f"rollout_func must return keys {missing} in its output dict.")
-    for key in _MEANING:
-        if key in output:
-            output[key] = [_integers(key, number, row) for number, row in enumerate(output[key])]
-    if "turn_ids" in output:
-        output.setdefault("env_mask", [[int(turn >= 0) for turn in row] for row in output["turn_ids"]])
-    _check_lengths(output, num_prompts)
-    prompt_ids, completion_ids, logprobs = (output.pop(key) for key in ("prompt_ids", "completion_ids", "logprobs"))
-    masks = output.pop("env_mask", None) or [[1] * len(ids) for ids in completion_ids]
-    contexts = output.pop("context_ids", None) or [[0] * len(ids) for ids in completion_ids]
-    turn_ids = output.pop("turn_ids", None) or turn_ids_from_mask(padded(masks, 0), padded(contexts, 0)).tolist()
-    agents = _named(output["agents"], turn_ids) if "agents" in output else [None] * num_prompts
-    logprobs = logprobs or [None] * num_prompts
-    trajectories = []
-    for i, row in enumerate(zip(completion_ids, turn_ids, contexts, logprobs, agents, strict=True)):
-        columns = {name: value[i] if isinstance(value, list) else value for name, value in output.items()}
-        prompt = tuple(map(int, prompt_ids[i]))
-        trajectories.append(Trajectory(prompt, (*_segments(i, *row),), StopReason.ENVIRONMENT_DONE, columns))
-    return trajectories
+    for key, value in output.items():
+        if (key in _REQUIRED or isinstance(value, list)) and value is not None and len(value) != num_prompts:
+            raise ValueError(f"The rollout returned {len(value)} rows of `{key}` for {num_prompts} prompts.")
+    rows = [
+        {key: value[i] if key in _MEANING or isinstance(value, list) else value for key, value in output.items()}
+        for i in range(num_prompts)
+    ]
+    prompts = [tuple(map(int, row.pop("prompt_ids"))) for row in rows]
+    completions = [_tokens(number, row) for number, row in enumerate(rows)]
+    validate_turn_ids(
+        padded([each.turn_ids for each in completions], -1), padded([each.env_mask for each in completions], 0)
+    )
+    return [
+        Trajectory(prompt, (*_segments(number, tokens, row.get("agents")),), StopReason.ENVIRONMENT_DONE, row)
+        for number, (prompt, tokens, row) in enumerate(zip(prompts, completions, rows, strict=True))
+    ]
+
+
+def _tokens(number: int, row: dict[str, Any]) -> _Tokens:
+    """Take the completion out of a row. Raises ValueError for no token, and for lists of other lengths."""
+    ids, logprobs = [*map(int, row.pop("completion_ids"))], row.pop("logprobs")
+    if not ids:
+        raise ValueError(f"The rollout returned an empty completion in row {number}; it needs at least one token.")
+    given = {key: _integers(key, number, row.pop(key)) for key in _MEANING if key in row}
+    for key, values in {"logprobs": logprobs, **given}.items():
+        if values is not None and len(values) != len(ids):
+            raise ValueError(
+                f"The rollout returned {len(values)} entries of `{key}` in row {number}, but its completion has "
+                f"{len(ids)} tokens."
+            )
+    turn_ids, contexts = given.get("turn_ids"), given.get("context_ids", [0] * len(ids))
+    mask = given.get("env_mask", [1] * len(ids) if turn_ids is None else [int(turn >= 0) for turn in turn_ids])
+    if turn_ids is None:
+        turn_ids = turn_ids_from_mask(torch.tensor([mask]), torch.tensor([contexts]))[0].tolist()
+    # vLLM gives None for a token that it could not score.
+    known = None if logprobs is None else [float("nan") if each is None else float(each) for each in logprobs]
+    return _Tokens(ids, mask, turn_ids, contexts, known)
 
 
 def _integers(key: str, number: int, row: Any) -> list[int]:
@@ -81,78 +109,33 @@ def _integers(key: str, number: int, row: Any) -> list[int]:
     )
 
 
-def _segments(
-    row: int, ids: Any, turn_ids: Any, contexts: Any, logprobs: Any, agents: Any
-) -> list[Turn | Observation]:
-    """The segments of a completion, from lists with an entry per token, and the name of each turn's agent."""
-    tokens = [*map(int, ids)]
-    # vLLM gives None for a token that it could not score.
-    known = None if logprobs is None else [float("nan") if each is None else float(each) for each in logprobs]
-    segments: list[Turn | Observation] = []
-    last, read = (-1, 0), {0}  # the last turn and its context; the contexts that have begun, 0 with the prompt
-    for (turn, context), places in groupby(range(len(tokens)), key=lambda place: (turn_ids[place], contexts[place])):
-        first, *rest = places
-        own = slice(first, first + 1 + len(rest))
-        if turn < 0:
-            segments.append(Observation((*tokens[own],), "", context=abs(context), repeats=context < 0))
-        else:
-            _check_context(row, first, context, read)
-            if turn == last[0] and context != last[1]:
-                raise ValueError(
-                    f"The rollout's `context_ids` are {last[1]} and {context} within turn {turn} of row {row}: a turn "
-                    "must be sampled in one context."
-                )
-            named = {"agent": agents[turn] if agents else "", "context": context, "resumes": turn == last[0]}
-            segments.append(Turn((*tokens[own],), "", _UNREAD, None if known is None else (*known[own],), **named))
-            last = turn, context
-        read.add(abs(context))
-    return segments
-
-
-def _check_context(row: int, position: int, context: int, read: set[int]) -> None:
-    """Raise ValueError if the policy cannot have sampled a token in a context, given those that have begun."""
-    if context < 0 or context not in read:
-        why = "repeats another context" if context < 0 else "is the first of its context, with nothing before it"
+def _segments(number: int, tokens: _Tokens, agents: Any) -> Iterator[Turn | Observation]:
+    """The segments of a completion. Raises ValueError unless `agents`, if any, has a name for each turn."""
+    count = max(tokens.turn_ids) + 1
+    names = [""] * count if agents is None else agents
+    if not isinstance(names, list | tuple) or [*map(type, names)] != [str] * count:
         raise ValueError(
-            f"The rollout's `context_ids` is {context} at token {position} of row {row}, which {why}, but `env_mask` "
-            "is 1 there. It may be 1 only on tokens that the policy sampled in this context."
+            f"The rollout's `agents` is {names!r:.200} in row {number}, but must be a list with the name of an agent "
+            f"for each of the row's {count} turns. If the field means something else, rename it."
         )
-
-
-def _check_lengths(output: Mapping[str, Any], num_prompts: int) -> None:
-    """Raise a ValueError that names the row where a rollout's lengths, masks or turns do not match."""
-    given = [key for key in ("prompt_ids", "completion_ids", *_PER_TOKEN) if output.get(key) is not None]
-    for key in {*given, *(key for key, value in output.items() if isinstance(value, list))}:
-        if len(output[key]) != num_prompts:
-            raise ValueError(f"The rollout returned {len(output[key])} rows of `{key}` for {num_prompts} prompts.")
-    for row, ids in enumerate(output["completion_ids"]):
-        if len(ids) == 0:
-            raise ValueError(f"The rollout returned an empty completion in row {row}; it needs at least one token.")
-        for key in given[given.index("completion_ids") + 1 :]:
-            if len(output[key][row]) != len(ids):
-                raise ValueError(
-                    f"The rollout returned {len(output[key][row])} entries of `{key}` in row {row}, but its "
-                    f"completion has {len(ids)} tokens."
-                )
-    for row, mask in enumerate(output.get("env_mask", [])):
-        if wrong := set(mask) - {0, 1}:
-            raise ValueError(f"The rollout's `env_mask` holds {sorted(wrong)} in row {row}; only 0 and 1 are allowed.")
-    if "turn_ids" in output:
-        validate_turn_ids(padded(output["turn_ids"], -1), padded(output["env_mask"], 0))
-
-
-def _named(agents: Any, turn_ids: Sequence[Sequence[int]]) -> list[list[str]]:
-    """The agents of each row's turns. Raises ValueError unless there is one name for each, or None for a row."""
-    given = agents if isinstance(agents, list) else [agents] * len(turn_ids)
-    counts = [max(row) + 1 for row in turn_ids]
-    for number, (names, count) in enumerate(zip(given, counts, strict=True)):
-        is_list = isinstance(names, list | tuple) and [*map(type, names)] == [str] * count
-        if names is not None and not is_list:
+    last, read = -1, {0}  # the last turn; the contexts that have begun, 0 with the prompt
+    places = groupby(range(len(tokens.ids)), key=lambda place: (tokens.turn_ids[place], tokens.context_ids[place]))
+    for (turn, context), found in places:
+        first, *rest = found
+        own = slice(first, first + 1 + len(rest))
+        ids, logprobs = (*tokens.ids[own],), None if tokens.logprobs is None else (*tokens.logprobs[own],)
+        if turn < 0:
+            yield Observation(ids, "", context=abs(context), repeats=context < 0)
+        elif context not in read:
             raise ValueError(
-                f"The rollout's `agents` is {names!r:.200} in row {number}, but must be a list with the name of an "
-                f"agent for each of the row's {count} turns. If the field means something else, rename it."
+                f"The rollout's `context_ids` is {context} at token {first} of row {number}, but `env_mask` is 1 "
+                "there: the policy can only have sampled it after other tokens of this context, and not where it "
+                "repeats another (a negative number)."
             )
-    return [[""] * count if names is None else [*names] for names, count in zip(given, counts, strict=True)]
+        else:
+            yield Turn(ids, "", _UNREAD, logprobs, agent=names[turn], context=context, resumes=turn == last)
+            last = turn
+        read.add(abs(context))
 
 
 def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:

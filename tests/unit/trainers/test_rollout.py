@@ -46,11 +46,9 @@ CONTEXTS = {"turn_ids": None, "context_ids": [[0, -1, 1], [0]]}
         ({"seen": [3]}, "1 rows of `seen` for 2 prompts"),
         ({"turn_ids": [[0, -1, 1], [0, 0]]}, "2 entries of `turn_ids` in row 1"),
         ({"completion_ids": [[4, 5, 6], []]}, "empty completion in row 1"),
-        ({"env_mask": [[1, 2, 1], [1]]}, r"`env_mask` holds \[2\] in row 0"),
         ({"turn_ids": [[0, -1, 1], [1]]}, r"turn_ids\[1, 0\] is 1"),
         ({**CONTEXTS, "context_ids": [[0, 1, 2], [0]]}, "`context_ids` is 2 at token 2 of row 0"),  # its first
         ({**CONTEXTS, "context_ids": [[0, 1, -1], [0]]}, "`context_ids` is -1 at token 2 of row 0"),  # a repetition
-        ({**CONTEXTS, "turn_ids": [[0, -1, 0], [0]]}, "`context_ids` are 0 and 1 within turn 0 of row 0"),
         *(
             ({"agents": [bad, ["p"]]}, "`agents` is .* in row 0, .* for each of the row's 2 turns")
             for bad in (["p"], "pq", ["p", 3], 7)
