@@ -45,7 +45,6 @@ from sorl_trl.trainers.checks import (
     check_config,
     check_dataset,
     check_names,
-    check_reward_names,
     check_trained,
     check_trust_region,
     disable_noise,
@@ -125,7 +124,6 @@ class TurnLevelTrainer(GRPOTrainer):
         check_trust_region(host)
         if args.async_staleness:
             self.vllm_importance_sampling_correction = False  # ratios already contain what it would correct
-        check_reward_names(self.method, self.reward_func_names)
         self._forward = Forward(host)
         self._set_up_rewards()
         self._bias_normalizer, self._metric_log = bias_normalizer(host), MetricLog(host)

@@ -46,13 +46,6 @@ def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
         args.neftune_noise_alpha = None
 
 
-def check_reward_names(method: Method, names: list[str]) -> None:
-    """Raise ValueError if a group filter names a reward function that does not exist."""
-    for piece in method.keep:
-        if (asked := getattr(piece, "reward", None)) not in (None, *names):
-            raise ValueError(f"{piece!r} has `reward` {asked!r}, but must name a reward function: one of {names}.")
-
-
 def check_trained(model: nn.Module) -> None:
     """Raise ValueError if no parameter of the policy is trainable, which is how PEFT loads adapters by default."""
     if not any(p.requires_grad for p in model.parameters()):

@@ -19,7 +19,6 @@ import torch
 from peft import PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, AutoModelForCausalLM
 
 from sorl_trl.rollout.engines.slots.support import IN_SEGMENTS
@@ -225,20 +224,9 @@ class ValueModel(nn.Module):
 
         A trajectory ended by an infrastructure failure gets no values, because it is not trained on.
         """
-        places: list[list[tuple[tuple[int, int], int]]] = []
-        texts: dict[tuple[int, int], Tensor] = {}  # what was read in a row's context before its last turn
-        for number, trajectory in enumerate(trajectories):
-            places.append([])
-            for start, _ in trajectory.spans:
-                read, context = trajectory.read_before(start), (number, trajectory.context_ids[start])
-                texts[context] = torch.tensor(read)
-                places[-1].append((context, len(read) - 1))
-        if not texts:
-            return [[] for _ in trajectories]
-        inputs = [*texts.values()], [torch.ones_like(text) for text in texts.values()]
-        rows = self(*(pad_sequence(each, batch_first=True).to(self.head.weight.device) for each in inputs)).cpu()
-        values = dict(zip(texts, rows, strict=True))
-        return [[values[context][position].item() for context, position in row] for row in places]
+        device = self.head.weight.device
+        read = [[each.read_before(start) for start, _ in each.spans] for each in trajectories]
+        return [[self(torch.tensor([text], device=device))[0, -1].item() for text in row] for row in read]
 
 
 def load_critic(path: str | Path, base_model: str | None = None, **kwargs: Any) -> ValueModel:

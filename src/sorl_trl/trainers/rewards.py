@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trl.trainer.utils import is_async_callable
 
 from sorl_trl.methods import ScoredRollout
+from sorl_trl.ops import differing_groups, group_spread
 from sorl_trl.rollout.policy_rollout import ADDED_COLUMNS
 from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.samples import Sample
@@ -43,29 +44,19 @@ class RewardWatch:
         """How many of the last rollouts had no differing rewards."""
 
     def observe(self, rollout: ScoredRollout) -> None:
-        by_group = self._by_group and rollout.num_generations > 1
-        compared = rollout.num_generations if by_group else len(rollout.rewards_per_func)
-        self._alike = 0 if _differ(rollout, compared) else self._alike + 1
+        compared = rollout.num_generations if self._by_group else len(rollout.rewards_per_func)
+        differ = differing_groups(group_spread(rollout.totals(), compared)).any()
+        self._alike = 0 if differ else self._alike + 1
         if not rollout.turns.turn_mask.any():
             self._warn(
                 "No trajectory of a rollout has a turn to train on: a search engine, tool, environment or agent "
                 f"may be down. See `trajectories_without_turn` in {DEBUG_PAGE}."
             )
         elif self._alike >= _ALIKE:
-            group = " of a group" if by_group else ""
             self._warn(
-                f"No rewards{group} differed in {_ALIKE} rollouts in a row, so there is hardly anything to learn. "
+                f"No rewards differed in {_ALIKE} rollouts in a row, so there is hardly anything to learn. "
                 f"See `frac_reward_zero_std` in {DEBUG_PAGE}."
             )
-
-
-def _differ(rollout: ScoredRollout, size: int) -> bool:
-    """Whether two of `size` scored trajectories in a row differ in their rewards, or in those of a turn."""
-    rewards = torch.cat([rollout.totals().unsqueeze(1), rollout.turn_rewards], dim=1)
-    left_out = ~rollout.scored.unsqueeze(1)
-    most, least = rewards.masked_fill(left_out, -math.inf), rewards.masked_fill(left_out, math.inf)
-    groups = (-1, size, rewards.size(1))
-    return bool((most.view(groups).amax(1) > least.view(groups).amin(1)).any())
 
 
 def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
@@ -81,33 +72,27 @@ def rewarding_turns(reward_func: Any, index: int, name: str) -> Any:
         return reward_func
     takes_samples, takes_turns = (_takes(reward_func, each) for each in (SAMPLES, TURN_IDS))
 
-    def given(arguments: dict[str, Any]) -> tuple[list[Sample], dict[str, Any]]:
-        samples: list[Sample] = arguments.pop(SAMPLES)
+    def given(arguments: dict[str, Any]) -> tuple[list[Sample] | None, dict[str, Any]]:
+        samples: list[Sample] | None = arguments.pop(SAMPLES, None)
+        if samples is None:
+            return None, arguments
         own: dict[str, Any] = {SAMPLES: samples} if takes_samples else {}
         if takes_turns:
             own[TURN_IDS] = [[*each.trajectory.turn_ids] for each in samples]
         check_needed(reward_func, name, {**own, **arguments})
         return samples, {**own, **arguments}
 
-    if is_async_callable(reward_func):
-
-        @wraps(reward_func, updated=())
-        async def rewards_async(*positional: Any, **arguments: Any) -> Any:
-            if SAMPLES not in arguments:
-                return await reward_func(*positional, **arguments)
-            samples, arguments = given(arguments)
-            return _recorded(await reward_func(*positional, **arguments), samples, index, name)
-
-        return rewards_async
-
-    @wraps(reward_func, updated=())
-    def rewards(*positional: Any, **arguments: Any) -> Any:
-        if SAMPLES not in arguments:
-            return reward_func(*positional, **arguments)
+    async def rewards_async(*positional: Any, **arguments: Any) -> Any:
         samples, arguments = given(arguments)
-        return _recorded(reward_func(*positional, **arguments), samples, index, name)
+        returned = await reward_func(*positional, **arguments)
+        return returned if samples is None else _recorded(returned, samples, index, name)
 
-    return rewards
+    def rewards(*positional: Any, **arguments: Any) -> Any:
+        samples, arguments = given(arguments)
+        returned = reward_func(*positional, **arguments)
+        return returned if samples is None else _recorded(returned, samples, index, name)
+
+    return wraps(reward_func, updated=())(rewards_async if is_async_callable(reward_func) else rewards)
 
 
 def _recorded(returned: Iterable[Any], samples: Sequence[Sample], index: int, name: str) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,11 +48,11 @@ class Sample:
 def sample(host: Host, rows: Sequence[dict[str, Any]]) -> list[Sample]:
     """A trajectory for each of this process's rows of the dataset, or for rows that were sampled earlier.
 
-    Raises ValueError for what a rollout returns that does not match, and a context longer than the policy can read.
+    Raises ValueError for what a rollout returns that does not match.
     """
     rollout, ahead = host.rollout_func, host.ahead if host.is_training else None
     prompts, images = prompts_of(rows)
-    step, window = host.step, positions_of(host.accelerator.unwrap_model(host.model))
+    step = host.step
     if rollout is None:
         trajectories, completions, images = _of_trl(host, prompts, images)
     else:
@@ -63,10 +62,10 @@ def sample(host: Host, rows: Sequence[dict[str, Any]]) -> list[Sample]:
         else:
             trajectories = _of_rollout(host, copy.deepcopy(prompts), rows)
         if is_direct(rollout):
+            window = positions_of(host.accelerator.unwrap_model(host.model))
             trajectories = closed(trajectories, host.tokenizer.eos_token_id, window)
         _log_lengths(host, trajectories)
         completions = _decoded(host, prompts, trajectories)
-    _check_window(trajectories, window)
     samples = []
     for row, each, *shown in zip(rows, trajectories, prompts, completions, images or [None] * len(rows), strict=True):
         columns = dict(each.columns)
@@ -128,17 +127,3 @@ def _log_lengths(host: Host, trajectories: Sequence[Trajectory]) -> None:
         logged[f"completions/mean_{name}"].append(found.mean().item())
         logged[f"completions/min_{name}"].append(found.min().item())
         logged[f"completions/max_{name}"].append(found.max().item())
-
-
-def _check_window(trajectories: Sequence[Trajectory], window: int | None) -> None:
-    for number, each in enumerate(trajectories):
-        lengths = Counter(map(abs, each.context_ids))
-        if window is None or len(lengths) < 2:
-            continue
-        lengths[0] += len(each.prompt_ids)
-        ((context, longest),) = lengths.most_common(1)
-        if longest > window:
-            raise ValueError(
-                f"The rollout's context {context} of row {number} has {longest} tokens, but the policy can read at "
-                f"most {window}."
-            )

@@ -15,8 +15,8 @@ import transformers as hf
 from peft import LoraConfig, get_peft_model
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
-from sorl_trl.methods import METHODS, Method, ZeroVariance, constant_mean, method_from
-from sorl_trl.trainers.checks import check_reward_names, disable_noise
+from sorl_trl.methods import METHODS, Method, constant_mean, method_from
+from sorl_trl.trainers.checks import disable_noise
 from tests.documentation import ROOT
 from tests.model_families import GQA
 
@@ -200,12 +200,6 @@ def test_a_method_that_does_not_fit_is_refused(
 def test_removed_settings_are_refused() -> None:
     with pytest.raises(ImportError, match='`method="loop"` is enough'):
         import_module("sorl_trl.methods").SETTINGS  # noqa: B018
-
-
-def test_a_filter_names_a_reward_function() -> None:
-    check_reward_names(Method(keep=(ZeroVariance("right"),)), ["right", "short"])
-    with pytest.raises(ValueError, match="`reward` 'wrong'"):
-        check_reward_names(Method(keep=(ZeroVariance("wrong"),)), ["right", "short"])
 
 
 @pytest.mark.parametrize("kind", NOISY)

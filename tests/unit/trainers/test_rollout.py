@@ -12,7 +12,6 @@ from sorl_trl import EndpointRollout
 from sorl_trl.trainers.batch import micro_batches
 from sorl_trl.trainers.pack import mismatch_of
 from sorl_trl.trainers.returned import check_callable, read_output
-from sorl_trl.trainers.samples import _check_window
 from sorl_trl.trainers.score import state_keys
 from sorl_trl.types import Trajectory
 
@@ -110,14 +109,6 @@ def test_turns_are_recorded_or_runs_of_the_mask() -> None:
     assert turns([[4] * 6], [[1, 0, 1, 1, 0, 1]], None, [[0, -1, 1, 0, -2, 2]]) == [[0, -1, 1, 2, -1, 3]]
     with pytest.raises(ValueError, match="turn_ids"):
         turns(ids, [[1, 0, 1]], [[0, -1]])  # tools have lengthened it
-
-
-def test_a_context_longer_than_the_policy_reads_is_named() -> None:
-    rows = {"completion_ids": [[4, 5, 6, 7]], "env_mask": [[1, 0, 0, 1]], "context_ids": [[0, -1, 1, 1]]}
-    found = read_output({"prompt_ids": [[3]], "logprobs": None, **rows}, 1)
-    _check_window(found, 3)
-    with pytest.raises(ValueError, match="context 1 of row 0 has 3 tokens, but the policy can read at most 2"):
-        _check_window(found, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
