@@ -162,28 +162,34 @@ def reference_loss(trainer: Any, batch: dict[str, Any], rows: list[int] | None =
     rows = list(range(len(logps))) if rows is None else rows
     advantages = batch["advantages"].double().reshape(len(logps), -1)
     weights = batch.get("importance_sampling_ratio", torch.ones(1)).expand_as(logps)
-    total = torch.zeros((), dtype=torch.float64)
+    losses: list[list[Tensor]] = []
     for i in rows:
         turn_ids = batch["turn_ids"][i]
-        turns = positions(turn_ids)
-        for t in chain(*turns):
-            loss = -weights[i, t] * token_objective(method, logps[i], log_ratio[i], t, turn_ids, advantages[i])
-            if args.beta:
-                difference = batch["ref_per_token_logps"][i, t] - logps[i, t]
-                kl = difference.exp() - difference - 1
-                of_unit = log_ratio[i, unit_of(t, turn_ids, method.ratio.level)].mean().exp()
-                loss = loss + args.beta * kl * (of_unit if args.use_bias_correction_kl else 1)
-            total = total + _share(method.mean, turns, t, turn_ids) * loss
-    if method.mean in (token_mean, micro_batch_mean):
-        return total / sum(int((batch["turn_ids"][i] >= 0).sum()) for i in rows)
-    return total / len(rows) / (args.max_completion_length if method.mean is constant_mean else 1)
+        losses.append([])
+        for turn in positions(turn_ids):
+            of_turn = []
+            for t in turn:
+                loss = -weights[i, t] * token_objective(method, logps[i], log_ratio[i], t, turn_ids, advantages[i])
+                if args.beta:
+                    difference = batch["ref_per_token_logps"][i, t] - logps[i, t]
+                    kl = difference.exp() - difference - 1
+                    of_unit = log_ratio[i, unit_of(t, turn_ids, method.ratio.level)].mean().exp()
+                    loss = loss + args.beta * kl * (of_unit if args.use_bias_correction_kl else 1)
+                of_turn.append(loss)
+            losses[-1].append(torch.stack(of_turn))
+    return averaged(method.mean, losses, args.max_completion_length)
 
 
-def _share(mean: Any, turns: list[list[int]], t: int, turn_ids: Tensor) -> float:
-    """What a token has of its trajectory's loss."""
+def averaged(mean: Any, x: list[list[Tensor]], longest: int = 1) -> Tensor:
+    """The mean of one value per token, `x[trajectory][turn]`; a trajectory without any counts as 0."""
+    rows = [torch.cat([*turns, torch.zeros(0, dtype=torch.float64)]) for turns in x]
+    if mean in (token_mean, micro_batch_mean):
+        return torch.cat(rows).mean()
     if mean is turn_mean:
-        return 1 / (len(turns) * len(turns[int(turn_ids[t])]))
-    return 1 / len([*chain(*turns)]) if mean is trajectory_mean else 1.0
+        of_rows = [torch.stack([turn.mean() for turn in turns]).mean() if turns else torch.zeros(()) for turns in x]
+    else:
+        of_rows = [row.sum() / (max(len(row), 1) if mean is trajectory_mean else 1) for row in rows]
+    return torch.stack(of_rows).mean() / (longest if mean is constant_mean else 1)
 
 
 def reference_penalty(trainer: Any, batch: dict[str, Any], piece: ClipPenalty) -> Tensor:

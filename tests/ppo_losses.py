@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sorl_trl import SOPPOTrainer
 from tests.critics import BATCH_SIZE, build_ppo, set_head
-from tests.losses import gradient, positions, read_apart, reference_loss, reference_penalty
+from tests.losses import averaged, gradient, positions, read_apart, reference_loss, reference_penalty
 from tests.trajectories import parity_reward, turn_reward
 
 DISCOUNTED = {"gamma": 0.9, "gae_lambda": 0.8}
@@ -51,18 +51,6 @@ def state_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
     return values
 
 
-def aggregate(x: list[list[Tensor]], loss_type: str) -> Tensor:
-    """One value per token or state, `x[trajectory][turn]`; a trajectory without any counts as 0."""
-    rows = [torch.cat(turns) if turns else torch.zeros(0, dtype=torch.float64) for turns in x]
-    if loss_type == "bnpo":
-        return torch.cat(rows).mean()
-    if loss_type == "grpo":
-        means = [row.mean() if len(row) else row.sum() for row in rows]
-    else:
-        means = [torch.stack([turn.mean() for turn in turns]).mean() if turns else torch.zeros(()) for turns in x]
-    return sum(means, torch.zeros(())) / len(x)
-
-
 def value_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
     """½ max((v − R)², (clip(v, v_old ± c) − R)²) where values are read."""
     args, values = trainer.args, state_values(trainer, batch)
@@ -79,7 +67,7 @@ def value_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
                     error = torch.max(error, (clipped - target) ** 2)
                 loss.append(0.5 * error)
             losses[i].append(torch.stack(loss))
-    return aggregate(losses, args.loss_type)
+    return averaged(trainer.method.mean, losses)
 
 
 def assert_follows_the_formula(trainer: SOPPOTrainer, batch: dict[str, Any]) -> None:
