@@ -16,7 +16,6 @@ from transformers import TrainerCallback
 
 from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
-from sorl_trl.methods import TurnRatio
 from sorl_trl.rollout import EngineOptions
 from sorl_trl.rollout.engines.vllm import EngineUnavailable
 from sorl_trl.search import NoSearch
@@ -358,9 +357,3 @@ def test_what_cannot_be_sampled_ahead_is_refused(tmp_path: Path) -> None:
     trainer.train_dataset = questions().to_iterable_dataset()
     with pytest.raises(ValueError, match="`train_dataset`"):
         check_ahead(trainer._host)
-
-
-def test_a_weight_that_compares_with_the_engine_is_refused_where_it_is_the_old_policy(tmp_path: Path) -> None:
-    """That ratio is 1."""
-    with pytest.raises(ValueError, match=r"TurnRatio.*without `async_staleness`"):
-        build(tmp_path, method={"weight": TurnRatio(high=3.0)})

@@ -16,7 +16,6 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.methods import TurnRatio
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.engines.server import Sampled
 from sorl_trl.rollout.engines.vllm import Submitted, VLLMEngine
@@ -62,8 +61,7 @@ def lora(**overrides: Any) -> LoraConfig:
 
 
 def test_the_engine_samples_from_the_trained_policy(tmp_path: Path, mode: dict[str, Any]) -> None:
-    method = {"weight": TurnRatio()}
-    trainer = vllm_agent(tmp_path, method=method, **mode)
+    trainer = vllm_agent(tmp_path, **mode)
     assert max(train(trainer)) < EXACT
     assert max(logged(trainer, "rollout/turns_per_trajectory")) > 1
     assert logged(trainer, "sampling/importance_sampling_ratio/mean") == pytest.approx([1.0] * 4, abs=EXACT)

@@ -17,7 +17,6 @@ from sorl_trl.methods.losses import (
     VESPO,
     ClipPenalty,
     PPOMin,
-    TurnRatio,
     constant_mean,
     micro_batch_mean,
     token_mean,
@@ -39,7 +38,6 @@ PIECES: Mapping[str, Mapping[str, Any]] = {
         "gae": GAE,
     },
     "keep": {"zero_variance": ZeroVariance},
-    "weight": {"turn_ratio": TurnRatio},
     "terms": {"clip_penalty": ClipPenalty},
 }
 """The pieces that a recipe can name, by field of `Method`. Beside them it sets `ratio`, `clip` and numbers."""
@@ -53,6 +51,7 @@ _GONE: Mapping[str, str] = {
     **dict.fromkeys(("llds", "not_void", "void"), _NO_GAIN),
     **dict.fromkeys(("ragen2", "starpo_s"), f"{_NO_GAIN}; 'dapo' drops groups with equal rewards"),
     "reinforce": "it is 'grpo' with the mean `token_mean` and the credit `group_mean` of the scale 'batch'",
+    "weight": _OF_ENGINE,
     **dict.fromkeys(("top_k", "top_p"), f"{_NO_GAIN}; 'zero_variance' drops groups with equal rewards"),
 }
 """Methods and pieces that were removed since version 0.3, and why or what takes their place."""
@@ -114,7 +113,10 @@ def _from_json(text: str) -> Any:
 
 def _pieces(field: str, given: Any) -> Any:
     if field not in DECIDES:
-        raise ValueError(f"`method` has {field!r}, but must be made of {', '.join(DECIDES)}, and perhaps a `name`.")
+        raise ValueError(
+            f"`method` has {field!r}, but must be made of {', '.join(DECIDES)}, and perhaps a `name`"
+            f"{_advice(field, DECIDES)}"
+        )
     if field in NUMBERS:
         return given
     if field in SINGLE:
@@ -185,7 +187,6 @@ __all__ = [
     "PPOMin",
     "Ratio",
     "ScoredRollout",
-    "TurnRatio",
     "ZeroVariance",
     "constant_mean",
     "method_from",

@@ -1,10 +1,10 @@
-"""The pieces of a loss: surrogates and means, of which TRL's loss types are made, a term, and the engine's weights."""
+"""The pieces of a loss: surrogates and means, of which TRL's loss types are made, and a term."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,16 +12,13 @@ from torch import Tensor
 from sorl_trl.checks import NOT_NEGATIVE, Checked, Number
 from sorl_trl.methods.data import Metrics, MicroBatch, Objective
 from sorl_trl.ops import (
-    TurnLayout,
     cispo_surrogate,
     clip_fraction,
     clipped_surrogate,
     gated_kl,
     is_clipped,
     sapo_surrogate,
-    turn_broadcast,
     turn_layout,
-    turn_mismatch,
     turn_weights,
     vespo_surrogate,
     vespo_weights,
@@ -138,7 +135,7 @@ def _kept(values: Tensor, mask: Tensor) -> Tensor:
 
 
 # -------------------------------------------------------------------------------------------------------------------
-# Terms and weights
+# Terms
 # -------------------------------------------------------------------------------------------------------------------
 
 
@@ -165,28 +162,3 @@ class ClipPenalty(Checked):
         gate = clip_fraction(batch.log_ratio, batch.loss_mask, low, high)
         mean = gated_kl(gate, batch.log_ratio, batch.loss_mask).mean() * batch.row_scale
         return self.coef * mean, {"clip_penalty": mean, "clip_penalty_gate": gate.mean()}
-
-
-@dataclass(frozen=True)
-class TurnRatio(Checked):
-    """Weight each turn by g_k = exp(mean_{t∈k} d_t), clamped to [`low`, `high`] if these are set.
-
-    d_t = log π_old − log μ with μ the engine. With `high=2`, this is slime's truncation per turn.
-    """
-
-    low: Annotated[float | None, NOT_NEGATIVE] = None
-    high: Annotated[float | None, NOT_NEGATIVE] = None
-
-    def check(self, method: Any, config: Any) -> None:
-        """Raise ValueError if the policy that sampled is the old policy, as far as the trainer knows."""
-        if config.async_staleness or not (config.use_vllm and config.vllm_importance_sampling_correction):
-            raise ValueError(
-                f"`method` has {self!r}, which compares the old policy with the sampling policy. Here they are the "
-                "same: use it with `use_vllm` and `vllm_importance_sampling_correction`, without `async_staleness`."
-            )
-
-    def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
-        """(B, T) weights, 1 outside model tokens."""
-        ratio = turn_mismatch(mismatch, turns)
-        ratio = ratio if self.low is None and self.high is None else ratio.clamp(self.low, self.high)
-        return torch.where(turns.loss_mask, turn_broadcast(ratio, turns), 1.0)

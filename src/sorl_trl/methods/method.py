@@ -26,7 +26,6 @@ from sorl_trl.methods.losses import (
     trajectory_mean,
     turn_mean,
 )
-from sorl_trl.ops import TurnLayout
 
 Credit: TypeAlias = Callable[[ScoredRollout], Tensor]
 """Returns advantages of trajectories, (N,), or turns, (N, K)."""
@@ -34,8 +33,6 @@ Keep: TypeAlias = Callable[[ScoredRollout], Tensor]
 """Returns a bool mask of the trajectories, (N,), or tokens, (N, T), that stay in the loss and its denominator.
 
 Rewards of dropped trajectories stay in the group's baseline, in the reward metrics and in evaluations."""
-Weight: TypeAlias = Callable[[Tensor, TurnLayout], Tensor]
-"""Returns (B, T) weights that correct the engine's mismatch, from d = log π_old − log μ (B, T) and the turns."""
 Surrogate: TypeAlias = Callable[[MicroBatch], Objective]
 """Returns the objective of each token, and where its gradient is stopped."""
 Term: TypeAlias = Callable[[MicroBatch], tuple[Tensor, Metrics]]
@@ -66,8 +63,6 @@ class Method:
     """Computes the advantages."""
     keep: tuple[Keep, ...] = ()
     """Select what is trained on: what all of them keep."""
-    weight: Weight | None = None
-    """Corrects the mismatch between trainer and engine; None leaves that to TRL's options."""
     terms: tuple[Term, ...] = ()
     """Their values are added to the loss."""
     gamma: Annotated[float, SHARE] = 1.0
@@ -106,7 +101,7 @@ class Method:
 
     @classmethod
     def from_config(cls, config: Any) -> Method:
-        """The method that a trainer's config describes, without `keep`, `weight` and `terms`."""
+        """The method that a trainer's config describes, without `keep` and `terms`."""
         surrogate, mean = LOSS_TYPES[config.loss_type](config)
         credit: Any = GroupMean(config.scale_rewards, config.multi_objective_aggregation)
         if hasattr(config, "advantage_level"):

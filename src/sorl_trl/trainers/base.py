@@ -31,7 +31,7 @@ from sorl_trl.rollout.chat import ensure_response_template
 from sorl_trl.rollout.policy_rollout import PolicyRollout
 from sorl_trl.rollout.protocol import MessageReader
 from sorl_trl.rollout.routing import asks_for_routes
-from sorl_trl.trainers.batch import micro_batches, turns_of
+from sorl_trl.trainers.batch import micro_batches
 from sorl_trl.trainers.checkpoint import (
     Continuation,
     EpochRepeatSampler,
@@ -57,7 +57,7 @@ from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, TrajectoryDump
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
-from sorl_trl.trainers.pack import Rollout, kept_masks, log_table, mismatch_of, pack
+from sorl_trl.trainers.pack import Rollout, kept_masks, log_table, pack
 from sorl_trl.trainers.returned import check_callable
 from sorl_trl.trainers.rewards import RewardWatch, rewarding_turns
 from sorl_trl.trainers.samples import Sample, sample
@@ -198,19 +198,13 @@ class TurnLevelTrainer(GRPOTrainer):
             return self._forward(model, batch, values=values, rows=rows)
 
     def _apply_method(self, rollout: Rollout) -> Tensor:
-        """Drop what is not kept, and put advantages and weights into the batch; return (N,) advantages to display."""
-        batch = rollout.batch
+        """Drop what is not kept, and put advantages into the batch; return (N,) advantages to display."""
         kept = kept_masks(self._host, rollout) if self.model.training else []
         for mask in (each for each in kept if each.dim() == 1):
             rollout.drop(mask)
         advantages = self._set_advantages(rollout)
         for mask in (each for each in kept if each.dim() == 2):
             rollout.drop(mask)
-        weight = self.method.weight
-        if weight is not None and self._host.corrects_engine:
-            turns = turns_of(batch)
-            weights = weight(mismatch_of(batch, turns.turn_ids), turns)
-            batch["importance_sampling_ratio"] = weights.to(batch["old_per_token_logps"].dtype)
         return advantages
 
     def _set_advantages(self, rollout: Rollout) -> Tensor:

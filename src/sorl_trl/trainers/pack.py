@@ -14,7 +14,7 @@ from torch.nn.functional import pad as pad_width
 from trl.trainer.utils import nanmax, nanmin, pad, use_adapter
 
 from sorl_trl.methods import ScoredRollout
-from sorl_trl.ops import bounded_log_ratio, engine_ratio
+from sorl_trl.ops import engine_ratio
 from sorl_trl.rollout.chat import tabular
 from sorl_trl.rollout.routing import packed_routes, replay_gaps
 from sorl_trl.trainers.batch import (
@@ -156,17 +156,6 @@ def _score_reference(host: Host, batch: dict[str, Any]) -> Tensor:
     policy = host.accelerator.unwrap_model(host.model)
     with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
         return host.score(host.model, batch).logps
-
-
-def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
-    """(B, T) d_t = log π_old − log μ of each model token, bounded; 0 where it is NaN and outside model tokens.
-
-    An appended end-of-sequence token is not a model token, because the engine did not sample it.
-    """
-    width = turn_ids.size(1)
-    difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"])[:, :width]
-    known = (turn_ids >= 0) & ~difference.isnan()
-    return bounded_log_ratio(torch.where(known, difference, 0.0))
 
 
 def engine_weights(host: Host, batch: Mapping[str, Any]) -> Tensor:

@@ -179,7 +179,7 @@ class TestParsing:
             ({"credits": "gigpo"}, "`method` has 'credits'"),
             ({"credit": "gigp"}, r"`method\.credit` is 'gigp'.*did you mean gigpo\?"),
             ({"keep": [{"zero_variance": {"rewards": "f1"}}]}, r"`method\.keep\.zero_variance` has 'rewards'"),
-            ({"weight": {"turn_ratio": {"high": -1}}}, "`high` is -1"),
+            ({"weight": {"turn_ratio": {"high": 2}}}, "removed; .*vllm_importance_sampling_mode"),
             ("llds", "removed; .* showed no gain"),
             ("igpo", "removed; .* examples/information_gain.py"),
             ({"keep": ["top_k"]}, "removed; .* 'zero_variance' drops groups"),

@@ -182,7 +182,6 @@ def test_the_docs_say_which_field_describes_which_piece(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "named", "fields"),
     [
-        ({"weight": {"turn_ratio": {"high": 2.0}}}, "TurnRatio", {}),
         ({"name": "dapo", "credit": "gae"}, "`num_generations`", {"config_class": SOPPOConfig}),
         ({"credit": "agent_wise"}, "`gamma`", {"gamma": 0.9}),
         ({}, "`bias_norm`", {"loss_type": "sapo", "bias_norm": True}),

@@ -10,7 +10,6 @@ import torch
 
 from sorl_trl import EndpointRollout
 from sorl_trl.trainers.batch import micro_batches
-from sorl_trl.trainers.pack import mismatch_of
 from sorl_trl.trainers.returned import check_callable, read_output
 from sorl_trl.trainers.score import state_keys
 from sorl_trl.types import Trajectory
@@ -160,16 +159,6 @@ def test_keys_are_int64_and_the_same_in_every_process() -> None:
     assert keys(([5], [7], [0])) == [[5850268771259085613]], "of another process"
     assert state_keys([checked(turn_ids=[[-1] * 3, [0]], env_mask=None)[0]] * 2, 0).shape == (2, 0)
     assert keys(([5], [20], [-1]), ([5], [7], [0]))[0] == [0], "without a turn"
-
-
-def test_an_engine_that_could_not_score_a_token_differs_in_nothing() -> None:
-    """Nor does what is no token of the policy, as observations and an end-of-sequence token that is added."""
-    batch = {
-        "old_per_token_logps": torch.tensor([[-1.0, -2.0, -3.0, -1.0]]),
-        "sampling_per_token_logps": torch.zeros(1, 4),
-    }
-    batch["sampling_per_token_logps"][0, 1] = math.nan
-    assert mismatch_of(batch, torch.tensor([[0, 0, -1]])).tolist() == [[-1.0, 0.0, 0.0]]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
