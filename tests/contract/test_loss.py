@@ -158,17 +158,6 @@ def test_everything_dropped_is_a_loss_of_nothing(tmp_path: Path, tokenizer: Any)
     assert not gradient(loss, trainer).any()
 
 
-def test_a_dropped_turn_leaves_the_mean_over_turns(tmp_path: Path, tokenizer: Any) -> None:
-    """What is left is numbered anew: a gap would be a turn of 0 in the mean."""
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, **OFF)
-    batch["advantages"] = batch["advantages"].unsqueeze(1).expand(batch["turn_ids"].shape).clone()
-    rows = torch.nonzero(batch["turn_ids"].amax(1) > 0).flatten().tolist()
-    drop(batch, batch["turn_ids"] != 0, trainer.accelerator)
-    del batch["turn_counts"]
-    expected = reference_loss(trainer, batch, rows)
-    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), expected)
-
-
 def test_each_turn_of_a_sequence_is_moved_by_its_own_advantage(tmp_path: Path, tokenizer: Any) -> None:
     """The ratio is the sequence's; as a mean of its tokens it would move all turns by their mean advantage."""
     fields = {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 50.0, **OFF}

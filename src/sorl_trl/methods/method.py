@@ -30,7 +30,7 @@ from sorl_trl.methods.losses import (
 Credit: TypeAlias = Callable[[ScoredRollout], Tensor]
 """Returns advantages of trajectories, (N,), or turns, (N, K)."""
 Keep: TypeAlias = Callable[[ScoredRollout], Tensor]
-"""Returns a bool mask of the trajectories, (N,), or tokens, (N, T), that stay in the loss and its denominator.
+"""Returns a bool mask (N,) of the trajectories that stay in the loss and its denominator.
 
 Rewards of dropped trajectories stay in the group's baseline, in the reward metrics and in evaluations."""
 Surrogate: TypeAlias = Callable[[MicroBatch], Objective]

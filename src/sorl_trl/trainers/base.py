@@ -8,7 +8,7 @@ these methods call, with a `Host` in place of the trainer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ from sorl_trl.trainers.late_rollouts import RolloutsAhead
 from sorl_trl.trainers.loss import micro_batch, policy_loss
 from sorl_trl.trainers.metrics import MetricLog, TrajectoryDump
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
-from sorl_trl.trainers.pack import Rollout, kept_masks, log_table, pack
+from sorl_trl.trainers.pack import Rollout, kept, log_table, pack
 from sorl_trl.trainers.returned import check_callable
 from sorl_trl.trainers.rewards import RewardWatch, rewarding_turns
 from sorl_trl.trainers.samples import Sample, sample
@@ -199,13 +199,9 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _apply_method(self, rollout: Rollout) -> Tensor:
         """Drop what is not kept, and put advantages into the batch; return (N,) advantages to display."""
-        kept = kept_masks(self._host, rollout) if self.model.training else []
-        for mask in (each for each in kept if each.dim() == 1):
-            rollout.drop(mask)
-        advantages = self._set_advantages(rollout)
-        for mask in (each for each in kept if each.dim() == 2):
-            rollout.drop(mask)
-        return advantages
+        if self.model.training:
+            rollout.drop(kept(self._host, rollout))
+        return self._set_advantages(rollout)
 
     def _set_advantages(self, rollout: Rollout) -> Tensor:
         """Put the method's advantages into the batch; return (N,) advantages to display."""
@@ -302,10 +298,14 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         load = partial(super()._load_from_checkpoint, resume_from_checkpoint, model)
-        load_weights(self._host, resume_from_checkpoint, load)
+        self._load_weights(resume_from_checkpoint, load)
 
     def _load_best_model(self) -> None:
-        load_weights(self._host, str(self.state.best_model_checkpoint), super()._load_best_model)
+        self._load_weights(str(self.state.best_model_checkpoint), super()._load_best_model)
+
+    def _load_weights(self, checkpoint: str, load: Callable[[], None]) -> None:
+        """Load a checkpoint's weights; `load` is how transformers does it."""
+        load_weights(self._host, checkpoint, load)
 
 
 class SOGRPOTrainer(TurnLevelTrainer):

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from sorl_trl.ops import TurnLayout, turn_layout, turn_starts
+from sorl_trl.ops import TurnLayout, turn_layout
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +55,16 @@ def gather_rows(accelerator: Accelerator, values: Tensor, padding: int = 0) -> T
 
 
 def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
-    """Take everything outside `keep` out of masks, turns and denominators. All processes call it together.
+    """Take the trajectories outside `keep` out of masks, turns and denominators. All processes call it together.
 
     In TRL's losses that average over trajectories, a fully masked row still counts as 0. A row dropped here is also
     left out of that mean (`ROW_SCALE`), over all processes and the whole generation batch, so the result does not
     depend on how the batch is split. A row that had no tokens to begin with still counts as 0, as in TRL.
 
-    `keep` is (B,) or (B, T) bool.
+    `keep` is (B,) bool.
     """
-    keep = keep.unsqueeze(1) if keep.dim() == 1 else keep
     before = loss_mask_of(batch).bool()
-    kept = before & keep
-    emptied = before.any(1) & ~kept.any(1)
+    kept, emptied = before & keep.unsqueeze(1), before.any(1) & ~keep
     local = torch.stack([emptied.new_tensor(len(emptied), dtype=torch.long), emptied.sum(), before.sum(), kept.sum()])
     counts = accelerator.gather(local.unsqueeze(0)).sum(0)
     rows, emptied_rows, tokens_before, tokens = counts.tolist()
@@ -74,9 +72,8 @@ def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
         return
     if tokens == 0 and accelerator.is_main_process:
         logger.warning("Every trajectory of this generation batch was dropped: the policy learns nothing from it.")
-    batch["tool_mask"] = batch["tool_mask"] * keep
-    turn_ids = torch.where(kept, batch["turn_ids"], -1)  # may skip an index, so turns are counted again
-    batch["turn_ids"] = torch.where(turn_ids >= 0, turn_starts(turn_ids).long().cumsum(1) - 1, -1)
+    batch["tool_mask"] = batch["tool_mask"] * keep.unsqueeze(1)
+    batch["turn_ids"] = torch.where(kept, batch["turn_ids"], -1)
     batch["num_items_in_batch"] = counts[-1]
     rows_before = round(rows / row_scale(batch))
     batch[ROW_SCALE] = torch.tensor(rows / max(rows_before - emptied_rows, 1), dtype=torch.float64)

@@ -221,60 +221,55 @@ def _texts(length: int, words: int, device: torch.device) -> dict[str, Tensor]:
     return {f"{part}_{name}": each[:, own] for name, each in whole.items() for part, own in parts.items()}
 
 
+@dataclass
 class LaidOut:
-    """Stands in for a model in `GRPOTrainer._get_per_token_logps_and_entropies`, which calls it with rows of a batch.
+    """Stands in for a model in `GRPOTrainer._get_per_token_logps_and_entropies`, which calls it with some rows."""
 
-    Args:
-        model: What to call.
-        policy: `model` without the wrappers of engines.
-        layouts: The one with the fewest tokens is taken; simpler ones are preferred (`WORTH`).
-        scored: (B, T) 1 at the tokens to score, of all rows.
-        contexts: (B, T) `context_ids` of all rows, or None.
-        with_values: Whether to collect the critic's `values`, (rows, W) for each call.
-        replay: What the policy's routers follow.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        policy: Any,
-        layouts: Sequence[str],
-        scored: Tensor,
-        contexts: Tensor | None = None,
-        with_values: bool = False,
-        replay: Replay | None = None,
-    ) -> None:
-        self._model, self._policy, self._layouts = model, policy, layouts
-        self._causal_lm = causal_lm_of(policy)
-        self._scored, self._contexts, self._row = scored, contexts, 0
-        self._with_values, self._replay = with_values, replay
-        self.values: list[Tensor] = []
-        self._has_router = getattr(self._causal_lm.config.get_text_config(), "output_router_logits", False)
+    model: Any
+    """What to call."""
+    policy: Any
+    """`model` without the wrappers of engines."""
+    layouts: Sequence[str]
+    """The one with the fewest tokens is taken; simpler ones are preferred (`WORTH`)."""
+    scored: Tensor
+    """(B, T) 1 at the tokens to score, of all rows."""
+    contexts: Tensor | None = None
+    """(B, T) `context_ids` of all rows."""
+    with_values: bool = False
+    """Whether to collect the critic's `values`."""
+    replay: Replay | None = None
+    """What the policy's routers follow."""
+    values: list[Tensor] = field(default_factory=list)
+    """(rows, W) for each call."""
+    row: int = 0
+    """The first row of the next call."""
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **options: Any) -> Any:
-        rows = slice(self._row, self._row + len(input_ids))
-        self._row = rows.stop
-        before = input_ids.size(1) - self._scored.size(1)
-        scored = pad(self._scored[rows].bool(), (before, 0), value=False)
-        contexts = None if self._contexts is None else pad(self._contexts[rows].abs(), (before, 0))
-        layouts, options = self._layouts, {"output_router_logits": False, **options} if self._has_router else options
+        rows = slice(self.row, self.row + len(input_ids))
+        self.row = rows.stop
+        before = input_ids.size(1) - self.scored.size(1)
+        scored = pad(self.scored[rows].bool(), (before, 0), value=False)
+        contexts = None if self.contexts is None else pad(self.contexts[rows].abs(), (before, 0))
+        layouts, causal_lm = self.layouts, causal_lm_of(self.policy)
+        config = causal_lm.config.get_text_config(decoder=True)
+        if getattr(config, "output_router_logits", False):
+            options = {"output_router_logits": False, **options}
         if is_masked := options.get("output_router_logits", False):
             layouts = layouts[:1]  # a router loss counts the tokens that a mask marks, which only padded rows have
-        config = self._causal_lm.config.get_text_config(decoder=True)
         width = input_ids.size(1) if rope_of_batch(config) is not None else 0
         plan = plan_of(input_ids, attention_mask, scored, contexts, layouts, width)
         if plan.segments is not None:
-            options |= {"position_ids": plan.position_ids, **plan.segments.arguments(self._causal_lm)}
+            options |= {"position_ids": plan.position_ids, **plan.segments.arguments(causal_lm)}
         elif is_masked or layouts[0] == "rows":
             options |= {"attention_mask": plan.attention_mask}
-        recomputed = partial(within_and_recomputed, self._causal_lm.modules())
-        replay = self._replay and self._replay.around(rows, attention_mask, plan.sources, recomputed)
+        recomputed = partial(within_and_recomputed, causal_lm.modules())
+        replay = self.replay and self.replay.around(rows, attention_mask, plan.sources, recomputed)
         with replay or nullcontext():
             output = self._run(plan, options)
         for name in ("log_probs", "entropy"):
             if (found := getattr(output, name, None)) is not None:
                 setattr(output, name, plan.scatter(found, input_ids))
-        if self._with_values:
+        if self.with_values:
             self.values.append(plan.scatter(output.critic_values, input_ids))
         return output
 
@@ -283,12 +278,12 @@ class LaidOut:
 
         Critic and head run within the wrapped model's forward, as engines expect.
         """
-        causal_lm = self._causal_lm
+        causal_lm = causal_lm_of(self.policy)
         values: list[Tensor] = []
 
         def on_backbone(backbone: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             backbone_hook.remove()  # a critic may ask the backbone again
-            if self._with_values:
+            if self.with_values:
                 critic = getattr(causal_lm, CRITIC_ATTRIBUTE)
                 critic.unfreeze()
                 values.append(plan.predicting(critic(BackboneCall(backbone, args, kwargs, output))))
@@ -299,9 +294,9 @@ class LaidOut:
 
         # The backbone is looked up on each call, since FSDP and PEFT replace it.
         backbone_hook = causal_lm.base_model.register_forward_hook(on_backbone, with_kwargs=True)
-        policy_hook = self._policy.register_forward_hook(on_policy, prepend=True)
+        policy_hook = self.policy.register_forward_hook(on_policy, prepend=True)
         try:
-            return self._model(input_ids=plan.input_ids, shift_labels=plan.labels, **options)
+            return self.model(input_ids=plan.input_ids, shift_labels=plan.labels, **options)
         finally:
             backbone_hook.remove()
             policy_hook.remove()

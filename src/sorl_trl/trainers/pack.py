@@ -10,7 +10,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.nn.functional import pad as pad_width
 from trl.trainer.utils import nanmax, nanmin, pad, use_adapter
 
 from sorl_trl.methods import ScoredRollout
@@ -52,7 +51,7 @@ class Rollout:
         return gather_rows(self.accelerator, values, padding)
 
     def drop(self, keep: Tensor) -> None:
-        """Take everything outside `keep`, (B,) or (B, T) bool, out of the loss and its denominators."""
+        """Take the trajectories outside `keep`, (B,) bool, out of the loss and its denominators."""
         drop(self.batch, keep, self.accelerator)
 
 
@@ -179,23 +178,16 @@ def engine_weights(host: Host, batch: Mapping[str, Any]) -> Tensor:
     return ratio
 
 
-def kept_masks(host: Host, rollout: Rollout) -> list[Tensor]:
-    """What each piece of `keep` keeps of this process's rows, (B,) or (B, T) bool. The shares are logged.
-
-    T is the padded width of the batch.
-    """
-    masks = []
-    width = rollout.batch["completion_ids"].size(1)
+def kept(host: Host, rollout: Rollout) -> Tensor:
+    """(B,) bool, which of this process's trajectories all pieces of `keep` keep. The share of each is logged."""
+    found = torch.ones_like(rollout.scored.scored)
     for piece in host.method.keep:
         keep = piece(rollout.scored).bool()
         name = getattr(piece, "__name__", type(piece).__name__)
-        share = keep if keep.dim() == 1 else keep[rollout.scored.turns.loss_mask]
-        host.metrics[f"keep/{name}"].append(share.float().mean().item())
-        own = rollout.own(keep)
-        if own.dim() == 2:
-            own = pad_width(own[:, :width], (0, max(width - own.size(1), 0)), value=True)
-        masks.append(own)
-    return masks
+        host.metrics[f"keep/{name}"].append(keep.float().mean().item())
+        found = found & keep
+    own: Tensor = rollout.own(found)
+    return own
 
 
 def log_table(host: Host, rollout: Rollout, advantages: Tensor) -> None:

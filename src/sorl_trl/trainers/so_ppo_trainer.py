@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from sorl_trl.methods import GAE, Experience, MicroBatch
@@ -173,22 +172,16 @@ class SOPPOTrainer(TurnLevelTrainer):
             save_critic(self.critic, self.model, Path(output_dir) / CRITIC_FOLDER, state_dict)
         super()._save(output_dir, {name: tensor for name, tensor in state_dict.items() if not is_critic_name(name)})
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        self._load_both(resume_from_checkpoint, partial(super()._load_from_checkpoint, resume_from_checkpoint, model))
-
-    def _load_best_model(self) -> None:
-        self._load_both(self.state.best_model_checkpoint, super()._load_best_model)
-
     def _load_cycle(self, checkpoint: Path) -> None:
         find_critic(checkpoint, self.critic.kind)  # DeepSpeed and FSDP load all weights at once, of whatever kind
         super()._load_cycle(checkpoint)
 
-    def _load_both(self, checkpoint: str, load_policy: Callable[[], None]) -> None:
-        if self._host.has_engine:  # they load their own checkpoint with the critic
-            load_policy()
+    def _load_weights(self, checkpoint: str, load: Callable[[], None]) -> None:
+        if self._host.has_engine:  # it loads its own checkpoint with the critic
+            load()
             return
         with detached_critic(self.model):
-            load_policy()
+            super()._load_weights(checkpoint, load)
         restore_critic(self.critic, self.model, checkpoint)
 
 
