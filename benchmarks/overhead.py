@@ -35,7 +35,7 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks.common import QUIET, RESULTS, alone, build_model, build_tokenizer, descend, ready, table
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
-from sorl_trl.trainers.batch import OLD_POLICY_STEP
+from sorl_trl.trainers.batch import GENERATED_AT
 
 VARIANTS: dict[str, str | None] = {
     "GRPO": None,
@@ -170,7 +170,7 @@ def batch_of(case: Case, rows: list[Parts]) -> dict[str, Any]:
             at += count
     batch["advantages"] = torch.randn(len(rows), generator=generator)
     batch["num_items_in_batch"] = batch["tool_mask"].sum()
-    batch[OLD_POLICY_STEP] = torch.tensor(-1)  # off-policy
+    batch[GENERATED_AT] = torch.tensor(-1)  # off-policy
     return batch
 
 

@@ -27,7 +27,7 @@ from sorl_trl.methods import (
     trajectory_mean,
     turn_mean,
 )
-from sorl_trl.trainers.batch import OLD_POLICY_STEP
+from sorl_trl.trainers.batch import GENERATED_AT
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
@@ -63,7 +63,7 @@ def off_policy_batch(folder: Path, tokenizer: Any, method: Any = None, **fields:
     """A trainer, and a batch of 8 trajectories whose old and reference log-probabilities lie some way off."""
     trainer = build(folder, tokenizer, method, **{"num_iterations": 2, **fields})
     batch = trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
-    batch[OLD_POLICY_STEP] = torch.tensor(-1)  # as if an update had been made since
+    batch[GENERATED_AT] = torch.tensor(-1)  # as if an update had been made since
     batch["advantages"] = batch["advantages"].double()
     generator = torch.Generator().manual_seed(7)
     for key in ("old_per_token_logps", "ref_per_token_logps"):

@@ -17,10 +17,8 @@ logger = logging.getLogger(__name__)
 ROW_SCALE = "row_scale"
 """Field of a batch from which trajectories were dropped: the number of all rows divided by the number that remain."""
 GENERATED_AT = "generated_at_step"
-"""Field of a batch: the number of optimizer steps made before its trajectories were sampled."""
-OLD_POLICY_STEP = "old_policy_since_step"
-"""Field of a batch: the optimizer step of the policy that its ratios compare with."""
-ON_HOST = (GENERATED_AT, OLD_POLICY_STEP, "turn_counts", ROW_SCALE)
+"""Field of a batch: the number of optimizer steps made before its trajectories were sampled, by the old policy."""
+ON_HOST = (GENERATED_AT, "turn_counts", ROW_SCALE)
 """Fields of a batch that stay on the host, where reading them does not wait for the device."""
 
 

@@ -20,7 +20,6 @@ from sorl_trl.methods import MicroBatch, Objective, token_mean
 from sorl_trl.ops import bounded_log_ratio, kl_to_reference
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
-    OLD_POLICY_STEP,
     loss_mask_of,
     row_scale,
     turns_of,
@@ -91,7 +90,7 @@ def micro_batch(settings: LossSettings, logps: Tensor, inputs: Mapping[str, Any]
     logps = logps.clamp(min=_LOWEST_LOGP)
     old = inputs.get("old_per_token_logps")
     old = logps.detach() if old is None else old.clamp(min=_LOWEST_LOGP)
-    generated = inputs.get(GENERATED_AT)
+    generated = int(inputs.get(GENERATED_AT, step))
     return MicroBatch(
         logps=logps,
         old_logps=old,
@@ -106,8 +105,8 @@ def micro_batch(settings: LossSettings, logps: Tensor, inputs: Mapping[str, Any]
         share=settings.share,
         is_training=is_training,
         step=step + 1,
-        age=None if generated is None or not is_training else step - int(generated),
-        has_moved=is_training and step != int(inputs.get(OLD_POLICY_STEP, step)),
+        age=step - generated if is_training else None,
+        has_moved=is_training and step != generated,
         ends_step=settings.ends_step,
         inputs=inputs,
     )

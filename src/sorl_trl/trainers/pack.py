@@ -18,7 +18,6 @@ from sorl_trl.rollout.chat import tabular
 from sorl_trl.rollout.routing import packed_routes, replay_gaps
 from sorl_trl.trainers.batch import (
     GENERATED_AT,
-    OLD_POLICY_STEP,
     drop,
     gather_rows,
     loss_mask_of,
@@ -62,9 +61,7 @@ def pack(host: Host, samples: list[Sample], scored: ScoredRollout) -> Rollout:
     images = [each.images for each in samples]
     if any(each is not None for each in images):
         batch |= image_inputs(host, [each.prompt for each in samples], images, batch)
-    sampled_at = samples[0].step
-    batch[GENERATED_AT] = torch.tensor(sampled_at)
-    batch[OLD_POLICY_STEP] = torch.tensor(sampled_at if host.args.async_staleness else host.step)
+    batch[GENERATED_AT] = torch.tensor(samples[0].step)
     routes = _routes(host, batch, trajectories)
     _score_old_policy(host, batch, routes)
     if host.args.beta != 0.0:

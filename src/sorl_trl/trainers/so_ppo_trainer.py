@@ -89,16 +89,11 @@ class SOPPOTrainer(TurnLevelTrainer):
     def _credit(self) -> GAE:
         return cast(GAE, self.method.credit)
 
-    def _apply_method(self, rollout: Rollout) -> Tensor:
-        shown = super()._apply_method(rollout)
-        units = self._credit.valued(rollout.batch["turn_ids"]).sum()
-        rollout.batch["value_units"] = self.accelerator.gather(units).sum()
-        return shown
-
     def _set_advantages(self, rollout: Rollout) -> Tensor:
         batch, scored, old_values = rollout.batch, rollout.scored, rollout.batch["old_values"]
         self.critic.unfreeze()  # the reference pass of a PEFT model has frozen it
         rollout.drop(rollout.own(scored.scored))
+        batch["value_units"] = self.accelerator.gather(self._credit.valued(batch["turn_ids"]).sum()).sum()
         turn_ids = rollout.gather(batch["turn_ids"], padding=-1)
         rewards, values = turn_rewards_to_tokens(scored.rewards, turn_ids), rollout.gather(old_values)
         experience = self._credit(rewards, values, turn_ids, self.method.gamma)
