@@ -182,12 +182,15 @@ class MicroBatch:
     """The optimizer step that the micro-batch is part of, from 1."""
     age: int | None = 0
     """The number of optimizer steps since the trajectories were sampled; None in evaluation."""
-    has_moved: bool = True
-    """Whether the policy has been updated since it was the old policy; if not, they differ only by rounding."""
     ends_step: bool = True
     """Whether the optimizer steps after this micro-batch."""
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The batch in TRL's form."""
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the policy has been updated since it was the old policy; if not, they differ only by rounding."""
+        return bool(self.age)
 
     @property
     def loss_mask(self) -> Tensor:

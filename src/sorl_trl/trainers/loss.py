@@ -106,7 +106,6 @@ def micro_batch(settings: LossSettings, logps: Tensor, inputs: Mapping[str, Any]
         is_training=is_training,
         step=step + 1,
         age=step - generated if is_training else None,
-        has_moved=is_training and step != generated,
         ends_step=settings.ends_step,
         inputs=inputs,
     )

@@ -31,6 +31,7 @@ def micro_batch(turn_ids: torch.Tensor = TURN_IDS, level: str = "turn") -> Micro
         advantages=torch.tensor([[-1.0], [1.0]]),
         unit=Ratio(level),
         clip=Clip(0.2, by_length=False),
+        age=1,
     )
 
 
@@ -87,7 +88,7 @@ def test_the_kl_of_an_update_is_the_mean_over_its_trajectories() -> None:
     adjusted, _ = update(alone)
     k = adjusted / 1.5**0.5
     assert k > 0.05
-    at_rest = replace(alone, has_moved=False)
+    at_rest = replace(alone, age=0)
     assert update(alone, both, nobody, at_rest) == pytest.approx((2 / 3 * adjusted, adjusted))
     assert update(at_rest) == pytest.approx((math.nan, adjusted), nan_ok=True)
     assert all(map(math.isnan, update(nobody)))
