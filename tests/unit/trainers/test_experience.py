@@ -36,15 +36,6 @@ class TestHandWorked:
         assert experience.rewards_to_go.tolist() == [[2.5, 4.0], [1.0, 0.0]]
         assert experience.mask.tolist() == [[True, True], [True, False]]
 
-    def test_tokens(self) -> None:
-        """Rewards 0, 0.5, 4 and values 1, 2, 3 in the first trajectory; 0, 1 and 0.5, 0.25 in the second."""
-        experience = self.experience("token")
-        # δ = 0 + 1 − 1, 0.5 + 1.5 − 2, 4 − 3 and 0 + 0.125 − 0.5, 1 − 0.25; discount · λ = 0.25.
-        assert experience.advantages.tolist() == [[0.0625, 0.25, 0.0, 1.0], [0.0, -0.1875, 0.75, 0.0]]
-        assert experience.returns.tolist() == [[1.0625, 2.25, 0.0, 4.0], [0.0, 0.3125, 1.0, 0.0]]
-        assert experience.rewards_to_go.tolist() == [[1.25, 2.5, 0.0, 4.0], [0.0, 0.5, 1.0, 0.0]]
-        assert torch.equal(experience.mask, self.turn_ids >= 0)
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Metrics

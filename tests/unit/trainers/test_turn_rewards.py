@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.trainers.rewards import SAMPLES, RewardWatch, rewarding_turns, split_rewards
+from sorl_trl.trainers.rewards import SAMPLES, rewarding_turns, split_rewards
 from sorl_trl.trainers.samples import Sample
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 
@@ -58,19 +58,6 @@ def test_a_trajectory_with_an_infinite_turn_reward_has_no_others(rewards: list[f
     assert math.isinf(totals[0] or 0.0) and totals[1] == 0.25
     parts = split(sampled, torch.tensor([[math.nan], [0.25]]), torch.ones(1))
     assert not parts.turn_rewards.any() and not parts.has_turn_reward.any()
-
-
-def test_rewards_that_stay_alike_are_said_even_if_one_rollout_had_no_turn() -> None:
-    said: list[str] = []
-    watch = RewardWatch(said.append, by_group=True)
-    for has_turn in (True, True, False, True, True):
-        rollout: Any = SimpleNamespace(
-            turns=SimpleNamespace(turn_mask=torch.tensor([[has_turn], [False]])), num_generations=2,
-            rewards_per_func=torch.ones(2, 1), turn_rewards=torch.zeros(2, 1), scored=torch.tensor([True, True]),
-            totals=lambda: torch.ones(2),
-        )  # fmt: skip
-        watch.observe(rollout)
-    assert ["turn to train on" in each for each in said] == [True, False]
 
 
 def test_a_missing_column_is_named_with_those_there_are() -> None:
