@@ -118,7 +118,7 @@ def architecture() -> Picture:
     drawn = list[str]()
     for title, where, y, height in (
         ("rollout", "rollout/, endpoint/", 16, 126),
-        ("trajectories", "trainers/score.py", 166, 96),
+        ("trajectories", "trainers/rewards.py", 166, 96),
         ("batch", "trainers/pack.py", 286, 74),
         ("loss", "trainers/loss.py", 384, 74),
     ):

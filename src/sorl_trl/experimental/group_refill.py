@@ -16,8 +16,8 @@ from sorl_trl.methods import ScoredRollout, ZeroVariance
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.batch import own_rows
 from sorl_trl.trainers.config import TurnLevelConfig
+from sorl_trl.trainers.rewards import scored_rollout
 from sorl_trl.trainers.samples import Sample
-from sorl_trl.trainers.score import scored_rollout
 
 
 @dataclass

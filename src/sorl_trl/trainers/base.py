@@ -59,9 +59,8 @@ from sorl_trl.trainers.metrics import MetricLog, TrajectoryDump
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
 from sorl_trl.trainers.pack import Rollout, kept, log_table, pack
 from sorl_trl.trainers.returned import check_callable
-from sorl_trl.trainers.rewards import RewardWatch, rewarding_turns
+from sorl_trl.trainers.rewards import RewardWatch, rewarding_turns, score
 from sorl_trl.trainers.samples import Sample, sample
-from sorl_trl.trainers.score import score
 from sorl_trl.trainers.vllm_policy import used_by_trl
 
 

@@ -11,7 +11,7 @@ import torch
 from sorl_trl import EndpointRollout
 from sorl_trl.trainers.batch import micro_batches
 from sorl_trl.trainers.returned import check_callable, read_output
-from sorl_trl.trainers.score import state_keys
+from sorl_trl.trainers.rewards import state_keys
 from sorl_trl.types import Trajectory
 
 # ---------------------------------------------------------------------------------------------------------------------
