@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Byte code is kept, whatever the environment sets: dozens of processes import what is here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart model train-lm test test-fast test-all test-rounding test-launch test-distributed test-vllm test-agents test-wheel test-model \
+.PHONY: quickstart model train-lm test test-fast test-all test-rounding test-launch test-distributed test-vllm test-agents test-worlds test-wheel test-model \
 	gpu-check lint docs docs-links bench bench-rollout bench-stability clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
@@ -83,6 +83,18 @@ test-vllm: .venv-vllm/.installed
 test-agents: .venv-agents/.installed
 	.venv-agents/bin/python -m pytest -m agents tests/sdks tests/integration/test_examples.py
 
+# Environments of other packages, in an environment of their own: they bring much that the others lack.
+.venv-worlds/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-worlds
+	.venv-worlds/bin/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints.txt)
+	.venv-worlds/bin/python -m pip install --quiet --disable-pip-version-check -e '.[serve]' openai uv \
+		textarena==0.7.4 reasoning-gym==0.1.25 textworld==1.7.0 verifiers==0.4.0 pytest pytest-timeout hypothesis
+	touch $@
+
+# Needs PyPI: verifiers installs what its programs need.
+test-worlds: .venv-worlds/.installed
+	.venv-worlds/bin/python -m pytest -m worlds examples/worlds
+
 # Needs PyPI: the wheel is installed in an empty environment, and each subcommand is run there.
 test-wheel: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/wheel
@@ -124,4 +136,4 @@ bench-stability: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-agents build/docs runs
+	rm -rf $(VENV) .venv-vllm .venv-agents .venv-worlds build/docs runs
