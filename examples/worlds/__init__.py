@@ -1,1 +1,1 @@
-"""Environments that others have written, as environments and agents of this package (docs/how_to/worlds.md)."""
+"""Environments that others have written, as environments and agents of this package."""
