@@ -231,7 +231,10 @@ def run_agent(
     end = tokenizer.eos_token_id
 
     def script(row: int, context: list[int]) -> list[int]:
-        turn = say(tokenizer.decode(context), len(engine.asked) - 1)
+        read = tokenizer.decode(context)
+        turn = say(read, len(engine.asked) - 1)
+        if isinstance(turn, str):  # the endpoint may have begun the call
+            turn = turn[max(size for size in range(len(turn) + 1) if read.endswith(turn[:size])) :]
         return [*(tokenizer.encode(turn, add_special_tokens=False) if isinstance(turn, str) else turn), end]
 
     engine = ScriptedEngine(script, tokenizer)

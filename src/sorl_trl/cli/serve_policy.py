@@ -65,6 +65,7 @@ def serve(parts: Parts, options: Namespace) -> None:
     from accelerate import PartialState
     from torch import accelerator
 
+    from sorl_trl.endpoint.agents import Access
     from sorl_trl.endpoint.conversation import Conversation
     from sorl_trl.endpoint.messages import ChatFormat
     from sorl_trl.endpoint.server import CallLimits, Endpoint, Run
@@ -84,7 +85,8 @@ def serve(parts: Parts, options: Namespace) -> None:
         run.key = options.api_key or run.key
         endpoint = Endpoint(options.host, listener)
         endpoint.admit([run])
-        print(f"export OPENAI_BASE_URL={endpoint.base_url}\nexport OPENAI_API_KEY={run.key}", flush=True)
+        for name, value in Access(endpoint.base_url, run.key).environment.items():
+            print(f"export {name}={value}", flush=True)
         with suppress(KeyboardInterrupt):
             turns.serve()
     finally:

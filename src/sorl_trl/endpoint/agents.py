@@ -45,10 +45,20 @@ class AgentMistake(UserMistake, RuntimeError):
 
 @dataclass(frozen=True)
 class Access:
-    """The policy's address for one trajectory, in the form that OpenAI clients expect."""
+    """The policy's address for one trajectory, for clients of OpenAI and of Anthropic."""
 
     base_url: str
     api_key: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables from which these clients read it."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
 
 
 Agent: TypeAlias = Callable[[dict[str, Any], Access], Any]
@@ -180,10 +190,10 @@ class CommandError(RuntimeError):
 def command_agent(command: str) -> Agent:
     """An agent in a separate process, in any language.
 
-    `command` is run for each trajectory, without a shell. It has `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its
-    environment and gets the row of the dataset as JSON on standard input. The last line that it writes to standard
-    output is the reward: a number, or an object with rewards by name. Without a line, or with `null`, `reward_funcs`
-    give the reward. A nonzero exit code counts as an error.
+    `command` is run for each trajectory, without a shell. It has `OPENAI_BASE_URL`, `OPENAI_API_KEY`,
+    `ANTHROPIC_BASE_URL` and `ANTHROPIC_API_KEY` in its environment and gets the row of the dataset as JSON on standard
+    input. The last line that it writes to standard output is the reward: a number, or an object with rewards by name.
+    Without a line, or with `null`, `reward_funcs` give the reward. A nonzero exit code counts as an error.
 
     Raises ValueError for a command that cannot be split into words, or a program that is not found.
     """
@@ -204,7 +214,7 @@ def command_agent(command: str) -> Agent:
                 stdin=given,
                 stdout=output,
                 stderr=errors,
-                env={**os.environ, "OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.api_key},
+                env={**os.environ, **access.environment},
                 start_new_session=True,  # so that what it starts ends with it
             )
             _PROCESSES.add(process.pid)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sorl_trl.endpoint.messages import ChatFormat, same_message, same_turn
 from sorl_trl.endpoint.requests import Message
@@ -22,6 +24,18 @@ class Answer:
     """One of "stop", "length" and "tool_calls"."""
     has_ended: bool
     """Whether the policy ended its message."""
+    answer_id: str
+    """The same if a request is sent again."""
+    prompt_tokens: int
+    """How many tokens the policy has read."""
+    opening: Sequence[int] = ()
+    """The tokens that the message begins with, before the turn, because a call was demanded."""
+    logprobs: Sequence[Mapping[str, Any]] | None = None
+    """Those of its tokens, as APIs show them, if the request wants them and the engine reports them."""
+    stop: str | None = None
+    """The client's stop string that cut it."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """In seconds since 1970."""
     accepted: set[str] = field(default_factory=set)
     """Other texts into which the chat template rendered the same message."""
 
@@ -87,9 +101,10 @@ class Context:
         if not ends:
             return None
         stop, end = min(ends)
+        before = before[: len(before) - len(answer.opening)]
         rewritten = text[place:stop]
         if rewritten not in answer.accepted:
-            read = chat.parse(chat.encode(rewritten + end), before, self.tools)
+            read = chat.parse([*answer.opening, *chat.encode(rewritten + end)], before, self.tools)
             if not any(same_turn(read, each) for each in (answer.message, answer.full_message)):
                 return None
             answer.accepted.add(rewritten)

@@ -49,6 +49,8 @@ class Call:
     """The most tokens that its turn may have, once known."""
     neutralized: int = 0
     """How many of its new messages contained the text of special tokens."""
+    opening: tuple[int, ...] = ()
+    """The last tokens that the policy reads: the beginning of the call that the request demands."""
     answer: Answer | None = None
 
     @property
@@ -85,6 +87,9 @@ class Conversation:
         call.known = call.context.messages
         new = _after_last_turn(messages)
         call.neutralized = sum(map(ne, messages[new:], request.messages[new:]))
+        if opening := self._chat.opening(call.messages, request.tools, request.must_call):
+            call.opening = tuple(self._chat.encode(opening))
+            call.observations.append(Observation(call.opening, opening))
         call.context.parts += call.observations
         call.context.token_ids += chain.from_iterable(each.token_ids for each in call.observations)
         call.prompt_tokens = len(call.context.token_ids)
@@ -117,10 +122,12 @@ class Conversation:
         request, context = call.request, call.context
         text = decode(self._chat.tokenizer, generation.token_ids)
         content, end = self._chat.split_end(text)
-        full = message = self._parsed(generation.token_ids, request, context)
-        cut = min((place for stop in request.stops if (place := content.find(stop)) >= 0), default=-1)
-        if cut >= 0:
-            message = self._parsed(self._chat.encode(content[:cut] + self._chat.ends[0]), request, context)
+        full = message = self._parsed(generation.token_ids, call)
+        cut, stop = min(
+            ((place, stop) for stop in request.stops if (place := content.find(stop)) >= 0), default=(0, None)
+        )
+        if stop is not None:
+            message = self._parsed(self._chat.encode(content[:cut] + self._chat.ends[0]), call)
         for call_of_tool in message.get("tool_calls") or ():
             call_of_tool["id"] = uuid.uuid4().hex[:9]  # Mistral's templates want just as many letters
         functions = [each["function"] for each in message.get("tool_calls") or ()]
@@ -135,8 +142,12 @@ class Conversation:
             agent=request.model,
             routes=newly_read(generation.routes, max(call.prompt_tokens - new - 1, 0)),
         )
-        reason = "length" if not end and cut < 0 else "tool_calls" if calls else "stop"
-        answer = call.answer = Answer(turn, message, full, reason, bool(end))
+        reason = "length" if not end and stop is None else "tool_calls" if calls else "stop"
+        answer = call.answer = Answer(
+            *(turn, message, full, reason, bool(end), uuid.uuid4().hex[:24], call.prompt_tokens, call.opening),
+            self._logprobs(turn) if request.logprobs else None,
+            stop,
+        )
         context.answers[len(call.messages)] = answer
         context.messages = [*call.messages, message]
         context.parts.append(answer)
@@ -144,8 +155,19 @@ class Conversation:
         context.is_busy = False
         return answer
 
-    def _parsed(self, token_ids: Sequence[int], request: Request, context: Context) -> Message:
-        message = self._chat.parse(token_ids, context.token_ids, request.tools)
+    def _logprobs(self, turn: Turn) -> list[Message] | None:
+        """The log-probabilities of a turn's tokens in OpenAI's form, if the engine reports them."""
+        if turn.logprobs is None:
+            return None
+        texts = [decode(self._chat.tokenizer, [token]) for token in turn.token_ids]
+        return [
+            {"token": text, "logprob": each, "bytes": [*text.encode(errors="replace")], "top_logprobs": []}
+            for text, each in zip(texts, turn.logprobs, strict=True)
+        ]
+
+    def _parsed(self, token_ids: Sequence[int], call: Call) -> Message:
+        read, request = call.context.token_ids, call.request
+        message = self._chat.parse([*call.opening, *token_ids], read[: len(read) - len(call.opening)], request.tools)
         if message.get("tool_calls") and not (request.tools and request.may_call):  # then it is text like any other
             text = self._chat.split_end(decode(self._chat.tokenizer, token_ids))[0]
             return {"role": "assistant", "content": text}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 from trl.chat_template_utils import add_response_schema
@@ -99,6 +100,28 @@ class ChatFormat:
                 f"the chat template cannot render these messages: {one_line(error)}", "messages", "chat_template"
             ) from error
         return encodable(str(text), "?")
+
+    def opening(self, messages: Sequence[Message], tools: Sequence[Any], names: Sequence[str]) -> str:
+        """How a call of one of the tools `names` begins, as the template writes it.
+
+        It is empty without names, if the template shows no call after these messages, and if the policy writes
+        thoughts first.
+        """
+        if not names:
+            return ""
+        asked, fields = self.render(messages, tools), self._response_template["fields"]
+        thoughts = [fields[name] for name in _THOUGHTS if name in fields]
+        if any(not re.search(f"(?:{field.get('close_pattern', '(?!)')})$", asked) for field in thoughts):
+            return ""
+        functions = [{"name": name, "arguments": given} for name in names for given in ({}, {"a": "b"}, {"b": 1})]
+        calls = [{"id": "0" * 9, "type": "function", "function": function} for function in functions]
+        own = [{"role": "assistant", "content": "", "tool_calls": [call]} for call in calls]
+        try:
+            shown = [self.render([*messages, each], tools, generation_prompt=False) for each in own]
+        except BadRequest:
+            return ""
+        begins = commonprefix(shown)  # noqa: RUF071 (not of paths)
+        return begins.removeprefix(asked) if begins.startswith(asked) else ""
 
     def sanitized(self, text: str) -> str:
         """A user's or tool's text, with other brackets around the text of special tokens.

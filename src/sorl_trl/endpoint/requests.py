@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
+from math import inf
 from typing import Any, TypeAlias
 
 from sorl_trl.rollout.protocol import LEVELS
@@ -21,12 +22,13 @@ arguments as objects), `name` and `tool_call_id`."""
 IGNORED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "top_logprobs"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("reasoning_effort", "reasoning", "chat_template_kwargs"),
+    *("reasoning_effort", "reasoning", "thinking", "chat_template_kwargs"),
 )
 """Client settings for sampling and templates that are ignored: the trainer decides both."""
 HARMLESS = {
     *("user", "safety_identifier", "metadata", "store", "include", "service_tier", "priority", "request_id"),
     *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt"),
+    *("cache_control", "diagnostics", "inference_geo", "speed", "user_profile_id"),
 }
 """Fields that do not change what is sampled."""
 REFUSED: Mapping[str, tuple[Any, ...]] = {
@@ -44,7 +46,9 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "modalities": (None, [], ["text"]),
     "continue_final_message": (None, False),
 }
-"""Unsupported fields, and the values at which they request nothing."""
+"""Fields that are unsupported, or not supported by all APIs, and the values at which they request nothing."""
+_HOSTED = ("web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "image_generation", "mcp")
+"""How the types of tools begin that a provider runs: agents lack nothing else if the policy is not told of them."""
 _LEVELS = 128
 """How deep a request may nest, so that whatever walks over it reaches its end: twice as deep as calls. Our choice."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -54,11 +58,11 @@ _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant"
 
 
 class BadRequest(ValueError):
-    """A request that cannot be served, HTTP 400. `field` names the offending part."""
+    """A request that cannot be served. `field` names the offending part, and `status` is that of HTTP."""
 
-    def __init__(self, message: str, field: str | None = None, code: str | None = None) -> None:
+    def __init__(self, message: str, field: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
-        self.field, self.code = field, code
+        self.field, self.code, self.status = field, code, status
 
 
 @dataclass(frozen=True)
@@ -76,26 +80,13 @@ class Request:
     """The JSON schema of the answer."""
     may_call: bool = True
     """False if the policy must not call a tool (`tool_choice`)."""
-
-
-@dataclass(frozen=True)
-class Served:
-    """An answer, with everything that a response's JSON contains."""
-
-    body: Body
-    message: Message
-    finish_reason: str
-    """As in `Answer`."""
-    prompt_tokens: int
-    completion_tokens: int
-    response_id: str
-    """The same if a request is sent again."""
-    created: int
-    """In seconds since 1970."""
-
-    @property
-    def model(self) -> str:
-        return model_of(self.body)
+    must_call: Sequence[str] = ()
+    """The tools of which the policy must call one."""
+    logprobs: bool = False
+    own: int = 0
+    """How many of the first messages are only this request's, although later ones continue it (`instructions`)."""
+    without_effect: Mapping[str, str] = field(default_factory=dict)
+    """Why fields of the request have no effect, by name."""
 
 
 def model_of(body: Body) -> str:
@@ -116,42 +107,72 @@ def read_body(body: bytes) -> Body:
     return asked
 
 
-def check_fields(body: Body) -> None:
-    """Raise BadRequest for an unsupported field."""
-    for name, nothing in REFUSED.items():
-        if body.get(name) not in nothing:
-            allowed = " or ".join(repr(each) for each in nothing if each is not None) or "left out"
-            raise BadRequest(f"`{name}` is {body[name]!r:.200}, but must be {allowed}", name, "unsupported")
-
-
 def read_request(
     body: Body,
     messages: Sequence[Message],
-    function_of: Callable[[Any], Any],
+    function_of: Callable[[Mapping[str, Any]], Any],
+    fields: Set[str],
     schema: Mapping[str, Any] | None,
     stops: Sequence[str] = (),
 ) -> Request:
-    """A request with the fields that all APIs have. Raises BadRequest if one is malformed.
+    """A request with the fields that all APIs have. Raises BadRequest if one is malformed or unsupported.
 
-    `function_of` extracts a function's description from a tool.
+    `function_of` extracts a function's description from a tool, None if it is none. `fields` are those that have an
+    effect in the API alone. For the others, see `Request`.
     """
+    for name, nothing in REFUSED.items():
+        if name not in fields and body.get(name) not in nothing:
+            allowed = " or ".join(repr(each) for each in nothing if each is not None) or "left out"
+            raise BadRequest(f"`{name}` is {body[name]!r:.200}, but must be {allowed}", name, "unsupported")
     limits = {name: body[name] for name in _LIMITS if body.get(name) is not None}
     for name, value in limits.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_count(value):
             raise BadRequest(f"`{name}` is {value!r}, but must be at least 1", name)
+    tools = _read_tools(body.get("tools"), function_of)
     return Request(
         model=model_of(body),
         messages=_in_order_of_calls(messages),
-        tools=_read_tools(body.get("tools"), function_of),
+        tools=tools,
         limit=min(limits.values(), default=None),
         stops=tuple(stops),
         schema=schema,
         may_call=body.get("tool_choice") != "none",
+        must_call=_must_call(body.get("tool_choice"), [tool["function"]["name"] for tool in tools]),
+        logprobs=bool(body.get("logprobs"))
+        or "message.output_text.logprobs" in read_list(body.get("include"), "include"),
+        without_effect=_without_effect(body, fields),
     )
 
 
-def without_effect(body: Body, fields: Set[str]) -> dict[str, str]:
-    """Why fields of a request have no effect, by name; `fields` are those that have one in its API alone."""
+def is_count(value: Any, most: float = inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+
+
+def read_stops(given: Any, field: str) -> Sequence[str]:
+    """Stop strings. Raises BadRequest for anything else."""
+    stops = [given] if isinstance(given, str) else given or ()
+    if not isinstance(stops, Sequence) or not all(isinstance(each, str) and each for each in stops):
+        raise BadRequest(
+            f"`{field}` is {given!r:.200}, but must be a string or a list of strings that are not empty", field
+        )
+    return stops
+
+
+def _must_call(choice: Any, names: Sequence[str]) -> Sequence[str]:
+    """The tools of which `tool_choice` demands a call. Raises BadRequest for a function that is not offered."""
+    if not _is_function(choice):
+        return names if choice == "required" else ()
+    name: Any = choice.get("name") or read_object(choice.get("function"), "tool_choice").get("name")
+    if name not in names:
+        raise BadRequest(f"`tool_choice` is {name!r}, but must be one of the tools {names}", "tool_choice")
+    return [name]
+
+
+def _is_function(given: Any) -> bool:
+    return isinstance(given, Mapping) and given.get("type") == "function"
+
+
+def _without_effect(body: Body, fields: Set[str]) -> dict[str, str]:
     parts = {f"text.{name}": part for name, part in (body.get("text") or {}).items()} if "text" in fields else {}
     given = {**body, **parts}
     found = {
@@ -159,10 +180,13 @@ def without_effect(body: Body, fields: Set[str]) -> dict[str, str]:
         for name in given.keys() - fields - _COMMON - HARMLESS - REFUSED.keys()
         if given[name] not in (None, [], {})
     }
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        found["tool_choice"] = "the policy cannot be forced to call a tool"
+    choice = body.get("tool_choice")
+    if choice not in (None, "auto", "none", "required") and not _is_function(choice):
+        found["tool_choice"] = "the endpoint does not know its type"
     if body.get("parallel_tool_calls") is False:
         found["parallel_tool_calls"] = "the policy cannot be kept from making several calls at once"
+    if hosted := [str(tool["type"]) for tool in _flattened(body.get("tools")) if _is_hosted(tool)]:
+        found["tools"] = f"the endpoint has none of its own, and leaves out {', '.join(hosted)}"
     return found
 
 
@@ -268,23 +292,33 @@ def _is_text(kind: Any) -> bool:
     return kind in ("text", "input_text", "output_text", "summary_text", "reasoning_text")
 
 
-def _read_tools(given: Any, function_of: Callable[[Any], Any]) -> list[Message]:
-    """The tools of a request, as templates show them. Raises BadRequest for any other than functions."""
+def _read_tools(given: Any, function_of: Callable[[Mapping[str, Any]], Any]) -> list[Message]:
+    """The tools of a request, as templates show them. Raises BadRequest, which names all tools of other kinds."""
+    offered = [tool for tool in _flattened(read_list(given, "tools")) if not _is_hosted(tool)]
+    described = [function_of(tool) for tool in offered]
+    if others := [tool for tool, function in zip(offered, described, strict=True) if function is None]:
+        named = ", ".join(f"{tool.get('type')!r} ({tool.get('name', 'unnamed')})" for tool in others)
+        raise BadRequest(f"`tools` has types {named}, but only functions are supported", "tools", "hosted")
     tools = []
-    for tool in read_list(given, "tools"):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind != "function":
-            raise BadRequest(
-                f"`tools` has one of type {kind!r}, but only the agent's own functions are supported",
-                "tools",
-                "hosted",
-            )
-        described = read_object(function_of(tool), "tools")
-        if not isinstance(described.get("name"), str):
-            raise BadRequest(f"`tools` has {tool!r:.200}, but a function must have a `name`", "tools")
-        shown = {name: described[name] for name in ("name", "description", "parameters") if described.get(name)}
+    for function in described:
+        if not isinstance(read_object(function, "tools").get("name"), str):
+            raise BadRequest(f"`tools` has {function!r:.200}, but a function must have a `name`", "tools")
+        shown = {name: function[name] for name in ("name", "description", "parameters") if function.get(name)}
         tools.append({"type": "function", "function": shown})
     return tools
+
+
+def _flattened(given: Any) -> list[Mapping[str, Any]]:
+    """Tools, with those of a namespace in its place. Raises BadRequest if one is no object."""
+    tools: list[Mapping[str, Any]] = []
+    for each in given or ():
+        tool = read_object(each, "tools")
+        tools += _flattened(read_list(tool.get("tools"), "tools")) if tool.get("type") == "namespace" else [tool]
+    return tools
+
+
+def _is_hosted(tool: Mapping[str, Any]) -> bool:
+    return str(tool.get("type")).startswith(_HOSTED)
 
 
 def arguments_of(call: Mapping[str, Any]) -> str:

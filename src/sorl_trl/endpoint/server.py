@@ -1,4 +1,4 @@
-"""The endpoint: an OpenAI-compatible address for the policy, with a key for each trajectory."""
+"""The endpoint: an address for the policy with the APIs of OpenAI and Anthropic, and a key for each trajectory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import asyncio
 import hashlib
 import json
 import logging
+import re
 import secrets
 import socket
-import time
-import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -17,17 +16,26 @@ from types import ModuleType
 from typing import Any
 
 from sorl_trl.command_line import listen
-from sorl_trl.endpoint import completions, responses
+from sorl_trl.endpoint import anthropic, completions, responses
 from sorl_trl.endpoint.agents import AgentMistake, retrieve
+from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.conversation import Call, Conversation
-from sorl_trl.endpoint.requests import BadRequest, Body, Request, Served, check_fields, read_body, without_effect
+from sorl_trl.endpoint.requests import BadRequest, Body, read_body
 from sorl_trl.rollout.turns import ApiRequest, ApiTurns, RunEnded
 from sorl_trl.threads import start
 from sorl_trl.types import StopReason
 
 logger = logging.getLogger(__name__)
 
-_APIS: Mapping[str, ModuleType] = {"/v1/chat/completions": completions, "/v1/responses": responses}
+_COUNT = "/messages/count_tokens"
+_APIS: Mapping[str, ModuleType] = {
+    "/chat/completions": completions,
+    "/responses": responses,
+    "/messages": anthropic,
+    _COUNT: anthropic,
+}
+_MOST_BYTES = 2**25
+"""The most bytes of a request, as for Anthropic."""
 _GRACE_S = 5.0
 """How long an abandoned or undelivered turn is kept in case its request is sent again. Our choice."""
 _REMEMBERED = 256
@@ -91,7 +99,7 @@ class Run:
 
 
 class Endpoint:
-    """Serves Chat Completions and Responses to agents, in its own thread.
+    """Serves Chat Completions, Responses and Anthropic's Messages to agents, in its own thread.
 
     Each key gives access to its own trajectory only. Requests wait as long as necessary, and none is answered with
     HTTP 429. Refusals carry `x-should-retry: false`, so that clients do not retry.
@@ -164,102 +172,131 @@ class Endpoint:
             if not answering.done():
                 answering.cancel()
                 return
-            status, content, shared = answering.result()
-            if shared is not None:
-                shared.is_received = not leaving.done()
+            status, content, turns = answering.result()
+            for turn in turns:
+                turn.is_received = not leaving.done()
             await _send(send, status, content)
         finally:
             leaving.cancel()
 
-    async def _answer(self, scope: Any, body: bytes) -> tuple[int, Any, _SharedTurn | None]:
-        """HTTP status, content (JSON, or a list of events), and the turn that it contains."""
+    async def _answer(self, scope: Any, body: bytes) -> tuple[int, Any, Sequence[_SharedTurn]]:
+        """HTTP status, content (JSON, or a list of events), and the turns that it contains."""
         run: Run | None = None
+        path = re.sub("^(/v1)+", "", scope["path"].rstrip("/"))  # clients of Anthropic add it to their address
+        api = _APIS.get(path, completions)
         try:
+            if path == "/health":
+                return 200, {"status": "ok"}, ()
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-            run, path = self._run_of(headers), scope["path"].rstrip("/")
-            if scope["method"] == "GET" and f"{path}/".startswith("/v1/models/"):
-                name = path.removeprefix("/v1/models").strip("/")
+            run = self._run_of(headers)
+            if scope["method"] == "GET" and f"{path}/".startswith("/models/"):
+                name = path.removeprefix("/models").strip("/")
                 model = {"id": name or "policy", "object": "model", "created": 0, "owned_by": "sorl-trl"}
-                return 200, model if name else {"object": "list", "data": [model]}, None
+                return 200, model if name else {"object": "list", "data": [model]}, ()
             if scope["method"] != "POST" or path not in _APIS:
-                refusal = BadRequest(
-                    f"{scope['method']} {path} is not supported: POST to {' or '.join(_APIS)}", "path"
-                )
-                if scope["method"] == "POST":
-                    run.refuse(refusal)
-                return 404, _error(str(refusal), "invalid_request_error", "not_found"), None
-            api, asked = _APIS[path], read_body(body)
-            shared = self._shared_turn(run, path, body, asked, headers)
-            served = shared.served(asked, await shared.result())
-            return 200, [*api.stream(served)] if asked.get("stream") else api.whole(served), shared
+                raise self._not_found(run, scope)
+            if len(body) > _MOST_BYTES:
+                raise BadRequest(f"the request has more than {_MOST_BYTES} bytes", code="too_large", status=413)
+            asked = read_body(body)
+            if path == _COUNT:
+                return 200, {"input_tokens": self._count(run, asked)}, ()
+            turns = self._shared_turns(run, path, body, asked, headers)
+            answers = await _all_answers(turns)
+            return 200, [*api.stream(asked, *answers)] if asked.get("stream") else api.whole(asked, *answers), turns
         except WrongKey as error:
-            return 401, _error(str(error), "authentication_error", "invalid_api_key"), None
+            return 401, api.error(401, str(error), "invalid_api_key"), ()
         except BadRequest as error:
-            return 400, _error(str(error), "invalid_request_error", error.code, error.field), None
+            return error.status, api.error(error.status, str(error), error.code, error.field), ()
         except RunEnded as error:
-            return 403, _error(str(error), "permission_error", "run_ended"), None
+            return 403, api.error(403, str(error), "run_ended"), ()
         except Exception as error:  # the agent is told, too
             logger.exception("The endpoint failed")
             if run is not None:
                 run.fail(RuntimeError(f"The endpoint failed: {error!r}"), error)
-            return 500, _error(f"{type(error).__name__}: {error}", "server_error"), None
+            return 500, api.error(500, f"{type(error).__name__}: {error}"), ()
 
     def _run_of(self, headers: Mapping[str, str]) -> Run:
         scheme, _, rest = headers.get("authorization", "").strip().partition(" ")
-        key = rest.strip() if scheme.lower() == "bearer" else scheme
-        run = self._runs.get(key)
-        if run.has_ended if run else key.startswith(_KEY):
+        given = (rest if scheme.lower() == "bearer" else scheme, headers.get("x-api-key", ""))
+        keys = [key.strip() for key in given]
+        run = next((self._runs[key] for key in keys if key in self._runs), None)
+        if run.has_ended if run else any(key.startswith(_KEY) for key in keys):
             raise RunEnded("this trajectory has ended (its agent returned, or its time is up), or never began")
         if run is None:
             raise WrongKey("unknown API key: use `endpoint.api_key`, or the key that `sorl serve-policy` printed")
         return run
 
+    def _not_found(self, run: Run, scope: Any) -> BadRequest:
+        """The refusal of a path, which ends the rollout if an agent asks for another API."""
+        served = " or ".join(f"/v1{path}" for path in _APIS)
+        refusal = BadRequest(
+            f"{scope['method']} {scope['path']} is not supported: POST to {served}", "path", "not_found", 404
+        )
+        if scope["method"] == "POST" and scope["path"].startswith("/v1/"):
+            run.refuse(refusal)
+        return refusal
+
+    def _count(self, run: Run, asked: Body) -> int:
+        """How many tokens the policy would read for a request."""
+        call = self._begun(run, anthropic, asked)
+        run.conversation.cancel(call)
+        return call.prompt_tokens
+
     # ---------------------------------------------------------------------------------------------------------------
     # Turns
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _shared_turn(
-        self, run: Run, path: str, body: bytes, asked: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> _SharedTurn:
-        """The turn for a request: a new one, unless the client repeats a request.
+    def _shared_turns(
+        self, run: Run, path: str, body: bytes, asked: Body, headers: Mapping[str, str]
+    ) -> list[_SharedTurn]:
+        """The turns for a request, of which `n` asks for several: new ones, unless the client repeats a request.
 
         A request is a repeat if an identical one has an undelivered turn that no client waits for, or if it is marked
         as a retry.
         """
-        turns = run.turns_of.setdefault(hashlib.sha256(path.encode() + body).digest(), [])
-        received = [each for each in turns if each.is_received][-1:]
-        turns[:] = received + [each for each in turns if not (each.is_received or each.has_failed)]
-        lost = [each for each in turns if not each.is_received and not each.waiting]
+        api = _APIS[path]
+        size = completions.choices(asked) if api is completions else 1
         says_so = headers.get("x-stainless-retry-count", "0") != "0"
-        if lost or (says_so and turns):
-            run.resent += 1
-            return (lost or turns)[-1]
-        shared = _SharedTurn(self._turn(run, _APIS[path], asked), run.conversation)
-        turns.append(shared)
-        if len(run.turns_of) > _REMEMBERED:
-            ended = (key for key, turns in run.turns_of.items() if all(each.task.done() for each in turns))
-            run.turns_of.pop(next(ended, b""), None)
-        return shared
+        found = []
+        for number in range(size):
+            key = hashlib.sha256(f"{path} {number} ".encode() + body).digest()
+            turns = run.turns_of.setdefault(key, [])
+            received = [each for each in turns if each.is_received][-1:]
+            turns[:] = received + [each for each in turns if not (each.is_received or each.has_failed)]
+            lost = [each for each in turns if not each.is_received and not each.waiting]
+            if lost or (says_so and turns):
+                run.resent += 1
+                found.append((lost or turns)[-1])
+            else:
+                turns.append(_SharedTurn(self._turn(run, api, asked, size - number), run.conversation))
+                found.append(turns[-1])
+            found[-1].join()
+            if len(run.turns_of) > _REMEMBERED:
+                ended = (key for key, turns in run.turns_of.items() if all(each.task.done() for each in turns))
+                run.turns_of.pop(next(ended, b""), None)
+        return found
 
-    async def _turn(self, run: Run, api: ModuleType, asked: Mapping[str, Any]) -> Call:
-        """The call of a new turn, with its answer."""
+    def _begun(self, run: Run, api: ModuleType, asked: Body) -> Call:
         try:
-            check_fields(asked)
-            request: Request = api.read(asked)
-            call = run.conversation.begin(request)
+            return run.conversation.begin(api.read(asked, run.conversation.calls))
         except BadRequest as refusal:
             run.refuse(refusal)
             raise
+
+    async def _turn(self, run: Run, api: ModuleType, asked: Body, sharing: int) -> Call:
+        """The call of a new turn, with its answer. `sharing` turns share the room that the trajectory has left."""
+        call = self._begun(run, api, asked)
         turn: ApiRequest | None = None
         try:
+            request = call.request
             # A schema would keep the policy from calling tools.
             schema = request.schema if run.constrains and not (request.tools and request.may_call) else None
-            _warn_of_ignored(run, without_effect(asked, api.FIELDS), request.schema != schema)
-            call.limit = _room(run, call)
+            call.limit = _room(run, call, sharing)
             wanted = [*call.context.token_ids], call.limit, request.stops, schema
             turn = ApiRequest(call.context.row, *wanted, run=run.number)
             run.turns.ask(turn)
-            run.conversation.finish(call, await asyncio.wrap_future(turn.generation))
+            answer = run.conversation.finish(call, await asyncio.wrap_future(turn.generation))
+            _warn_of_ignored(run, call, request.schema != schema, request.logprobs and answer.logprobs is None)
             return call
         except BaseException:
             if turn is not None:
@@ -282,7 +319,6 @@ class _SharedTurn:
         self.task.add_done_callback(retrieve)
         self.is_received = self.is_dropped = False
         self.waiting = 0
-        self.response_id, self.created = uuid.uuid4().hex[:24], int(time.time())
         self._conversation = conversation
         self._timer: asyncio.TimerHandle | None = None
 
@@ -290,28 +326,16 @@ class _SharedTurn:
     def has_failed(self) -> bool:
         return self.is_dropped or (self.task.done() and (self.task.cancelled() or self.task.exception() is not None))
 
-    async def result(self) -> Call:
+    def join(self) -> None:
+        """Wait for the turn, until `leave`."""
         self.waiting += 1
         if self._timer is not None:
             self._timer.cancel()
-        try:
-            call = await asyncio.shield(self.task)
-            self.is_received = True  # or another request would take it up before it is sent
-            return call
-        except asyncio.CancelledError as error:
-            if self.task.cancelled():
-                raise RunEnded("this trajectory has ended") from error
-            raise
-        finally:
-            self.waiting -= 1
-            if not self.waiting:
-                self._timer = asyncio.get_running_loop().call_later(_GRACE_S, self.drop)
 
-    def served(self, body: Body, call: Call) -> Served:
-        """The turn as the answer to a request."""
-        assert call.answer is not None
-        answer, read, written = call.answer, call.prompt_tokens, len(call.answer.turn.token_ids)
-        return Served(body, answer.message, answer.finish_reason, read, written, self.response_id, self.created)
+    def leave(self) -> None:
+        self.waiting -= 1
+        if not self.waiting:
+            self._timer = asyncio.get_running_loop().call_later(_GRACE_S, self.drop)
 
     def drop(self) -> None:
         """Drop the turn, and its tokens from the conversation, unless it was delivered."""
@@ -323,16 +347,37 @@ class _SharedTurn:
         self.task.cancel()
 
 
-def _warn_of_ignored(run: Run, found: dict[str, str], lacks_schema: bool) -> None:
+async def _all_answers(turns: Sequence[_SharedTurn]) -> list[Answer]:
+    """The answers of a request's turns. If one fails, the client gets none."""
+    try:
+        calls = [await asyncio.shield(turn.task) for turn in turns]
+    except asyncio.CancelledError as error:
+        if any(turn.task.cancelled() for turn in turns):
+            raise RunEnded("this trajectory has ended") from error
+        raise
+    finally:
+        for turn in turns:
+            turn.leave()
+    for turn in turns:
+        turn.is_received = True  # or another request would take it up before it is sent
+    return [call.answer for call in calls if call.answer is not None]
+
+
+def _warn_of_ignored(run: Run, call: Call, lacks_schema: bool, lacks_logprobs: bool) -> None:
     """Warn once per field that it has no effect."""
+    found = {**call.request.without_effect}
     if lacks_schema:
         found["response_format"] = "only vLLM constrains turns to a schema, and only turns that cannot call tools"
+    if lacks_logprobs:
+        found["logprobs"] = "the engine reports none"
+    if call.request.must_call and not call.opening:
+        found["tool_choice"] = "a policy that thinks first, or whose template shows no call, cannot be forced to call"
     for name in found.keys() - run.warned:
         run.warned.add(name)
         logger.warning("An agent sets `%s`, which has no effect: %s.", name, found[name])
 
 
-def _room(run: Run, call: Call) -> int:
+def _room(run: Run, call: Call, sharing: int) -> int:
     """The most tokens for a call's turn. Raises BadRequest if there is no room.
 
     Its text begins as OpenAI's, by which LiteLLM and others recognize it.
@@ -340,7 +385,7 @@ def _room(run: Run, call: Call) -> int:
     limits, read = run.limits, len(call.context.token_ids)
     room = {StopReason.TURN_LIMIT: limits.turn}
     if limits.trajectory is not None:
-        room[StopReason.TRAJECTORY_LIMIT] = limits.trajectory - run.conversation.completion_length
+        room[StopReason.TRAJECTORY_LIMIT] = (limits.trajectory - run.conversation.completion_length) // sharing
     if limits.window is not None:
         room[StopReason.CONTEXT_LIMIT] = limits.window - read
     reason, least = min(room.items(), key=lambda item: item[1])
@@ -361,7 +406,8 @@ async def _body(receive: Any) -> bytes | None:
     """The body of a request; None if the client disconnected before sending it all."""
     body = bytearray()
     while (message := await receive())["type"] == "http.request":
-        body += message.get("body", b"")
+        if len(body) <= _MOST_BYTES:  # the rest of a larger body is not kept
+            body += message.get("body", b"")
         if not message.get("more_body"):
             return bytes(body)
     return None
@@ -379,8 +425,3 @@ async def _send(send: Any, status: int, content: Any) -> None:
     for chunk in chunks:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
-
-
-def _error(message: str, kind: str, code: str | None = None, field: str | None = None) -> dict[str, Any]:
-    """The body of an error response."""
-    return {"error": {"message": message, "type": kind, "param": field, "code": code}}

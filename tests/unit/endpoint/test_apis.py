@@ -1,4 +1,4 @@
-"""Both APIs, whole and streamed, as the OpenAI SDK reads them, and what they refuse."""
+"""OpenAI's APIs, whole and streamed, as its SDK reads them, and what all APIs refuse."""
 
 from __future__ import annotations
 
@@ -220,14 +220,15 @@ def test_limits_and_stop_strings_of_a_request() -> None:
 CHAT, RESPONSES = "chat/completions", "responses"
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    *((CHAT, {"n": number}, "n") for number in (2, 0)),
-    (CHAT, {"logprobs": True}, "logprobs"),
+    *((CHAT, {"n": number}, "n") for number in (0, 129, "2", True)),
+    (RESPONSES, {"n": 2}, "n"),
+    (CHAT, {"previous_response_id": "resp_1"}, "previous_response_id"),
     (CHAT, {"logit_bias": {"1": 1}}, "logit_bias"),
     (CHAT, {"functions": [{}]}, "functions"),
     (CHAT, {"continue_final_message": True}, "continue_final_message"),
     *((CHAT, {"max_tokens": limit}, "max_tokens") for limit in (0, -1, "9", 1.5)),
     *((CHAT, {"stop": stop}, "stop") for stop in ("a", [""], [1], 5, {"a": 1})[1:]),
-    (CHAT, {"tools": [{"type": "web_search"}]}, "tools"),
+    (CHAT, {"tools": [{"type": "custom", "name": "patch"}]}, "tools"),
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": "hi"}, "messages"),
     (CHAT, {"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
@@ -252,7 +253,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"prompt": {"id": "pmpt_1"}}, "prompt"),
     (RESPONSES, {"background": True}, "background"),
     (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
-    (RESPONSES, {"tools": [{"type": "file_search"}]}, "tools"),
+    (RESPONSES, {"tools": [{"type": "computer"}]}, "tools"),
     (RESPONSES, {"input": [], "instructions": None}, "input"),
     (RESPONSES, {"input": [*HI, {"role": "robot", "content": "x"}]}, "input[1].role"),
     (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
@@ -281,7 +282,7 @@ def test_the_sdk_sends_a_refused_request_once() -> None:
     http = httpx2.Client(event_hooks={"request": [requests.append]})
     with without_a_rollout() as access, pytest.raises(BadRequestError, match="`n`"):
         client = OpenAI(base_url=access.base_url, api_key=access.api_key, http_client=http)
-        create(client, "chat", False, n=2)
+        create(client, "chat", False, n=200)
     assert len(requests) == 1
 
 

@@ -41,7 +41,7 @@ def test_nothing_is_waited_for_after_a_mistake(mistake: str, monkeypatch: pytest
             has_ended.set()
             return None
         if mistake != "reward":
-            asking(n=2 if mistake == "request" else 1)(example, endpoint)
+            asking(n=200 if mistake == "request" else 1)(example, endpoint)
         return "a text"
 
     if mistake == "defect":

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from sorl_trl.endpoint import completions
 from sorl_trl.endpoint.conversation import FIRST, SPLICED, Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
-from sorl_trl.endpoint.requests import Served
 from sorl_trl.rollout import Generation
 from sorl_trl.rollout.routing import laid_out_routes
 from sorl_trl.types import StopReason, Trajectory
@@ -107,8 +106,7 @@ class Agent:
         generation = replace(generation, routes=routes)  # as if one router sent each token to the expert of its number
         answer = self.conversation.finish(call, generation)
         self.answered[call] = read, generation.token_ids
-        served = Served(body, answer.message, answer.finish_reason, len(read), 0, "x", 0)
-        said = completions.whole(served)["choices"][0]["message"]
+        said = completions.whole(body, answer)["choices"][0]["message"]
         json.dumps(said, ensure_ascii=False).encode()  # as clients send it
         self.histories.append([*body["messages"], self._sent_back(said, body)])
         if self.rng.random() < 0.03:
