@@ -22,7 +22,7 @@ BODY: dict[str, Any] = {"model": "m", "max_tokens": 500, "messages": HI, "tools"
 
 def post(access: Access, body: Any, path: str = "messages", **headers: str) -> httpx2.Response:
     given = headers or {"x-api-key": access.api_key}
-    return httpx2.post(f"{access.base_url}/{path}", json=body, headers=given, timeout=60)
+    return httpx2.post(f"{access.base_url}/{path}", content=json.dumps(body), headers=given, timeout=60)
 
 
 def events(response: httpx2.Response) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ def test_a_demanded_call_is_begun_for_the_policy(family: str, choice: dict[str, 
     begun = '"arguments": {' if "name" in choice else '{"name": "'
     assert all(read.endswith(begun) for read in ran.read)
     assert not any("<tool_call>" in turn.text for turn in ran.trajectory.turns)
-    assert [turn.action.calls[0].name for turn in ran.trajectory.turns] == ["search"] * 3
+    assert [turn.action.calls[0].tool for turn in ran.trajectory.turns] == ["search"] * 3
     assert ran.counts[2] == 0
 
 

@@ -207,6 +207,62 @@ def test_what_has_no_effect_is_logged_once(api: str, caplog: pytest.LogCaptureFi
     assert sorted(found) == sorted({**options, **unknown})
 
 
+def test_responses_go_on_from_earlier_ones() -> None:
+    """By their id, or by those of their items, in one context and without repeating instructions."""
+
+    def agent(client: OpenAI) -> Any:
+        more = {"tools": TOOLS["responses"]}
+        first = create(client, "responses", False, **more)
+        (called,) = [each for each in first.output if each.type == "function_call"]
+        found = {"type": "function_call_output", "call_id": called.call_id, "output": "found"}
+        second = create(client, "responses", True, previous_response_id=first.id, input=[found], **more)
+        assert second.previous_response_id == first.id
+        history = [*HI, *({"type": "item_reference", "id": each.id} for each in first.output), found]
+        history += [{"type": "item_reference", "id": each.id} for each in second.output]
+        return create(client, "responses", False, input=[*history, *HI], **more)
+
+    asked: list[list[int]] = []
+    talk(agent, lambda row, ids: asked.append(ids) or f"I look.\n{CALL}{END}")
+    assert len(asked) == 3
+    assert all(later[: len(before)] == before for before, later in pairwise(asked))
+    assert tokenizer_of("qwen3").decode(asked[-1]).count("Be kind.") == 1
+
+
+def test_tools_of_other_kinds(caplog: pytest.LogCaptureFixture) -> None:
+    """A namespace is flattened and shown in its calls; what a provider would run is left out."""
+    space = {"type": "namespace", "name": "atlas", "description": "x", "tools": TOOLS["responses"]}
+    offered = [space, {"type": "web_search"}, {"type": "mcp", "server_label": "x"}]
+
+    def agent(client: OpenAI) -> Any:
+        return [create(client, "responses", streamed, tools=offered).output[-1] for streamed in (False, True)]
+
+    calls = talk(agent, CALL + END)
+    assert [(each.name, each.namespace) for each in calls] == [("search", "atlas")] * 2
+    assert caplog.text.count("An agent sets `tools`") == 1 and "web_search, mcp" in caplog.text
+
+
+@STREAMED
+def test_several_choices_are_turns_of_one_request(streamed: bool) -> None:
+    turn = iter(range(9))
+
+    def agent(example: Any, endpoint: Access) -> float:
+        with OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            reply = create(client, "chat", streamed, n=3, logprobs=True)
+            said = [each.message.content for each in reply.choices]
+            assert said == ["a0", "a1", "a2"]
+            tokens = [each.token for each in reply.choices[1].logprobs.content]
+            assert tokens == ["a", "1", END] and reply.choices[1].logprobs.content[0].logprob == -1.0
+            history = [*HI, {"role": "assistant", "content": said[1]}, *HI]
+            create(client, "chat", False, messages=history)
+        return 1.0
+
+    output, metrics, engine = collect(agent, script=lambda *_: f"a{next(turn)}{END}", trajectory=150, turn=150)
+    assert output["agent_rewards"] == [{"reward": 1.0}]
+    assert [each.text for each in output["trajectory"][0].turns] == [f"a{number}{END}" for number in range(4)]
+    assert (metrics["endpoint/new_context"], metrics["endpoint/extended"]) == (2, 1)
+    assert [row for row, _ in engine.asked] == [0, 1, 2, 1]
+
+
 def test_limits_and_stop_strings_of_a_request() -> None:
     def agent(client: OpenAI) -> Any:
         cut = create(client, "chat", False, max_tokens=9, max_completion_tokens=3)
