@@ -17,7 +17,7 @@ COMMANDS = {
     "evaluate": ("sorl_trl.cli.evaluate:main", "score a checkpoint on questions"),
     "serve-policy": (
         "sorl_trl.cli.serve_policy:main",
-        "serve a checkpoint to agents at an OpenAI-compatible address",
+        "serve a checkpoint to agents, as OpenAI or Anthropic would",
     ),
     "compare": ("sorl_trl.cli.evaluate:compare", "compare two evaluations, question by question"),
     "view": ("sorl_trl.records.view:main", "write a page for reading trajectories"),

@@ -1,4 +1,4 @@
-"""The command `sorl serve-policy`: serves a policy at an OpenAI-compatible address, as training does for agents."""
+"""The command `sorl serve-policy`: serves a policy behind the APIs of OpenAI and Anthropic, as in training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # like all that follows, it takes seconds
     from sorl_trl.evaluation.policy import Parts
 
 ABOUT = """\
-Serves a policy at an OpenAI-compatible address, through the API that training uses, until Ctrl-C. Prints the
+Serves a policy behind the APIs of OpenAI and Anthropic, as training does, until Ctrl-C. Prints the
 environment variables that an agent needs. RUN is the output folder of `sorl train`, a checkpoint in it, a PEFT
 adapter's folder, or any model's folder or Hub id; the recipe of a run sets the default values.
 

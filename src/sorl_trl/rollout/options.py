@@ -136,8 +136,8 @@ class RolloutArguments:
         default=None,
         metadata={
             "help": "A command that makes the API calls of one trajectory, such as 'python my_agent.py'. It reaches "
-            "the policy through OPENAI_BASE_URL and OPENAI_API_KEY, reads the example as JSON from standard input, "
-            "and writes its reward as the last line of standard output."
+            "the policy through OPENAI_BASE_URL and OPENAI_API_KEY, or their ANTHROPIC_ twins, reads the example as "
+            "JSON from standard input, and writes its reward as the last line of standard output."
         },
     )
     rollout_func: str | None = field(
