@@ -21,7 +21,7 @@ from sorl_trl.endpoint.contexts import Answer
 from sorl_trl.endpoint.conversation import Call, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
 from sorl_trl.endpoint.rollout import _endpoint
-from sorl_trl.endpoint.server import CallLimits, Run
+from sorl_trl.endpoint.run import CallLimits, Run
 from sorl_trl.rollout import Engine, Generation, RolloutLimits, TurnEnd, TurnRequest
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.policy_rollout import rollout_output

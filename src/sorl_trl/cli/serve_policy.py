@@ -68,7 +68,8 @@ def serve(parts: Parts, options: Namespace) -> None:
     from sorl_trl.endpoint.agents import Access
     from sorl_trl.endpoint.conversation import Conversation
     from sorl_trl.endpoint.messages import ChatFormat
-    from sorl_trl.endpoint.server import CallLimits, Endpoint, Run
+    from sorl_trl.endpoint.run import CallLimits, Run
+    from sorl_trl.endpoint.server import Endpoint
     from sorl_trl.evaluation.policy import generation_config
     from sorl_trl.rollout.turns import ApiTurns
 

@@ -18,7 +18,8 @@ from sorl_trl.checks import POSITIVE_COUNT, Number
 from sorl_trl.endpoint.agents import Access, Agent, AgentMistake, Outcome, described, run_agent
 from sorl_trl.endpoint.conversation import EXTENDED, NEW_CONTEXT, SPLICED, Conversation
 from sorl_trl.endpoint.messages import ChatFormat
-from sorl_trl.endpoint.server import CallLimits, Endpoint, Run, check_installed
+from sorl_trl.endpoint.run import CallLimits, Run
+from sorl_trl.endpoint.server import Endpoint, check_installed
 from sorl_trl.rollout import Engine, EngineOptions, RolloutLimits, rollout_statistics
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.policy_rollout import MESSAGES, PolicyRollout, with_columns

@@ -7,23 +7,19 @@ import hashlib
 import json
 import logging
 import re
-import secrets
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 from sorl_trl.command_line import listen
 from sorl_trl.endpoint import anthropic, completions, responses
-from sorl_trl.endpoint.agents import AgentMistake, retrieve
-from sorl_trl.endpoint.contexts import Answer
-from sorl_trl.endpoint.conversation import Call, Conversation
+from sorl_trl.endpoint.conversation import Call
 from sorl_trl.endpoint.requests import BadRequest, Body, read_body
-from sorl_trl.rollout.turns import ApiRequest, ApiTurns, RunEnded
+from sorl_trl.endpoint.run import KEY, Run, SharedTurn, all_answers, room_for, warn_of_ignored
+from sorl_trl.rollout.turns import ApiRequest, RunEnded
 from sorl_trl.threads import start
-from sorl_trl.types import StopReason
 
 logger = logging.getLogger(__name__)
 
@@ -36,66 +32,12 @@ _APIS: Mapping[str, ModuleType] = {
 }
 _MOST_BYTES = 2**25
 """The most bytes of a request, as for Anthropic."""
-_GRACE_S = 5.0
-"""How long an abandoned or undelivered turn is kept in case its request is sent again. Our choice."""
 _REMEMBERED = 256
 """How many requests per trajectory are kept for this."""
-_KEY = "sorl-"
-_LIMITED_BY = {
-    StopReason.TRAJECTORY_LIMIT: "`max_completion_length` limits everything after the trajectory's first prompt",
-    StopReason.CONTEXT_LIMIT: "the maximum context length is set by the model or by the memory for its KV cache",
-}
 
 
 class WrongKey(Exception):
     """A request without a valid trajectory key."""
-
-
-@dataclass(frozen=True)
-class CallLimits:
-    """The most tokens of a turn, of a trajectory after its first prompt, and of a context."""
-
-    turn: int
-    trajectory: int | None
-    window: int | None
-
-
-@dataclass(eq=False)
-class Run:
-    """One trajectory: an API key, and the conversation under it."""
-
-    number: int
-    conversation: Conversation
-    turns: ApiTurns
-    limits: CallLimits
-    constrains: bool = False
-    """Whether the engine constrains turns to a JSON schema."""
-    stop: Callable[[Exception], None] = lambda error: None
-    """Called with the agent's mistake or the endpoint's failure. By default, only the agent is told."""
-    warned: set[str] = field(default_factory=set)
-    """Ignored fields that a warning has been logged for."""
-    key: str = field(default_factory=lambda: f"{_KEY}{secrets.token_hex(16)}")
-    has_ended: bool = False
-    resent: int = 0
-    """How many repeated requests got the turn of the first one."""
-    limit_reached: StopReason | None = None
-    """Which limit left no room for the last turn."""
-    turns_of: dict[bytes, list[_SharedTurn]] = field(default_factory=dict)
-    """The turns of each request, because a client may send one again."""
-
-    def refuse(self, refusal: BadRequest) -> None:
-        """Stop at an unsupported request, unless a template rejected what the policy wrote."""
-        if refusal.code != "chat_template":
-            self.fail(AgentMistake(f"The endpoint refused a request of the agent: {refusal}."), refusal)
-
-    def fail(self, failure: Exception, cause: Exception) -> None:
-        failure.__cause__ = cause
-        self.stop(failure)
-
-    def end(self) -> None:
-        """End the run: the agent makes no more calls."""
-        self.has_ended = True
-        self.turns.end(self.number)
 
 
 class Endpoint:
@@ -179,7 +121,7 @@ class Endpoint:
         finally:
             leaving.cancel()
 
-    async def _answer(self, scope: Any, body: bytes) -> tuple[int, Any, Sequence[_SharedTurn]]:
+    async def _answer(self, scope: Any, body: bytes) -> tuple[int, Any, Sequence[SharedTurn]]:
         """HTTP status, content (JSON, or a list of events), and the turns that it contains."""
         run: Run | None = None
         path = re.sub("^(/v1)+", "", scope["path"].rstrip("/"))  # clients of Anthropic add it to their address
@@ -201,7 +143,7 @@ class Endpoint:
             if path == _COUNT:
                 return 200, {"input_tokens": self._count(run, asked)}, ()
             turns = self._shared_turns(run, path, body, asked, headers)
-            answers = await _all_answers(turns)
+            answers = await all_answers(turns)
             return 200, [*api.stream(asked, *answers)] if asked.get("stream") else api.whole(asked, *answers), turns
         except WrongKey as error:
             return 401, api.error(401, str(error), "invalid_api_key"), ()
@@ -220,7 +162,7 @@ class Endpoint:
         given = (rest if scheme.lower() == "bearer" else scheme, headers.get("x-api-key", ""))
         keys = [key.strip() for key in given]
         run = next((self._runs[key] for key in keys if key in self._runs), None)
-        if run.has_ended if run else any(key.startswith(_KEY) for key in keys):
+        if run.has_ended if run else any(key.startswith(KEY) for key in keys):
             raise RunEnded("this trajectory has ended (its agent returned, or its time is up), or never began")
         if run is None:
             raise WrongKey("unknown API key: use `endpoint.api_key`, or the key that `sorl serve-policy` printed")
@@ -248,7 +190,7 @@ class Endpoint:
 
     def _shared_turns(
         self, run: Run, path: str, body: bytes, asked: Body, headers: Mapping[str, str]
-    ) -> list[_SharedTurn]:
+    ) -> list[SharedTurn]:
         """The turns for a request, of which `n` asks for several: new ones, unless the client repeats a request.
 
         A request is a repeat if an identical one has an undelivered turn that no client waits for, or if it is marked
@@ -268,7 +210,7 @@ class Endpoint:
                 run.resent += 1
                 found.append((lost or turns)[-1])
             else:
-                turns.append(_SharedTurn(self._turn(run, api, asked, size - number), run.conversation))
+                turns.append(SharedTurn(self._turn(run, api, asked, size - number), run.conversation))
                 found.append(turns[-1])
             found[-1].join()
             if len(run.turns_of) > _REMEMBERED:
@@ -291,12 +233,12 @@ class Endpoint:
             request = call.request
             # A schema would keep the policy from calling tools.
             schema = request.schema if run.constrains and not (request.tools and request.may_call) else None
-            call.limit = _room(run, call, sharing)
+            call.limit = room_for(run, call, sharing)
             wanted = [*call.context.token_ids], call.limit, request.stops, schema
             turn = ApiRequest(call.context.row, *wanted, run=run.number)
             run.turns.ask(turn)
             answer = run.conversation.finish(call, await asyncio.wrap_future(turn.generation))
-            _warn_of_ignored(run, call, request.schema != schema, request.logprobs and answer.logprobs is None)
+            warn_of_ignored(run, call, request.schema != schema, request.logprobs and answer.logprobs is None)
             return call
         except BaseException:
             if turn is not None:
@@ -309,97 +251,6 @@ def check_installed() -> None:
     """Raise ImportError if uvicorn is missing."""
     if find_spec("uvicorn") is None:
         raise ImportError("the endpoint needs uvicorn: pip install 'sorl-trl[serve]'")
-
-
-class _SharedTurn:
-    """A turn that several requests may wait for. It is dropped some seconds after the last one stops waiting."""
-
-    def __init__(self, turn: Coroutine[Any, Any, Call], conversation: Conversation) -> None:
-        self.task = asyncio.ensure_future(turn)
-        self.task.add_done_callback(retrieve)
-        self.is_received = self.is_dropped = False
-        self.waiting = 0
-        self._conversation = conversation
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        return self.is_dropped or (self.task.done() and (self.task.cancelled() or self.task.exception() is not None))
-
-    def join(self) -> None:
-        """Wait for the turn, until `leave`."""
-        self.waiting += 1
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def leave(self) -> None:
-        self.waiting -= 1
-        if not self.waiting:
-            self._timer = asyncio.get_running_loop().call_later(_GRACE_S, self.drop)
-
-    def drop(self) -> None:
-        """Drop the turn, and its tokens from the conversation, unless it was delivered."""
-        if self.is_received or self.is_dropped:
-            return
-        if self.task.done() and not self.has_failed:
-            self._conversation.cancel(self.task.result())
-        self.is_dropped = True
-        self.task.cancel()
-
-
-async def _all_answers(turns: Sequence[_SharedTurn]) -> list[Answer]:
-    """The answers of a request's turns. If one fails, the client gets none."""
-    try:
-        calls = [await asyncio.shield(turn.task) for turn in turns]
-    except asyncio.CancelledError as error:
-        if any(turn.task.cancelled() for turn in turns):
-            raise RunEnded("this trajectory has ended") from error
-        raise
-    finally:
-        for turn in turns:
-            turn.leave()
-    for turn in turns:
-        turn.is_received = True  # or another request would take it up before it is sent
-    return [call.answer for call in calls if call.answer is not None]
-
-
-def _warn_of_ignored(run: Run, call: Call, lacks_schema: bool, lacks_logprobs: bool) -> None:
-    """Warn once per field that it has no effect."""
-    found = {**call.request.without_effect}
-    if lacks_schema:
-        found["response_format"] = "only vLLM constrains turns to a schema, and only turns that cannot call tools"
-    if lacks_logprobs:
-        found["logprobs"] = "the engine reports none"
-    if call.request.must_call and not call.opening:
-        found["tool_choice"] = "a policy that thinks first, or whose template shows no call, cannot be forced to call"
-    for name in found.keys() - run.warned:
-        run.warned.add(name)
-        logger.warning("An agent sets `%s`, which has no effect: %s.", name, found[name])
-
-
-def _room(run: Run, call: Call, sharing: int) -> int:
-    """The most tokens for a call's turn. Raises BadRequest if there is no room.
-
-    Its text begins as OpenAI's, by which LiteLLM and others recognize it.
-    """
-    limits, read = run.limits, len(call.context.token_ids)
-    room = {StopReason.TURN_LIMIT: limits.turn}
-    if limits.trajectory is not None:
-        room[StopReason.TRAJECTORY_LIMIT] = (limits.trajectory - run.conversation.completion_length) // sharing
-    if limits.window is not None:
-        room[StopReason.CONTEXT_LIMIT] = limits.window - read
-    reason, least = min(room.items(), key=lambda item: item[1])
-    if least < 1:
-        run.limit_reached = reason
-        raise BadRequest(
-            f"This model's maximum context length is {max(read + least, 0)} tokens. However, your messages resulted "
-            f"in {read} tokens, which leaves {least} for an answer: {_LIMITED_BY[reason]}. Please reduce the length "
-            "of the messages.",
-            "messages",
-            "context_length_exceeded",
-        )
-    run.limit_reached = None  # the agent has made room, if there was none
-    return min(least, call.request.limit or least)
 
 
 async def _body(receive: Any) -> bytes | None:

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from sorl_trl.endpoint import Access, server
+from sorl_trl.endpoint import Access, run
 from tests.endpoint import END, ScriptedEngine, ask, ask_sdk, collect
 from tests.tools import qwen_tokenizer
 
@@ -88,7 +88,7 @@ def test_calls_at_the_same_time_share_what_a_trajectory_may_have() -> None:
 
 
 def test_a_call_that_nobody_waits_for_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_GRACE_S", 0.05)
+    monkeypatch.setattr(run, "_GRACE_S", 0.05)
     sampled, dropped = threading.Event(), threading.Event()
 
     async def agent(example: Any, endpoint: Access) -> float:
