@@ -77,11 +77,18 @@ test-vllm: .venv-vllm/.installed
 	.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints-agents.txt)
 	.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-agents.txt \
 		-e '.[serve]' openai openai-agents langgraph langchain langchain-openai smolagents 'pydantic-ai-slim[openai]' litellm \
-		pytest pytest-timeout hypothesis
+		anthropic mini-swe-agent pytest pytest-timeout hypothesis
 	touch $@
 
-test-agents: .venv-agents/.installed
-	.venv-agents/bin/python -m pytest -m agents tests/sdks tests/integration/test_examples.py
+# Coding harnesses, from npm: 1.3 GB with their binaries.
+.harnesses/.installed: examples/harnesses/package.json
+	mkdir -p .harnesses
+	cp $< .harnesses/package.json
+	npm install --prefix .harnesses --no-audit --no-fund --loglevel=error
+	touch $@
+
+test-agents: .venv-agents/.installed .harnesses/.installed
+	.venv-agents/bin/python -m pytest -m agents tests/sdks tests/harnesses tests/integration/test_examples.py
 
 # Environments of other packages, in an environment of their own: they bring much that the others lack.
 .venv-worlds/.installed: pyproject.toml constraints.txt
@@ -136,4 +143,4 @@ bench-stability: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-agents .venv-worlds build/docs runs
+	rm -rf $(VENV) .venv-vllm .venv-agents .venv-worlds .harnesses build/docs runs

@@ -24,6 +24,8 @@ from tempfile import TemporaryFile
 from traceback import extract_tb
 from typing import IO, Any, TypeAlias
 
+import psutil
+
 from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout.responder import contained
 from sorl_trl.search.backend import causes, is_down
@@ -235,8 +237,12 @@ def _exit(code: int) -> str:
 
 
 def _end(process: int) -> None:
-    """End an agent's process and those that it started."""
+    """End an agent's process and those that it started, as tools of coding agents do in sessions of their own."""
     _PROCESSES.discard(process)
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(process).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
     with suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)
 
