@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +72,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if not (left := [*running(), *sleeping()]):
             break
         time.sleep(0.1)
+    for each in sleeping():
+        os.kill(each, signal.SIGKILL)
     assert not left
 
 
