@@ -62,7 +62,10 @@ def test_mistakes_of_a_command_are_raised() -> None:
 
 
 @pytest.mark.trains
-def test_the_time_limit_ends_a_command_and_what_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_own_session", [False, True])
+def test_the_time_limit_ends_a_command_and_what_it_has_started(
+    in_own_session: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(60.0)
         connected: list[socket.socket] = []
@@ -70,7 +73,8 @@ def test_the_time_limit_ends_a_command_and_what_it_has_started(monkeypatch: pyte
         accepts.start()
         end_time_limits(monkeypatch, lambda: not accepts.is_alive())
         connect = f"import socket, time; s = socket.create_connection({listening.getsockname()}); time.sleep(600)"
-        start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {connect!r}])"
+        session = f"start_new_session={in_own_session}"
+        start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {connect!r}], {session})"
         output, *_ = collect(python(f"{start}; {connect}"))
         assert output["trajectory"][0].stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
         assert len(connected) == 2
