@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -40,6 +41,7 @@ from sorl_trl import AgentRollout, EndpointRollout, SOGRPOConfig, SOGRPOTrainer,
 from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import environment_reward
 from sorl_trl.rollout import RolloutLimits
+from sorl_trl.rollout.tasks import load_tasks
 from sorl_trl.types import StopReason, Trajectory
 
 pytestmark = pytest.mark.worlds
@@ -323,6 +325,13 @@ def test_a_taskset_asks_the_policy_and_scores_it(sums: list[Any]) -> None:
     assert not [name for name in os.environ if name.startswith("SORL_API_KEY_")]
     ran = run_agent(verifiers_taskset.agent, sums[3], qwen_tokenizer(), lambda *_: "It is 6.", trajectory=4)
     assert ran.rewards in ({"reward": 0.0}, {"right": 0.0, "brief": 0.5})  # cut off, or refused
+
+
+def test_sorl_train_reads_the_rows(tmp_path: Path, games: dict[str, list[Any]], sums: list[Any]) -> None:
+    others = textarena_game.rows("FrozenLake-v0", 1), reasoning_gym_task.rows("chain_sum", 1)
+    rows = [row for each in (*others, *games.values(), sums) for row in each]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert len(load_tasks(tmp_path / "rows.jsonl")) == len(rows) == 10
 
 
 # ---------------------------------------------------------------------------------------------------------------------

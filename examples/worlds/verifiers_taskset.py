@@ -51,7 +51,7 @@ def settings(taskset):
 
 def rows(taskset: str, count: int):
     found = islice(load_environment(settings(taskset)).taskset, count)
-    return [{"prompt": "", "taskset": taskset, "index": index} for index, _ in enumerate(found)]
+    return [{"prompt": f"{taskset} {index}", "taskset": taskset, "index": index} for index, _ in enumerate(found)]
 
 
 if __name__ == "__main__":
