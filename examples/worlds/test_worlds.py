@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -32,11 +31,12 @@ from transformers import PreTrainedTokenizerBase
 
 from examples.worlds import reasoning_gym_task, textarena_game, textworld_game, verifiers_taskset
 from examples.worlds.command import print_rows
+from examples.worlds.players import step_to_goal, walkthrough
 from examples.worlds.reasoning_gym_task import ReasoningGymTask
 from examples.worlds.self_play import by_player, self_play
 from examples.worlds.textarena_game import TextArenaGame
 from examples.worlds.textarena_table import Table
-from examples.worlds.textworld_game import TextWorldGame, walkthrough
+from examples.worlds.textworld_game import TextWorldGame
 from sorl_trl import AgentRollout, EndpointRollout, SOGRPOConfig, SOGRPOTrainer, agent_reward
 from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import environment_reward
@@ -74,26 +74,13 @@ def rewards_of(trajectories: Sequence[Trajectory]) -> list[float]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def step_to_goal(row: int, read: str) -> str:
-    """The first step of a shortest way across the ice."""
-    board = [[cell.strip() for cell in line.split("|")[1:-1]] for line in read.splitlines() if line[:1] == "|"][-4:]
-    places = {(r, c): cell for r, line in enumerate(board) for c, cell in enumerate(line)}
-    start = next(place for place, cell in places.items() if cell == "P")
-    queue = deque([(start, "")])
-    while queue:
-        (r, c), first = queue.popleft()
-        if places[r, c] == "G":
-            return f"I go [{first}]."
-        for name, place in {"up": (r - 1, c), "down": (r + 1, c), "left": (r, c - 1), "right": (r, c + 1)}.items():
-            if places.get(place, "H") != "H":
-                places[r, c] = "H"
-                queue.append((place, first or name))
-    raise AssertionError(read)
+def cross(_: int, read: str) -> str:
+    return f"I go {step_to_goal(read)}."
 
 
 def test_frozen_lake_is_crossed() -> None:
     rows = textarena_game.rows("FrozenLake-v0-random", 4)
-    trajectories, metrics = play(TextArenaGame, rows, step_to_goal)
+    trajectories, metrics = play(TextArenaGame, rows, cross)
     assert {each.stop_reason for each in trajectories} == {StopReason.ENVIRONMENT_DONE}
     assert rewards_of(trajectories) == [1.0] * 4 and metrics["environment/solved"] == 1
     assert [len(each.turns) for each in trajectories] == [6] * 4
@@ -111,7 +98,7 @@ def test_an_invalid_move_is_answered_and_a_second_one_loses() -> None:
 
 def test_a_game_is_left_at_the_limit() -> None:
     rows = textarena_game.rows("FrozenLake-v0-random", 1)
-    ((trajectory,), metrics) = play(TextArenaGame, rows, step_to_goal, turns=2)
+    ((trajectory,), metrics) = play(TextArenaGame, rows, cross, turns=2)
     assert trajectory.stop_reason is StopReason.MAX_TURNS and len(trajectory.turns) == 3
     assert rewards_of([trajectory]) == [0.0] and metrics["environment/solved"] == 0
 

@@ -7,7 +7,6 @@ sorl train --environment examples.worlds.textworld_game.TextWorldGame --train_qu
     --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --output_dir out
 """
 
-import json
 from argparse import ArgumentParser
 from pathlib import Path
 from threading import Lock
@@ -77,11 +76,6 @@ def generate(kind, seed, folder):
         folder.mkdir(parents=True, exist_ok=True)
         compile_game(make(settings, options), options)
     return str(path)
-
-
-def walkthrough(game):
-    """Commands that win a generated game."""
-    return json.loads(Path(game).with_suffix(".json").read_text())["metadata"]["walkthrough"]
 
 
 if __name__ == "__main__":

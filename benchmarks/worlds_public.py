@@ -1,0 +1,220 @@
+"""Does a language model get better in worlds that nobody here wrote?
+
+SmolLM2-135M-Instruct plays FrozenLake of TextArena (4 × 4, three holes, from any corner) and cooking games of
+TextWorld. It imitates a few games of a scripted player, and is then trained with `sorl train` and the default method.
+
+    make model .venv-worlds/.installed  # the worlds' packages are in an environment of their own
+    .venv-worlds/bin/python -m benchmarks.worlds_public           # every run that is not there yet
+    .venv-worlds/bin/python -m benchmarks.worlds_public --report  # only writes the report again
+
+Each run adds a line to `results/worlds.jsonl`. A run that is there is not made again, and one that was interrupted
+starts anew. All seeds of a world share its warm start, which stays in `runs/worlds_public/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+import yaml
+from examples.quickstart.imitation import Example, example_of, imitate
+from examples.worlds.players import step_to_goal, walkthrough
+from examples.worlds.textarena_game import TextArenaGame
+from examples.worlds.textarena_game import rows as lake_rows
+from examples.worlds.textworld_game import TextWorldGame
+from examples.worlds.textworld_game import rows as cooking_rows
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.common import ALLOCATION, QUIET, RESULTS, Row, alone, sorl, table
+from sorl_trl import AgentRollout
+from sorl_trl.command_line import Parser, run_command
+from sorl_trl.files import write_whole
+from sorl_trl.records import RECIPE_FILE
+from sorl_trl.records.evaluated import read_evaluated
+from sorl_trl.rollout import Generation, LockStepEngine, RolloutLimits
+from sorl_trl.rollout.chat import RolloutSetup
+
+RUNS = Path("runs/worlds_public")
+SEEDS = (1, 2, 3)
+TRAIN, HELD_OUT = 1000, 9000
+"""The first seeds of games that are trained on and of those that are held out. Imitated games count from 0."""
+MODES = {"sampled": 1, "greedy": 0}
+"""How an evaluation asks the policy -> its temperature."""
+OPTIONS: Row = {
+    **{"rewards": ["environment"], "max_turns": 12, "max_turn_tokens": 16, "max_observation_tokens": 1000},
+    **{"max_completion_length": 4000, "num_generations": 8, "per_device_train_batch_size": 2},
+    **{"gradient_accumulation_steps": 4, "steps_per_generation": 16, "learning_rate": 5e-6, "logging_steps": 1},
+    **{"gradient_checkpointing": False, "kv_cache_gib": 1, "dtype": "float32", **QUIET},
+}
+"""Sizes, and the learning rate of `recipes/smollm2_search.yaml`; all else is the default. A rollout is four groups."""
+Player = Callable[[str], str]
+"""What a scripted player says to a text, which ends with what it has read last."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is played; a batch has four imitated games, and an update eight trajectories."""
+
+    imitated: int = 64
+    batches: int = 24
+    held_out: int = 48
+    updates: int = 12
+
+
+def cook(row: Row) -> Player:
+    """Says the commands that TextWorld says win the game."""
+    commands = iter(walkthrough(row["game"]))
+    return lambda _: next(commands)
+
+
+@dataclass(frozen=True)
+class World:
+    title: str
+    environment: type
+    rows: Callable[..., list[Row]]
+    """`count` games, from the seed `first` on."""
+    player: Callable[[Row], Player]
+
+
+LAKE = partial(lake_rows, "FrozenLake-v0-random")
+COOKING = partial(cooking_rows, "tw-cooking", folder=str(RUNS / "games"))
+WORLDS = {
+    "lake": World("FrozenLake (TextArena)", TextArenaGame, LAKE, lambda _: step_to_goal),
+    "cooking": World("Cooking (TextWorld)", TextWorldGame, COOKING, cook),
+}
+
+
+class Scripted:
+    """Generates what a scripted player says."""
+
+    def __init__(self, say: Player, tokenizer: Any) -> None:
+        self.say, self.tokenizer = say, tokenizer
+
+    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+        texts = [self.say(self.tokenizer.decode(ids)) + self.tokenizer.eos_token for ids in contexts]
+        ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return [Generation(tuple(each), None, stopped=True) for each in ids]
+
+
+def imitated(world: World, rows: Sequence[Row], tokenizer: Any) -> Iterator[Example]:
+    """Games that the scripted player wins, as the policy would read and write them."""
+    limits = RolloutLimits(OPTIONS["max_turns"], max_observation_tokens=OPTIONS["max_observation_tokens"])
+    setup = RolloutSetup(tokenizer, None, {}, [tokenizer.eos_token_id], limits)
+    rollout = AgentRollout(world.environment, limits=limits)
+    for row in rows:
+        engine = LockStepEngine(Scripted(world.player(row), tokenizer))
+        ((made,), metrics) = rollout.collect(setup, [row["prompt"]], [row], engine)
+        if not metrics["environment/solved"]:
+            raise RuntimeError(f"the scripted player loses {row}")
+        yield example_of(made.prompt_ids, made.completion_ids, made.env_mask)
+
+
+def teach(model: str, name: str, scale: Scale, folder: Path) -> None:
+    """Write the warm start."""
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    games = [*imitated(WORLDS[name], WORLDS[name].rows(scale.imitated), tokenizer)]
+    imitate(policy, games, scale.batches, batch_size=4, learning_rate=5e-5, seed=0, warmup_steps=2, stratified=True)
+    policy.save_pretrained(folder / "warm-start")
+    tokenizer.save_pretrained(folder / "warm-start")
+
+
+def success(folder: Path, policy: Path, output: Path) -> dict[str, float]:
+    """The share of held-out games that a policy wins, sampled and greedy."""
+    found = {}
+    for mode, temperature in MODES.items():
+        asked = ("--model_name_or_path", policy, "--temperature", temperature, "--batch_size", 48, "--kv_cache_gib", 1)
+        shutil.rmtree(output / mode, ignore_errors=True)  # of a run that was interrupted
+        sorl(folder, "evaluate", folder, *asked, "--output", output / mode)
+        found[mode] = round(fmean(row["correct"] for row in read_evaluated(output / mode, "held_out")), 3)
+    return found
+
+
+def prepare(name: str, scale: Scale, model: str, runs: Path) -> Row:
+    """Write games, recipe and warm start of a world, once; what rows record of them."""
+    folder, world = runs / name, WORLDS[name]
+    if (folder / "prepared.json").is_file():
+        return dict(json.loads((folder / "prepared.json").read_text()))
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, count, first in (("train", scale.updates, TRAIN), ("held_out", scale.held_out, HELD_OUT)):
+        lines = map(json.dumps, world.rows(count, first=first))
+        (folder / f"{file}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    recipe = {"environment": f"{world.environment.__module__}.{world.environment.__name__}"}
+    recipe |= {"max_steps": scale.updates}
+    recipe |= {"train_questions": f"{folder}/train.jsonl", "eval_questions": f"{folder}/held_out.jsonl"}
+    (folder / RECIPE_FILE).write_text(yaml.safe_dump(OPTIONS | recipe))
+    alone({}, teach, model, name, scale, folder)
+    prepared = {**vars(scale), "before": success(folder, folder / "warm-start", folder / "before")}
+    (folder / "prepared.json").write_text(json.dumps(prepared))
+    return prepared
+
+
+def run(name: str, seed: int, prepared: Row, runs: Path) -> Row:
+    """Train and evaluate with a seed, and make the row."""
+    folder, output = runs / name, runs / name / f"seed-{seed}"
+    shutil.rmtree(output, ignore_errors=True)  # of a run that was interrupted
+    words = ("--config", folder / RECIPE_FILE, "--model_name_or_path", folder / "warm-start", "--output_dir", output)
+    before = os.times()
+    sorl(folder, "train", *words, "--seed", seed)
+    after = success(folder, output, output)
+    minutes = round((sum(os.times()[2:4]) - sum(before[2:4])) / 60, 1)  # of processes that have ended
+    log = json.loads((output / "trainer_state.json").read_text())["log_history"]
+    shutil.rmtree(output)
+    rewards = [round(step["reward"], 4) for step in log if "reward" in step]
+    return {"world": name, "seed": seed, **prepared, "after": after, "rewards": rewards, "minutes": minutes}
+
+
+def read(file: Path) -> dict[tuple[str, int], Row]:
+    rows = map(json.loads, file.read_text().splitlines() if file.is_file() else ())
+    return {(row["world"], row["seed"]): row for row in rows}
+
+
+HEADER = f"""# Worlds that others wrote
+
+`python -m benchmarks.worlds_public`: SmolLM2-135M-Instruct in float32 after a warm start of a scripted player's games,
+before and after training with the default method and the learning rate {OPTIONS["learning_rate"]:g}, eight
+trajectories an update. Success is the share of held-out games that it wins. All seeds of a world share the warm start.
+"""
+
+
+def report(rows: Sequence[Row]) -> str:
+    names = ("seed", "imitated", "updates", "held_out", "minutes")
+    figures = [(mode, when) for mode in MODES for when in ("before", "after")]
+    lines = [
+        [WORLDS[row["world"]].title, *(str(row[n]) for n in names), *(str(row[when][how]) for how, when in figures)]
+        for row in sorted(rows, key=lambda row: (row["world"], row["seed"]))
+    ]
+    return f"{HEADER}\n{table(('world', *names, *map(' '.join, figures)), lines, left=1)}"
+
+
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", default="models/smollm2-135m", help="folder that `make model` wrote")
+    parser.add_argument("--trial", type=Path, metavar="DIR", help="a tiny run of each world, which leaves no row here")
+    parser.add_argument("--report", action="store_true", help="only write the report again")
+    arguments = parser.parse_args(words)
+    os.environ.update(ALLOCATION, OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu")  # for what is started from here
+    runs, file = arguments.trial or RUNS, (arguments.trial or RESULTS) / "worlds.jsonl"
+    scale, seeds = (Scale(4, 1, 4, 4), SEEDS[:1]) if arguments.trial else (Scale(), SEEDS)
+    todo = [] if arguments.report else [(name, seed) for seed in seeds for name in WORLDS]
+    for name, seed in (job for job in todo if job not in read(file)):
+        row = run(name, seed, prepare(name, scale, arguments.model, runs), runs)
+        rows = [*read(file).values(), row]
+        write_whole(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        print(f"{name}, seed {seed} is done: {len(rows)} rows in {file}", flush=True)
+    file.with_suffix(".md").write_text(report([*read(file).values()]))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    sys.exit(run_command(main))
