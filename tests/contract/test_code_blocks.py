@@ -20,7 +20,7 @@ from tests.documentation import PAGES, ROOT, code_blocks, page_name
 
 NEEDS_LANGCHAIN = ("examples.tool_imitation",)
 """Scripts of which the default environment lacks a library."""
-FOREIGN = {"pip", "curl", "export", "grep", "hf", "tensorboard", "vllm"}
+FOREIGN = {"pip", "curl", "export", "grep", "hf", "npm", "tensorboard", "vllm"}
 """Programs of others, whose options are theirs."""
 LAUNCHER_VALUES = {
     *("--config_file", "--machine_rank", "--main_process_ip", "--main_process_port"),
