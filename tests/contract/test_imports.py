@@ -54,4 +54,9 @@ def test_trls_calls_of_renamed_methods_are_not_reported_in_each_rollout() -> Non
 
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.rglob("*.py")), ids=lambda path: path.stem)
 def test_each_benchmark_can_be_imported(path: Path) -> None:
-    import_module(dotted(path, BENCHMARKS.parent))
+    try:
+        import_module(dotted(path, BENCHMARKS.parent))
+    except ModuleNotFoundError as error:
+        if error.name not in ("textarena", "textworld"):
+            raise
+        pytest.skip("needs an environment of its own (make test-worlds)")
