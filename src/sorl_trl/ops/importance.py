@@ -34,7 +34,6 @@ __all__ = [
     "range_of_turns",
     "scaled_bound",
     "scaled_clip_range",
-    "turn_mismatch",
     "weight_sums",
     "with_own_gradients",
     "within",
@@ -189,18 +188,6 @@ def range_of_turns(epsilon: float | Tensor, turns: TurnLayout) -> float | Tensor
     if not isinstance(epsilon, Tensor):
         return epsilon
     return turn_reduce(epsilon.expand(turns.turn_ids.shape), turns)
-
-
-def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
-    """Compute g_{i,k} = exp(mean_{t∈k} d_t): (B, K), with 1 for turns that a trajectory does not have.
-
-    Source: the code of verl, ROLL, SkyRL and slime, which averages over segments or sequences; we average per turn.
-
-    Args:
-        log_ratio: (B, T), d_t = log π_old − log μ of each token, with μ the engine.
-        turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
-    """
-    return turn_reduce(log_ratio, turn_ids, "mean").exp()
 
 
 def within(ratio: Tensor, low: float | None, high: float | None) -> Tensor:

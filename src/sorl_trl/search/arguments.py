@@ -65,8 +65,13 @@ class SearchArguments:
         if self.search_url:
             return BuiltSearch(HTTPSearch(self.search_url), without_user(self.search_url))
         if self.search_backend:
-            make = factory_named("search_backend", self.search_backend, "search_batch")
-            return BuiltSearch(make(), self.search_backend)
+            engine: SearchBackend = factory_named("search_backend", self.search_backend, "search_batch")()
+            if not callable(getattr(engine, "search_batch", None)):
+                raise ValueError(
+                    f"`search_backend` is {self.search_backend!r}, but the {type(engine).__name__} has no method "
+                    "`search_batch`."
+                )
+            return BuiltSearch(engine, self.search_backend)
         if self.no_search:
             return BuiltSearch(NoSearch(), "no_search")
         corpus, index_dir = self.corpus, str(self.index)

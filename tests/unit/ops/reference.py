@@ -142,12 +142,3 @@ def leave_one_out(returns: list[Row], num_generations: int) -> list[Row]:
         alone = [row[0] - turn_baseline(others, 0) if others else 0.0 for _ in row[shared:]]
         found.append(beyond + alone)
     return found
-
-
-def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor) -> dict[tuple[int, int], float]:
-    """Trajectory and turn -> its g."""
-    return {
-        (i, k): math.exp(mean([float(log_ratio[i, t]) for t in turn]))
-        for i, turns in enumerate(positions_of_turns(turn_ids))
-        for k, turn in enumerate(turns)
-    }

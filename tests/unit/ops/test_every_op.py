@@ -52,7 +52,6 @@ BLIND = {
     **{f"masked_mean {d}": (lambda x, d=d: ops.masked_mean(x, MASK, d), MASK) for d in (None, 0, 1)},
     **{f"turn_reduce {r}": (lambda x, r=r: ops.turn_reduce(x, TURN_IDS, r), MASK) for r in ("mean", "sum")},
     "turn_broadcast": (lambda x: ops.turn_broadcast(x, TURN_IDS), turn_layout(TURN_IDS).turn_mask),
-    "turn_mismatch": (lambda x: ops.turn_mismatch(x, TURN_IDS), MASK),
 }
 # Of no gradient.
 COUNTS = {
@@ -95,7 +94,6 @@ NONE = {
     "turn_starts": (lambda x, ids: ops.turn_starts(ids), 0.0),
     "turn_broadcast": (lambda x, ids: ops.turn_broadcast(ops.turn_reduce(x, ids), ids), 0.0),
     "masked_mean": (lambda x, ids: ops.masked_mean(x, ids >= 0), 0.0),
-    "turn_mismatch": (ops.turn_mismatch, 0.0),
     "scaled_clip_range": (lambda x, ids: ops.scaled_clip_range(0.2, ids), 0.2),
     "length_adjusted_kl": (lambda x, ids: ops.length_adjusted_kl(x.sum(1), ids), 0.0),
     **{str(k): (lambda x, ids, k=k: ops.importance_ratio(x, ids, *k), 1.0) for k in BOTH},
@@ -213,17 +211,12 @@ def group_spread(x: Tensor, ids: Tensor, seed: int) -> Any:
     return ops.group_spread(rewards, 3), [reference.std([r for r in each if not math.isnan(r)]) for each in groups]
 
 
-def turn_mismatch(x: Tensor, ids: Tensor, seed: int) -> Any:
-    found, expected = ops.turn_mismatch(x, ids), reference.turn_mismatch(x, ids)
-    return torch.stack([found[place] for place in expected] or [float64(0.0)]), list(expected.values()) or [0.0]
-
-
 EQUAL = {
     function.__name__: function
     for function in (
         *(masked_mean, turn_reduce, aggregate_turns, importance_ratio, scaled_clip_range, length_adjusted_kl),
         *(kl_to_old, gated_kl, gae, explained_variance, leave_one_out_advantages, group_turn_advantages),
-        *(matched_advantages, group_spread, turn_mismatch),
+        *(matched_advantages, group_spread),
     )
 }
 """Of numbers (B, T), turn ids and a seed: what the operation of this name finds, and what the loops do."""

@@ -16,7 +16,6 @@ from sorl_trl.ops import (
     scaled_bound,
     scaled_clip_range,
     turn_layout,
-    turn_mismatch,
     weight_sums,
     with_own_gradients,
     within,
@@ -115,13 +114,6 @@ def test_effective_sample_size() -> None:
     equal = weight_sums(torch.full((2, 2), 3.0), torch.ones(2, 2))
     torch.testing.assert_close(effective_sample_size(equal), torch.tensor(1.0))
     assert effective_sample_size(weight_sums(ratio, torch.zeros(2, 3))).isnan()
-
-
-class TestTurnMismatch:
-    def test_by_hand(self):
-        ratios = torch.tensor([[1.0, 4.0, 9.0, 2.0, 9.0], [8.0, 1.0, 1.0, 1.0, 9.0], [9.0] * 5])
-        expected = torch.tensor([[2.0, 2.0], [8.0, 1.0], [1.0, 1.0]])
-        torch.testing.assert_close(turn_mismatch(ratios.log(), TURN_IDS), expected)
 
 
 def test_within_by_hand():
