@@ -70,10 +70,6 @@ class Game:
         return {"hits": self.hits}
 
 
-def a_game():
-    return Game()
-
-
 def agent(example, endpoint):
     said = [{"role": "user", "content": example["question"]}]
     for _ in range(2):
@@ -277,10 +273,6 @@ def test_a_rollout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"method": {"credit": {"own_code.Signed": {"volume": 1}}}}, "`method.credit."),
         ({"environment": "own_code.Search"}, "`environment`"),
         ({"environment": None, "search_backend": "own_code.Game"}, "`search_backend`"),
-        (
-            {"environment": None, "search_backend": "own_code.a_game", "rewards": ["exact_match"]},
-            "no method `search_batch`",
-        ),
         ({"rollout_func": "own_code.rollout"}, "`rollout_func`"),
         ({"no_search": True}, "`no_search`"),
         ({"environment": None, "no_search": True, "rewards": ["own_code.number_of_row"]}, "needs `number`"),

@@ -87,3 +87,8 @@ def test_bad_arguments_are_refused() -> None:
         SearchArguments(no_search=True, search_url="http://127.0.0.1")
     with pytest.raises(ValueError, match="none"):
         SearchArguments().build_search()
+
+
+def test_a_function_that_makes_no_engine_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`search_backend` is 'os\.getcwd', but the str has no method"):
+        SearchArguments(search_backend="os.getcwd").build_search()
