@@ -98,6 +98,7 @@ GONE: Mapping[str, str] = {
     "log_agent_gradients": "docs/reference/metrics.md lists what is logged of each agent",
     "macro_action_tokens": "macro actions showed no gain over turns (benchmarks/results/macro_actions.md)",
     "search_cache": "your own engine, `search_backend`, may keep its answers",
+    "rollout_func": "pass it to the trainer, in Python",
     "sub_exact_match": "long answers exploited it; `f1` and `exact_match` reward answers",
     "value_pool": "the critic is read before the first token of a turn, or of each with `advantage_level='token'`",
 }

@@ -1,4 +1,4 @@
-"""A user's own reward, method, search engine, environment, agent and rollout, named in a recipe by their paths."""
+"""A user's own reward, method, search engine, environment and agent, named in a recipe by their paths."""
 
 from __future__ import annotations
 
@@ -87,16 +87,6 @@ def cached(example, endpoint, numbers=iter(range(8))):
 
 def broken(example, endpoint):
     return agent(example, endpoint).missing
-
-
-def rollout(prompts, trainer):
-    count = len(prompts)
-    return {
-        "prompt_ids": [[3]] * count,
-        "completion_ids": [[4 + i % 3, 1] for i in range(count)],
-        "turn_ids": [[0, 0]] * count,
-        "logprobs": None,
-    }
 
 
 if __name__ == "__main__":
@@ -250,19 +240,6 @@ def test_a_command_that_acts(folder: Path) -> None:
     assert [(row["turns"], json.loads(row["environment"])["number"]) for row in rows] == [(2, 3), (2, 3)]
 
 
-def test_a_rollout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = acting_tokenizer(("guess",))
-    own = {"rollout_func": "own_code.rollout", "rewards": ["own_code.number_of_row"]}
-    own |= {"max_turn_tokens": None, "max_observation_tokens": None}
-    row = {"prompt": "<guess>", "number": 3}
-    words = write_recipe(acting_policy(tokenizer), tokenizer, row, **own)
-    assert run_command(train, [*words, "--dry_run"]) == 0
-    assert run_command(train, words) == 0
-    assert (log()["reward"], log()["turns/per_trajectory"]) == (3, 1)
-    assert run_command(evaluate.main, ["out", "--questions", "rows.jsonl"]) == 2
-    assert "`rollout_func` is 'own_code.rollout'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
@@ -273,7 +250,7 @@ def test_a_rollout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"method": {"credit": {"own_code.Signed": {"volume": 1}}}}, "`method.credit."),
         ({"environment": "own_code.Search"}, "`environment`"),
         ({"environment": None, "search_backend": "own_code.Game"}, "`search_backend`"),
-        ({"rollout_func": "own_code.rollout"}, "`rollout_func`"),
+        ({"rollout_func": "own_code.rollout"}, "--rollout_func: it was removed"),
         ({"no_search": True}, "`no_search`"),
         ({"environment": None, "no_search": True, "rewards": ["own_code.number_of_row"]}, "needs `number`"),
     ],

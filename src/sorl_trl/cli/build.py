@@ -33,7 +33,7 @@ def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
     check_read(rollout, questions, arguments.given)
     check_rewards(arguments, questions)
     prompts = Dataset.from_list(arguments.parts.rows(train))
-    for name in () if rollout.rollout_func else task.rewards:  # a `rollout_func` may add columns
+    for name in task.rewards:
         check_needed(reward_function(name), name, [*prompts.column_names, *ADDED_COLUMNS])
     prompts.info.dataset_name = Path(task.train_questions).name  # for the model card
     return prompts, evaluation and Dataset.from_list(arguments.parts.rows(evaluation))

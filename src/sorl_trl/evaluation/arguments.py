@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, check_fields
-from sorl_trl.command_line import UserMistake, options_in, parse_dataclasses
+from sorl_trl.command_line import options_in, parse_dataclasses
 from sorl_trl.evaluation.policy import ModelArguments, Parts
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.rollout.options import ACTORS
@@ -117,10 +117,5 @@ def parse_arguments(words: Sequence[str], recipe: Mapping[str, Any]) -> Argument
     left_out = ACTORS if acts_otherwise else ()
     recipe = {name: value for name, value in recipe.items() if name in shared and name not in left_out}
     (model, rollout, engine, asked, search), given = parse_dataclasses(GROUPS, words, recipe, USAGE, ABOUT)
-    if rollout.rollout_func:
-        raise UserMistake(
-            f"`rollout_func` is {rollout.rollout_func!r}, which makes trajectories only for a trainer. Evaluation "
-            "needs a search engine, an `environment` or an agent"
-        )
     parts = Parts(model, rollout, engine, search, asked.max_completion_length, asked.template_kwargs)
     return Arguments(asked, parts, {**({} if acts_otherwise else recipe), **given})

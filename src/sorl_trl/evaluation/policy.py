@@ -108,15 +108,13 @@ class Parts:
 
     @cached_property
     def rollout_func(self) -> Any:
-        """The user's own, or a `PolicyRollout` with the search engine, the environment or the agent."""
+        """The `PolicyRollout` with the search engine, the environment or the agent."""
         return self._rollout_with(self.built_search.backend if self.built_search else NoSearch())
 
     def _rollout_with(self, search: SearchBackend) -> Any:
         from sorl_trl.rollout.agent_rollout import AgentRollout, SearchRollout
 
         asked, limits = self.rollout, self.limits
-        if asked.rollout_func:
-            return import_named("rollout_func", asked.rollout_func)
         if asked.environment:
             return AgentRollout(
                 factory_named("environment", asked.environment, "step"), limits=limits, engine=self.engine

@@ -25,7 +25,7 @@ from sorl_trl.rollout.protocol import Frame, TagProtocol
 
 POSITIVE = Number(above=0)
 ENGINES = ("auto", "slots", "lockstep")
-ACTORS = ("environment", "agent", "agent_command", "rollout_func")
+ACTORS = ("environment", "agent", "agent_command")
 """Arguments that replace the search engine."""
 
 PROTOCOLS: Mapping[str, TagProtocol] = {
@@ -111,8 +111,8 @@ class EngineOptions(Checked):
 class RolloutArguments:
     """The actor, the prompt, the protocol, and all limits of a trajectory except its total number of tokens.
 
-    By default, the policy uses a search engine. Otherwise, it acts in the `environment`, answers the API calls of the
-    `agent` or the `agent_command`, or is driven by the `rollout_func`.
+    By default, the policy uses a search engine. Otherwise, it acts in the `environment`, or answers the API calls of
+    the `agent` or the `agent_command`.
 
     Raises ValueError if a value is not allowed, or more than one of these is given.
     """
@@ -138,13 +138,6 @@ class RolloutArguments:
             "help": "A command that makes the API calls of one trajectory, such as 'python my_agent.py'. It reaches "
             "the policy through OPENAI_BASE_URL and OPENAI_API_KEY, or their ANTHROPIC_ twins, reads the example as "
             "JSON from standard input, and writes its reward as the last line of standard output."
-        },
-    )
-    rollout_func: str | None = field(
-        default=None,
-        metadata={
-            "help": "Dotted path of your own `rollout_func`, as for TRL's trainers, which makes whole trajectories. "
-            "For training only."
         },
     )
     agent_time_limit_s: Annotated[float, POSITIVE] = field(
@@ -190,10 +183,6 @@ class RolloutArguments:
             factory_named("environment", self.environment, "step")
         if self.agent:
             _check_agent(self.agent)
-        if self.rollout_func and not callable(import_named("rollout_func", self.rollout_func)):
-            raise ValueError(
-                f"`rollout_func` is {self.rollout_func!r}, but must name a function for TRL's `rollout_func`."
-            )
         if "{question}" not in self.prompt_template:
             raise ValueError(f"`prompt_template` is {self.prompt_template!r}, but must contain '{{question}}'.")
 
@@ -244,4 +233,4 @@ def _check_agent(path: str) -> None:
             f"`agent` is {path!r}, but must name a function that takes an example and an endpoint."
         ) from None
     if "trainer" in parameters or next(iter(parameters)) == "prompts":
-        raise ValueError(f"`agent` is {path!r}, which takes prompts and a trainer: set it as `rollout_func`.")
+        raise ValueError(f"`agent` is {path!r}, which takes prompts and a trainer: pass it to the trainer, in Python.")

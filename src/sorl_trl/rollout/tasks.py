@@ -14,7 +14,7 @@ from sorl_trl.files import missing
 from sorl_trl.qa import Question, build_prompt_rows, load_questions
 from sorl_trl.qa.questions import mapping, read_lines
 from sorl_trl.rollout.observation import Sanitizer
-from sorl_trl.rollout.options import EngineOptions, RolloutArguments
+from sorl_trl.rollout.options import RolloutArguments
 from sorl_trl.search import SearchArguments
 from sorl_trl.text import identifier, json_object
 
@@ -24,8 +24,6 @@ FOR_QUESTIONS = ("prompt_template", "chat")
 """Arguments that do not apply to tasks with their own prompts, nor to agents, which write theirs."""
 FOR_COLLECTOR = ("max_turns", "max_observation_tokens")
 """Arguments that apply only where this package encodes replies to the policy."""
-FOR_ENGINE = ("max_turn_tokens", *(each.name for each in fields(EngineOptions)))
-"""Arguments that do not apply to a `rollout_func`, which generates by itself."""
 FOR_AGENT = ("agent_time_limit_s", "reward_on_error")
 """Arguments that apply only to an `agent` or an `agent_command`."""
 
@@ -131,9 +129,7 @@ def unread(rollout: RolloutArguments) -> tuple[str, ...]:
         return FOR_AGENT
     if rollout.environment:
         return FOR_SEARCH + FOR_AGENT
-    if rollout.has_agent:
-        return FOR_SEARCH + FOR_COLLECTOR + FOR_QUESTIONS
-    return FOR_SEARCH + FOR_COLLECTOR + FOR_ENGINE + FOR_AGENT
+    return FOR_SEARCH + FOR_COLLECTOR + FOR_QUESTIONS
 
 
 def check_read(rollout: RolloutArguments, questions: Sequence[Question], given: Mapping[str, Any]) -> None:

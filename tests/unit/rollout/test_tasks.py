@@ -97,13 +97,8 @@ def test_an_agent_gets_the_question_and_needs_a_chat_template(tmp_path: Path) ->
             ["max_turn_tokens", "rejoin_after", "reward_on_error", "agent_time_limit_s"],
             ["max_turns", "max_observation_tokens", "chat", "prompt_template", "protocol", "corpus"],
         ),
-        (
-            {"rollout_func": f"{__name__}.rollout_func"},
-            ["chat"],
-            ["max_turns", "max_turn_tokens", "rejoin_after", "reward_on_error", "corpus"],
-        ),
     ],
-    ids=["search", "environment", "agent", "rollout"],
+    ids=["search", "environment", "agent"],
 )
 def test_what_has_no_meaning_for_what_acts_is_refused(
     acts: dict[str, str], read: list[str], unread: list[str]
@@ -119,10 +114,10 @@ def test_what_has_no_meaning_for_what_acts_is_refused(
     ("given", "named"),
     [
         ({"agent": f"{__name__}:agent", "agent_command": "agent"}, "`agent` is .* and `agent_command` is 'agent'"),
-        ({"environment": f"{__name__}.World", "rollout_func": f"{__name__}.rollout_func"}, "set only one"),
+        ({"environment": f"{__name__}.World", "agent_command": "agent"}, "set only one"),
         ({"agent": f"{__name__}:CHATML"}, "`agent` .* takes an example and an endpoint"),
-        ({"agent": f"{__name__}:rollout_func"}, "set it as `rollout_func`"),
-        ({"agent": f"{__name__}:rollout_of"}, "set it as `rollout_func`"),
+        ({"agent": f"{__name__}:rollout_func"}, "prompts and a trainer"),
+        ({"agent": f"{__name__}:rollout_of"}, "prompts and a trainer"),
         ({"agent": f"{__name__}:nobody"}, "`agent` .* has no 'nobody'"),
     ],
 )
