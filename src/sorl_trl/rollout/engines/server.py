@@ -75,8 +75,8 @@ class VLLMServer:
         """Send no more requests and ignore all answers."""
         self._client.close()
 
-    def complete(self, contexts: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> list[Sampled]:
-        """Sample after each context; `settings` are those of `/v1/completions`.
+    def complete(self, context: Sequence[int], settings: Mapping[str, Any]) -> Sampled:
+        """Sample after a context; `settings` are those of `/v1/completions`.
 
         Raises the errors of `ask`, and RuntimeError if the answer does not have vLLM's format.
         """
@@ -84,14 +84,14 @@ class VLLMServer:
         body = {
             **settings,
             "model": self.model[0],
-            "prompt": [list(context) for context in contexts],
+            "prompt": [list(context)],
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,  # JSON may not be able to hold a token's text
         }
         answer = self.ask("POST", "/v1/completions", body)
         versions = None if requested is None else (requested, self.version or 0)
         try:
-            return _sampled(answer, len(contexts), versions)
+            return _sampled(answer, versions)
         except (KeyError, TypeError, ValueError) as error:
             text = str(answer)[:_EXCERPT]
             raise RuntimeError(f"the server's answer is not in vLLM's format ({error!r}): {text}") from error
@@ -136,17 +136,12 @@ def server_url(vllm_generation: Any) -> str:
     return str(vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}")
 
 
-def _sampled(answer: Mapping[str, Any], count: int, versions: tuple[int, int] | None) -> list[Sampled]:
-    choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-    if len(choices) != count:
-        raise ValueError(f"{len(choices)} choices instead of {count}")
-    return [
-        Sampled(
-            tuple(choice["token_ids"]),
-            tuple(math.nan if each is None else each for each in choice["logprobs"]["token_logprobs"]),
-            choice["finish_reason"],
-            versions,
-            choice.get("routed_experts"),
-        )
-        for choice in choices
-    ]
+def _sampled(answer: Mapping[str, Any], versions: tuple[int, int] | None) -> Sampled:
+    (choice,) = answer["choices"]
+    return Sampled(
+        tuple(choice["token_ids"]),
+        tuple(math.nan if each is None else each for each in choice["logprobs"]["token_logprobs"]),
+        choice["finish_reason"],
+        versions,
+        choice.get("routed_experts"),
+    )

@@ -233,8 +233,7 @@ class VLLMServerEngine(VLLMEngine):
     def _answer(self, request: Submitted) -> Sampled:
         if not self._awaits(request):
             raise CancelledError("the turn is no longer needed")
-        (sampled,) = self._server.complete([request.context_ids], request.settings)
-        return sampled
+        return self._server.complete(request.context_ids, request.settings)
 
 
 def vllm_engine(vllm_generation: Any, end: TurnEnd) -> VLLMEngine:
