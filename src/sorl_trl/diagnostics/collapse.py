@@ -68,10 +68,9 @@ def mean(values: Sequence[float]) -> float:
 
 _SLOWER = "lower the learning rate or make fewer updates per rollout"
 _ANEW = "start a new run, possibly with another learning rate, from a checkpoint before"
-_NO_SEARCH = "the policy stops searching: read its trajectories and check what the reward pays for"
 
-# The thresholds of `nothing_to_train_on` and `searches_fall` are set by hand, the others fitted to tiny policies. The
-# loss would add nothing to the gradient norm: if it is NaN, so is its gradient.
+# The thresholds are fitted to tiny policies. The loss would add nothing to the gradient norm: if it is NaN, so is its
+# gradient.
 DEFAULT_RULES = (
     Rule(
         "not_finite",
@@ -94,16 +93,10 @@ DEFAULT_RULES = (
         {"reward": partial(fall, share=0.8, minimum=0.1, window=2), "kl_to_old": partial(level, threshold=0.04)},
         f"{_SLOWER}, or set or lower `target_kl`",
     ),
-    Rule("high_turn_ratio", {"turns/ratio_max": partial(level, threshold=4.3, patience=2)}, _SLOWER),
     Rule(
         "reward_fall",
         {"reward": partial(fall, share=0.62, minimum=0.1, window=3)},
         f"{_ANEW} the fall, and {_SLOWER}",
-    ),
-    Rule(
-        "searches_fall",
-        {"rollout/searches_per_trajectory": partial(fall, share=0.25, minimum=0.5, window=3)},
-        _NO_SEARCH,
     ),
 )
 

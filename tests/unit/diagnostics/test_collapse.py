@@ -102,10 +102,8 @@ class TestDefaultRules:
         [
             ("nothing_to_train_on", {"trajectories_without_turn": 1.0, "reward": None}),
             ("high_kl", {"kl_to_old": 30.0}),
-            ("high_turn_ratio", {"turns/ratio_max": 1e4}),
             ("harmful_updates", {"reward": 0.26, "kl_to_old": 0.05}),
             ("reward_fall", {"reward": 0.02, "kl_to_old": 0.01}),
-            ("searches_fall", {"rollout/searches_per_trajectory": 0.0}),
         ],
     )
     def test_each_sees_its_collapse(self, name: str, values: dict[str, float | None]) -> None:
