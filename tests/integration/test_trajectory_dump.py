@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -56,6 +56,20 @@ def test_turns_share_the_geometric_mean_of_their_ratios(rows: list[TrainedTrajec
             expected = math.exp(fmean(map(math.log, token_ratios[turn])))
             assert ratios == pytest.approx([expected] * len(ratios), rel=1e-4)
     assert max(max(trained.ratios) for trained in rows) > 1.02
+
+
+def test_a_group_is_whole_however_its_rollout_is_split(tmp_path: Path) -> None:
+    split = {"num_generations": 4, "num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 1}
+    trainer = build(tmp_path / "run", per_device_train_batch_size=2, save_trajectories_steps=1, **split)
+    groups = defaultdict(list)
+    for trained in dumped(trainer):
+        groups[trained.generated_at_step, trained.group].append(trained)
+    assert list(groups) == [(0, 0), (0, 1)] or list(groups) == [(0, 1), (0, 0)]
+    for members in groups.values():
+        assert len({trained.prompt for trained in members}) == 1
+        assert {trained.group_rewards for trained in members} == {members[0].group_rewards}
+        assert Counter(trained.reward for trained in members) == Counter(members[0].group_rewards)
+    assert any(len({trained.step for trained in members}) > 1 for members in groups.values())
 
 
 def test_advantages_are_those_of_the_group(rows: list[TrainedTrajectory]) -> None:

@@ -67,6 +67,10 @@ class TrainedTrajectory:
     """The agent of each turn, or "" if the rollout names none."""
     context_ids: tuple[int, ...] = ()
     """The context of each token, negative where a context repeats another; empty if the rollout has one context."""
+    group: int = 0
+    """The number of its group in the rollout."""
+    group_rewards: tuple[float | None, ...] = ()
+    """The rewards of the whole group, of which an update may get a part."""
 
 
 _ARROW = {

@@ -42,7 +42,7 @@ example: sorl view runs/quickstart/policy -o page.html
 LIMIT = 1000
 """Default of `--limit`, our choice: 1,000 trajectories of 1,000 tokens take 33 MB, which browsers open in seconds."""
 STYLE = "view.css"
-SCRIPTS = ("view_text.js", "view_trajectory.js", "view_list.js")
+SCRIPTS = ("view_text.js", "view_groups.js", "view_trajectory.js", "view_list.js")
 
 
 def main(words: Sequence[str]) -> None:
@@ -125,8 +125,12 @@ class Entry:
 
     key: str
     """Its name in the page's address."""
-    group: str
+    part: str
     """Its dataset, or its optimizer step."""
+    group: str
+    """A name that it shares with the trajectories of its group. Others of the same name have another prompt."""
+    group_rewards: Sequence[float | str | None]
+    """The rewards of the whole group, if training recorded them."""
     question: str | None
     golden_answers: Sequence[str]
     options: Sequence[tuple[str, str]]
@@ -135,7 +139,7 @@ class Entry:
     verdict: str
     """"right", "wrong" or "unscored"."""
     score: float | str | None
-    """`correct` in an evaluation, the reward in training."""
+    """The reward; in an evaluation without rewards, `correct`."""
     stop_reason: str | None
     token_count: int
     """The number of tokens in turns. In training, it is 0 if the trajectory was masked, because no turn remains."""
@@ -210,13 +214,15 @@ def evaluation_entry(row: Mapping[str, Any]) -> Entry:
     measures = {name: row[name] for name in MEASURES} | json.loads(row["environment"] or "{}")
     return Entry(
         key=f"{row['dataset']}/{row['question_id']}/{row['sample']}",
-        group=row["dataset"],
+        part=row["dataset"],
+        group=f"{row['dataset']}/{row['question_id']}",
+        group_rewards=(),
         question=row["question"],
         golden_answers=row["golden_answers"],
         options=[(option["letter"], option["text"]) for option in row["options"]],
         answer=row["answer"],
         verdict=_verdict(row["correct"]),
-        score=_number(row["correct"]),
+        score=_number(measures.get("reward", row["correct"])),
         stop_reason=row["stop_reason"],
         token_count=sum(len(segment["token_ids"]) for segment in row["segments"] if segment["kind"] == "turn"),
         facts={name: _fact(value) for name, value in about.items() if value not in ("", None)},
@@ -230,7 +236,9 @@ def training_entry(trained: TrainedTrajectory, key: str) -> Entry:
     """The entry of a trajectory that was trained on."""
     return Entry(
         key=key,
-        group=f"step {trained.step}",
+        part=f"step {trained.step}",
+        group=f"{trained.generated_at_step}/{trained.group}",
+        group_rewards=tuple(map(_number, trained.group_rewards)),
         question=trained.question,
         golden_answers=trained.golden_answers,
         options=(),

@@ -251,8 +251,12 @@ class TrajectoryDump(TrainerCallback):
     def prepare(self, rollout: Rollout) -> None:
         """Add to a rollout's batch the facts about trajectories that its tensors lack."""
         if self.args.save_trajectories_steps:
-            totals = rollout.own(rollout.scored.totals()).tolist()
-            rollout.batch[_ASKED] = [_asked(*each) for each in zip(rollout.samples, totals, strict=True)]
+            rewards = [None if math.isnan(total) else total for total in rollout.scored.totals().tolist()]
+            places = rollout.own(torch.arange(len(rewards))).tolist()
+            rollout.batch[_ASKED] = [
+                _asked(sample) | _scored(rewards, place, rollout.scored.num_generations)
+                for sample, place in zip(rollout.samples, places, strict=True)
+            ]
 
     @torch.no_grad()
     def observe(self, batch: MicroBatch, objective: Objective) -> None:
@@ -303,7 +307,13 @@ def _clip_states(batch: MicroBatch, objective: Objective) -> list[list[str]]:
     return [[names[state] for state in row] for row in states.tolist()]
 
 
-def _asked(sample: Sample, reward: float) -> dict[str, Any]:
+def _scored(rewards: list[float | None], place: int, size: int) -> dict[str, Any]:
+    """The reward of the trajectory at a place among those of all processes, and its group of `size` trajectories."""
+    group = place // size
+    return {"reward": rewards[place], "group": group, "group_rewards": rewards[group * size : (group + 1) * size]}
+
+
+def _asked(sample: Sample) -> dict[str, Any]:
     """Facts about a trajectory that a batch's tensors lack, in types that a checkpoint can store.
 
     The columns of a training set may have any type, and a column of one of these names may mean something else.
@@ -318,7 +328,6 @@ def _asked(sample: Sample, reward: float) -> dict[str, Any]:
         "tokens": len(sample.trajectory.completion_ids),
         "question": question if isinstance(question, str) else None,
         "golden_answers": [str(answer) for answer in answers if answer is not None],
-        "reward": None if math.isnan(reward) else reward,
         "answer": trajectory and trajectory.answer,
         "stop_reason": trajectory and trajectory.stop_reason.value,
         "actions": [turn.action.tool or turn.action.kind.value for turn in turns],

@@ -30,7 +30,7 @@ class TestEvaluationEntry:
         asked = Question("q7", "who ?", ("Ada",), {"hops": 2, "path": ["a", "b"]}, {"A": "Bob", "B": "Ada"}, "medqa")
         row = evaluated(asked, Trajectory((0,), (search, seen, answer), StopReason.ANSWERED), sample=3, dataset="own")
         entry = shown({**row, "environment": '{"hops_made": 1.0}'})
-        assert (entry.key, entry.group) == ("own/q7/3", "own")
+        assert (entry.key, entry.part, entry.group) == ("own/q7/3", "own", "own/q7")
         assert (entry.question, entry.golden_answers) == ("who ?", ["Ada"])
         assert entry.options == [("A", "Bob"), ("B", "Ada")]
         assert (entry.answer, entry.verdict, entry.score, entry.stop_reason) == ("B", "right", 1.0, "answered")
@@ -61,6 +61,11 @@ class TestEvaluationEntry:
             {"kind": "turn", "action": "answer", "text": "<answer> B </answer>", "token_count": 1, "context": 0},
         )
 
+    def test_its_score_is_the_reward_or_whether_it_is_correct(self) -> None:
+        row = evaluated(question("Ada"), answered("Ada"))
+        assert shown(row).score == 1.0
+        assert shown({**row, "environment": '{"reward": 0.25}'}).score == 0.25
+
     def test_agents_and_contexts_are_told_apart(self) -> None:
         entry = shown(evaluated(question("Ada"), TWO_AGENTS))
         names = [segment.get("agent") for segment in entry.segments]
@@ -86,6 +91,12 @@ class TestTrainingEntry:
         assert (answer["action"], answer["tokens"]["advantages"]) == ("answer", [0.25] * 3)
 
         assert (entry.verdict, entry.score, entry.token_count) == ("right", 0.5, 6)
+
+    def test_a_group_is_of_one_rollout_and_has_all_its_rewards(self) -> None:
+        both = [replace(TRAINED, generated_at_step=step, group=3, group_rewards=(0.5, None, 0.0)) for step in (8, 9)]
+        first, second = (training_entry(each, "k") for each in both)
+        assert (first.part, first.group_rewards) == ("step 10", (0.5, None, 0.0))
+        assert first.group != second.group
 
     def test_actions_and_rewards_are_shown_where_the_dump_has_them(self) -> None:
         recorded = replace(TRAINED, actions=("calculate", "answer"), turn_rewards=(0.5, None))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sorl_trl.qa import Question
+from sorl_trl.records.trained import TrainedTrajectory
 from sorl_trl.records.view import EVALUATION, TRAINING, Entry, render_page, training_entry
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 from tests.unit.evaluation.trajectories import TWO_AGENTS, answered, ended, evaluated, question
@@ -37,13 +38,27 @@ def in_browser(folder: Path, html: str, fragment: str = "") -> str:
 
 
 def text(document: str) -> str:
-    """Of its trajectory, and of the list with its filters."""
-    return unescape(re.sub("<[^>]*>", "", document[document.index("<aside") : document.index("<noscript")]))
+    """What can be read on it, but for the words that it explains."""
+    document = re.sub('<details id="guide">.*?</details>', "", document, flags=re.DOTALL)
+    return unescape(re.sub("<[^>]*>", "", document[document.index("<body") : document.index("<noscript")]))
 
 
-def found_by(folder: Path, entries: Sequence[Entry], script: str) -> Any:
+SCRIPT = """
+    const choose = (name, value) => {
+      byId(name)[typeof value === "boolean" ? "checked" : "value"] = value;
+      byId(name).dispatchEvent(new Event("input", { bubbles: true }));
+    };
+    const told = (selector) => [...document.querySelectorAll(selector)].map((node) => node.textContent);
+    const cells = (row) => [...row.cells].map((cell) => cell.textContent).filter(Boolean);
+    const rowsOf = (node) => [...node.querySelectorAll("tr")].map(cells);
+    const keys = () => listed.map((entry) => entry.key.at(-1)).join("");
+"""
+
+
+def found_by(folder: Path, entries: Sequence[Entry], script: str, kind: str = EVALUATION) -> Any:
     """What a script that joins those of the page puts into `found`."""
-    html = re.sub("<meta http-equiv[^>]*>", "", render_page("Mine", EVALUATION, entries))
+    html = re.sub("<meta http-equiv[^>]*>", "", render_page("Mine", kind, entries))
+    script = SCRIPT + script
     script = f"(async () => {{ const found = []; {script}; document.title = JSON.stringify(found); }})()"
     [(_, title)] = Parsed(in_browser(folder, html.replace("</body>", f"<script>{script}</script></body>"))).all(
         "title"
@@ -117,19 +132,173 @@ def test_filters_order_and_keys(tmp_path: Path) -> None:
     ]
     entries = [replace(shown(row), key=f"{row['dataset']}/{i}") for i, row in enumerate(rows)]
     script = """
-        const choose = (name, value) => {
-          byId(name).value = value;
-          byId(name).dispatchEvent(new Event("input", { bubbles: true }));
-          found.push(listed.map((entry) => entry.key.at(-1)).join(""));
-        };
+        const filter = (name, value) => found.push((choose(name, value), keys()));
         const press = async (key) => {
           document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
           await new Promise((done) => setTimeout(done, 10)); // the address changes first
           found.push(current.key.at(-1));
         };
-        choose("verdict", "right"); choose("group", "musique"); choose("verdict", ""); choose("group", "");
-        choose("text", "bob"); choose("text", "");
+        filter("verdict", "right"); filter("part", "musique"); filter("verdict", ""); filter("part", "");
+        filter("text", "bob"); filter("text", "");
         for (const key of ["j", "j", "k", "k", "k"]) await press(key)
     """
     expected = ["04", "4", "34", "01234", "1", "01234", "1", "2", "1", "0", "0"]
     assert found_by(tmp_path, entries, script) == expected
+
+
+def trained_in(
+    group: int, reward: float | None, advantage: float, tokens: int = 7, **fields: Any
+) -> TrainedTrajectory:
+    fields = {"prompt": f"Q {group}", "question": f"who {group} ?", "answer": None, **fields}
+    lists = ("tokens", "turn_ids", "token_ratios", "ratios", "clipped")
+    cut = {name: getattr(TRAINED, name)[:tokens] for name in lists}
+    return replace(TRAINED, group=group, reward=reward, advantages=(advantage,) * tokens, **cut, **fields)
+
+
+GROUPS = [
+    training_entry(each, f"k/{i}")
+    for i, each in enumerate(
+        (
+            trained_in(0, 1.0, 1.5, group_rewards=(1.0, 0.0, 0.0, None)),
+            trained_in(1, 0.0, -0.5, tokens=3, group_rewards=(0.0, 0.0)),
+            trained_in(0, 0.0, -0.75, tokens=6, group_rewards=(1.0, 0.0, 0.0, None), stop_reason="max_turns"),
+            trained_in(1, 0.0, -0.5, tokens=5, group_rewards=(0.0, 0.0)),
+            trained_in(1, 3.0, 0.5, generated_at_step=8, group_rewards=(3.0,)),
+        )
+    )
+]
+"""Of one rollout, half a group and a whole one; of another, one of a prompt that occurred before."""
+
+
+def test_a_group_is_shown_with_its_mean_and_advantages(tmp_path: Path) -> None:
+    script = """
+        found.push(keys(), told("#list .head"), told("#list .group li small"), told("article .siblings a"));
+        found.push(told("#list > li:not(.group) .question"));
+        choose("verdict", "right"); found.push(told("#list .head").length); choose("verdict", "");
+        choose("by-group", false); found.push(keys(), told("#list .head").length);
+    """
+    ordered, heads, members, siblings, alone, *rest = found_by(tmp_path, GROUPS, script, TRAINING)
+    assert ordered == "02134"
+    assert ["mean reward 0.333" in heads[0], "std 0.577" in heads[0]] == [True, True]
+    assert ["who 1 ?" in heads[1], "mean reward 0" in heads[1], len(heads)] == [True, True, 2]
+    assert ["1.5" in members[0], "−0.75" in members[1], "−0.5" in members[2]] == [True] * 3
+    assert siblings == ["✓ 11.5", "✗ 0−0.75"]
+    assert alone == ["who 1 ?"]
+    assert rest == [0, "01234", 0]
+
+
+def test_the_samples_of_a_question_are_a_group(tmp_path: Path) -> None:
+    given = [(question("Ada"), "Ada"), (question("Bob"), "Bob"), (question("Ada"), "Bob"), (question("Ada"), "Ada")]
+    entries = [
+        replace(shown({**evaluated(asked, answered(answer)), "question_id": asked.golden_answers[0]}), key=str(i))
+        for i, (asked, answer) in enumerate(given)
+    ]
+    ordered, heads = found_by(tmp_path, entries, 'found.push(keys(), told("#list .head"));')
+    assert ordered == "0231"
+    assert ["mean score 0.667" in head for head in heads] == [True]
+
+
+def test_sorting(tmp_path: Path) -> None:
+    script = """
+        for (const grouped of [true, false]) {
+          choose("by-group", grouped);
+          for (const { label } of ORDERS) found.push((choose("order", label), keys()));
+        }
+    """
+    entries = [*GROUPS, replace(GROUPS[0], key="k/5", group="0/9", group_rewards=(), score=None)]
+    assert found_by(tmp_path, entries, script, TRAINING) == [
+        *("021345", "402135", "132045", "024531", "132045"),
+        *("012345", "401235", "123045", "045231", "132045"),
+    ]
+
+
+def test_search_finds_and_marks_what_trajectories_hold(tmp_path: Path) -> None:
+    gold, passage = question("Ada"), Passage("p", "Title (1)", "Hidden in a fold.")
+    turn = Turn((1,), "<search> I wonder </search>", Action(ActionKind.SEARCH, "I wonder"))
+    seen = Observation((2,), "read", (passage,))
+    searched = Trajectory((0,), (turn, seen, turn), StopReason.MAX_TURNS)
+    rows = [evaluated(gold, answered("Ada")), evaluated(gold, searched), evaluated(gold, TWO_AGENTS)]
+    entries = [replace(shown(row), key=f"nq/{i}") for i, row in enumerate(rows)]
+    script = """
+        for (const words of ["WONDER </S", "e (1)", "hidden in", ".", "planner", "nowhere"]) {
+          choose("text", words); found.push(keys());
+        }
+        choose("text", "hidden in");
+        location.hash = address(listed[0]);
+        await new Promise((done) => setTimeout(done, 10));
+        found.push([...CSS.highlights.get("found")].map(String));
+        found.push([...main.querySelectorAll("details[open]")].length);
+        choose("text", "WONDER </S");
+        found.push([...CSS.highlights.get("found")].map(String));
+    """
+    *searches, marked, opened, across = found_by(tmp_path, entries, script)
+    assert searches == ["1", "1", "1", "1", "2", ""]
+    assert (marked, opened) == (["Hidden in"], 1)
+    assert across == ["wonder </s"] * 2
+
+
+def test_the_header_counts_what_is_listed(tmp_path: Path) -> None:
+    script = """
+        const header = () => found.push(byId("summary").textContent, rowsOf(byId("distributions")));
+        header(); choose("stop_reason", "max_turns"); header();
+    """
+    whole, bars, part, bars_of_part = found_by(tmp_path, GROUPS, script, TRAINING)
+    for words in ("5 trajectories of 3 groups", "mean reward 0.8", "1 of 2 groups with equal rewards"):
+        assert words in whole
+    assert bars == [["0", "3"], ["1", "1"], ["3", "1"], ["1", "1"], ["2", "4"], ["answered", "4"], ["max turns", "1"]]
+    assert "1 trajectory of 1 group" in part
+    assert bars_of_part == [["0", "1"], ["2", "1"], ["max turns", "1"]]
+
+
+def test_many_rewards_share_bars(tmp_path: Path) -> None:
+    entries = [replace(GROUPS[0], key=f"k/{i}", score=i / 4) for i in range(13)]
+    entries += [replace(GROUPS[0], key="k/13", score=None)]
+    (bars,) = found_by(
+        tmp_path, entries, 'found.push(rowsOf(document.querySelector("#distributions table")));', TRAINING
+    )
+    assert [bar[1] for bar in bars] == ["2", "2", "2", "2", "2", "3", "1"]
+    assert [bars[0][0], bars[-2][0], bars[-1][0]] == ["0 to 0.5", "2.5 to 3", "none"]
+
+
+def compacted(known: str) -> Entry:
+    """An agent whose policy reads, writes a note, and goes on in a context that begins with what is `known`."""
+    search, note, end = (
+        Turn((i,), words, Action(ActionKind.MESSAGE, words), context=i // 2)
+        for i, words in enumerate(("Search.", "It was Ada.", "Done."))
+    )
+    read, opening = (Observation((9,), words, role="user", context=i) for i, words in enumerate(("Found 14.", known)))
+    return shown(evaluated(question("Ada"), Trajectory((0,), (search, read, note, opening, end), StopReason.ANSWERED)))
+
+
+def test_agents_contexts_and_summaries_are_seen_in_the_list(tmp_path: Path) -> None:
+    entries = [
+        shown(evaluated(question("Ada"), TWO_AGENTS)),
+        compacted("Known: It was Ada."),
+        compacted("Search. Found 14. It was Ada. Go on."),
+        compacted("Begin again."),
+    ]
+    script = """
+        choose("by-group", false); found.push(told("#list small"));
+        location.hash = address(entries[1]);
+        await new Promise((done) => setTimeout(done, 10));
+        found.push(told(".turn .badge"));
+    """
+    entries = [replace(entry, key=f"nq/{i}") for i, entry in enumerate(entries)]
+    rows, badges = found_by(tmp_path, entries, script)
+    assert ["planner, searcher" in rows[0], "3 contexts" in rows[0]] == [True, True]
+    assert ["2 contexts" in row for row in rows] == [False, True, True, True]
+    assert ["1 summary" in row for row in rows] == [False, True, False, False]
+    assert badges == ["summary"]
+
+
+def test_the_token_that_training_adds_is_told_from_what_the_policy_read(tmp_path: Path) -> None:
+    ids = (0, 0, -1, -1, 1, 1, -1)
+    fields = {"turn_ids": ids, "roles": ("tool", ""), "tokens": (*TRAINED.tokens[:6], "[EOS]")}
+    entry = training_entry(replace(TRAINED, **fields), "k")
+    unknown = training_entry(replace(TRAINED, turn_ids=(-1,) * 7), "k")
+    for shown_entry, headings in (
+        (entry, ["Environment", "End, added by the trainer"]),
+        (unknown, ["Not trained on"]),
+    ):
+        document = text(in_browser(tmp_path, render_page("Mine", TRAINING, [shown_entry])))
+        assert re.findall(r"Environment(?=\d)|End, added by the trainer|Not trained on(?=\d)", document) == headings

@@ -35,6 +35,27 @@ function marked(text, pattern) {
   return text.split(pattern).map((piece, i) => (i % 2 ? make("mark", "", piece) : piece));
 }
 
+/** The ranges in which a pattern finds something, whatever elements within the block hold it. */
+function rangesIn(block, pattern) {
+  const walker = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+  const nodes = [];
+  while (walker.nextNode()) nodes.push(walker.currentNode);
+  return [...block.textContent.matchAll(pattern)].map(({ 0: found, index }) => {
+    const range = new Range();
+    range.setStart(...placeIn(nodes, index));
+    range.setEnd(...placeIn(nodes, index + found.length));
+    return range;
+  });
+}
+
+/** The node that holds a character of the text of all, and its place there. */
+function placeIn(nodes, index) {
+  for (const node of nodes) {
+    if (index <= node.length) return [node, index];
+    index -= node.length;
+  }
+}
+
 const TAG = /(<\/?(?:think|search|answer)>)/;
 
 /** The parts of a turn: `role` is "think", "search" or "answer" between these tags, "tag", or "text". */
@@ -51,6 +72,8 @@ function turnParts(text) {
   });
   return parts;
 }
+
+const DIGITS = 3; // of figures that are compared
 
 /** A number to be read: null is a dash, and what is no number stands for itself. */
 function format(value, digits = 4) {

@@ -2,7 +2,6 @@
 /* One trajectory, as the right half of the page shows it. */
 
 const STEPS = 4; // shades on either side of the middle
-const LEGEND_DIGITS = 3;
 const CLIP_STATES = {
   i: { name: "inside", meaning: "inside the clip range" },
   o: { name: "outside", meaning: "outside, with a gradient" },
@@ -15,6 +14,8 @@ const QUANTITIES = [
   { name: "clipped", label: "Clip state" },
   { name: "none", label: "No colours" },
 ];
+
+const SPEAKERS = { user: "User", tool: "Environment" };
 
 const QUANTILE = 0.98; // where the colours end: beyond is what would make all other tokens look alike
 
@@ -31,23 +32,24 @@ const tokenOf = new WeakMap();
 
 function trajectoryView(entry, data) {
   const pattern = goldPattern(entry.golden_answers);
-  const view = make("article", "");
-  view.append(heading(entry), verdictBox(entry, pattern), measures(entry.measures), promptFold(entry.prompt));
-  const environment = environmentName(entry, data.kind);
+  const figures = measures({ ...entry.measures, advantage: advantageOf(entry) });
+  const head = [heading(entry), verdictBox(entry, pattern), groupBox(entry), figures, promptFold(entry.prompt)];
+  const view = make("article", "", head);
+  const summaries = summariesOf(entry);
   let [turn, context] = [0, 0];
   for (const segment of entry.segments) {
     if (segment.context !== context) view.append(make("p", "context", `Context ${segment.context}`));
     context = segment.context;
-    if (segment.kind === "turn") view.append(turnCard(segment, ++turn, pattern));
-    else view.append(observationCard(segment, segment.role === "user" ? "User" : environment, pattern));
+    if (segment.kind === "turn") view.append(turnCard(segment, ++turn, pattern, summaries.includes(segment)));
+    else view.append(observationCard(segment, nameOf(segment, entry), pattern));
   }
   return view;
 }
 
-/** A dump of training tells the environment from what is not trained on by the turns around it alone. */
-function environmentName(entry, kind) {
-  if (kind !== "training") return "Environment";
-  return entry.token_count ? "Environment, or not trained on" : "Not trained on";
+/** Whose tokens these are. A complete trajectory that was trained on ends with a token that the trainer adds. */
+function nameOf(segment, { segments }) {
+  const isEnd = segment === segments.at(-1) && segment.token_count === 1;
+  return SPEAKERS[segment.role] ?? (isEnd ? "End, added by the trainer" : "Not trained on");
 }
 
 function heading(entry) {
@@ -111,15 +113,15 @@ function fold(className, summary, ...content) {
   return make("details", className, make("summary", "", summary), content);
 }
 
-function turnCard(segment, number, pattern) {
-  const text = segment.text ?? segment.tokens.text.join("");
+function turnCard(segment, number, pattern, isSummary) {
   const className = segment.tokens ? "body tokens" : "body";
-  const body = block("div", className, segment.tokens ? tokenNodes(segment.tokens) : textNodes(text, pattern));
+  const body = block("div", className, segment.tokens ? tokenNodes(segment.tokens) : textNodes(segment.text, pattern));
   const agent = segment.agent ? make("bdi", "", segment.agent) : null;
   const action = segment.action ? make("span", `action ${segment.action}`, segment.action) : null;
+  const summary = isSummary ? make("span", "badge", "summary") : null;
   const size = make("span", "", plural(segment.token_count, "token"));
   const reward = segment.reward === undefined ? null : make("span", "", `reward ${format(segment.reward)}`);
-  const header = make("header", "", make("h3", "", `Turn ${number}`), agent, action, size, reward);
+  const header = make("header", "", make("h3", "", `Turn ${number}`), agent, action, summary, size, reward);
   return make("section", "turn", header, body);
 }
 
@@ -199,7 +201,7 @@ function legend(quantity, scales) {
   const swatches = [];
   for (let step = -STEPS; step <= STEPS; step++) {
     const distance = (scales[quantity.name] * step) / STEPS;
-    const label = quantity.isRatio ? formatRatio(Math.exp(distance), LEGEND_DIGITS) : format(distance, LEGEND_DIGITS);
+    const label = quantity.isRatio ? formatRatio(Math.exp(distance), DIGITS) : format(distance, DIGITS);
     const sign = step === -STEPS ? "≤ " : step === STEPS ? "≥ " : "";
     const className = step < 0 ? `below-${-step}` : step > 0 ? `above-${step}` : "middle";
     swatches.push(make("span", `swatch ${className}`, sign + label));
