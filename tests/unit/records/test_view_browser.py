@@ -205,10 +205,10 @@ def test_sorting(tmp_path: Path) -> None:
           for (const { label } of ORDERS) found.push((choose("order", label), keys()));
         }
     """
-    entries = [*GROUPS, replace(GROUPS[0], key="k/5", group="0/9", group_rewards=(), score=None)]
+    entries = [replace(GROUPS[0], key="k/5", group="0/9", group_rewards=(), score=None), *GROUPS]
     assert found_by(tmp_path, entries, script, TRAINING) == [
-        *("021345", "402135", "132045", "024531", "132045"),
-        *("012345", "401235", "123045", "045231", "132045"),
+        *("502134", "402135", "132045", "502431", "132054"),
+        *("501234", "401235", "123045", "504231", "132504"),
     ]
 
 

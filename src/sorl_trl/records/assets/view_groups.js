@@ -95,24 +95,24 @@ function textOf(segment) {
   return segment.text ?? segment.tokens.text.join("");
 }
 
-/** The number of values by name, for a name each or, if they are many numbers, for ranges of equal width. */
+/** The number of values by name: of each number or, if there are many, of ranges of equal width. */
 function countsOf(values) {
   const known = finite(values).sort((one, other) => one - other);
-  const distinct = new Set(known);
-  let nameOf = (value) => format(value, DIGITS);
-  if (distinct.size > MOST_BARS) {
+  let starts = [...new Set(known)];
+  let nameOf = (start) => format(start, DIGITS);
+  if (starts.length > MOST_BARS) {
     const [least, most] = [known[0], known.at(-1)];
-    const isWhole = known.every(Number.isInteger);
-    const width = isWhole ? Math.ceil((most - least + 1) / MOST_BARS) : (most - least) / MOST_BARS;
-    nameOf = (value) => {
-      const low = least + width * Math.min(MOST_BARS - 1, Math.floor((value - least) / width));
-      return `${format(low, DIGITS)} to ${format(isWhole ? low + width - 1 : low + width, DIGITS)}`;
-    };
+    const step = known.every(Number.isInteger) ? 1 : 0;
+    const width = step ? Math.ceil((most - least + step) / MOST_BARS) : (most - least) / MOST_BARS;
+    starts = Array.from({ length: MOST_BARS }, (_, i) => least + i * width).filter((start) => start <= most);
+    nameOf = (start) => `${format(start, DIGITS)} to ${format(start + width - step, DIGITS)}`;
   }
-  const counts = new Map();
-  for (const value of known) counts.set(nameOf(value), (counts.get(nameOf(value)) ?? 0) + 1);
-  if (known.length < values.length) counts.set("none", values.length - known.length);
-  return [...counts];
+  const counts = starts.map((start, i) => {
+    const isInside = (value) => value >= start && !(value >= starts[i + 1]);
+    return [nameOf(start), known.filter(isInside).length];
+  });
+  const missing = values.length - known.length;
+  return missing ? [...counts, ["none", missing]] : counts;
 }
 
 /** Bars, one for each name with its count. */
