@@ -193,9 +193,14 @@ def test_the_samples_of_a_question_are_a_group(tmp_path: Path) -> None:
         replace(shown({**evaluated(asked, answered(answer)), "question_id": asked.golden_answers[0]}), key=str(i))
         for i, (asked, answer) in enumerate(given)
     ]
-    ordered, heads = found_by(tmp_path, entries, 'found.push(keys(), told("#list .head"));')
+    script = """
+        found.push(keys(), told("#list .head"));
+        choose("verdict", "wrong"); found.push(keys(), byId("summary").textContent);
+    """
+    ordered, heads, wrong, summary = found_by(tmp_path, entries, script)
     assert ordered == "0231"
     assert ["mean score 0.667" in head for head in heads] == [True]
+    assert (wrong, "0 of 1 group with equal scores" in summary) == ("2", True)
 
 
 def test_sorting(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ function groupFacts(members, listed = members) {
   const rewards = rewardsOf(members);
   const known = finite(rewards);
   return [
-    `group of ${rewards.length}`,
+    `Group of ${rewards.length}`,
     listed.length === rewards.length ? null : plural(listed.length, "entry", "entries"),
     known.length ? `mean ${SCORE} ${format(mean(known), DIGITS)}` : null,
     known.length > 1 ? `std ${format(std(known), DIGITS)}` : null,
@@ -128,7 +128,7 @@ function distribution(title, counts) {
 
 /** The header's sentence on these trajectories, and its distributions. */
 function overview(entries) {
-  const groups = groupsOf(entries).map((members) => finite(rewardsOf(members)));
+  const groups = groupsOf(entries).map(([first]) => finite(rewardsOf(groupOf.get(first))));
   const compared = groups.filter((rewards) => rewards.length > 1);
   const equal = compared.filter((rewards) => new Set(rewards).size === 1).length;
   const scores = finite(entries.map((entry) => entry.score));
