@@ -138,14 +138,16 @@ function overview(entries) {
     compared.length ? `${format(equal)} of ${plural(compared.length, "group")} with equal ${SCORE}s` : null,
   ];
   const reasons = new Map();
-  for (const { stop_reason: reason } of entries) reasons.set(reason, (reasons.get(reason) ?? 0) + 1);
-  const named = [...reasons].sort(([, one], [, other]) => other - one);
+  for (const { stop_reason: reason } of entries) {
+    const name = spaced(reason ?? "not recorded");
+    reasons.set(name, (reasons.get(name) ?? 0) + 1);
+  }
   return {
     sentence: sentence.filter((part) => part !== null).join(", "),
     distributions: [
       distribution(SCORE, countsOf(entries.map((entry) => entry.score))),
       distribution("turns", countsOf(entries.map(turnCount))),
-      distribution("stop reason", named.map(([reason, count]) => [reason === null ? "not recorded" : spaced(reason), count])),
+      distribution("stop reason", [...reasons].sort(([, one], [, other]) => other - one)),
     ],
   };
 }

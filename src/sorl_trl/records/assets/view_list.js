@@ -122,7 +122,8 @@ function groupBox(entry) {
   if (rewardsOf(members).length < 2) return null;
   const links = members.map((each) => {
     const advantage = advantageOf(each);
-    const link = make("a", "", make("b", each.verdict, scored(each)), advantage === null ? null : make("span", "", advantage));
+    const below = advantage === null ? null : make("span", "", advantage);
+    const link = make("a", "", make("b", each.verdict, scored(each)), below);
     link.href = address(each);
     link.title = counts(each).join(", ");
     if (each === entry) link.setAttribute("aria-current", "true");
@@ -154,7 +155,7 @@ function follow() {
   const entry = entries.find((each) => address(each) === location.hash) ?? listed[0] ?? entries[0];
   rows.get(current)?.firstChild.removeAttribute("aria-current");
   current = entry;
-  main.replaceChildren(...(isTraining ? [toolbar()] : []), trajectoryView(entry, data));
+  main.replaceChildren(...(isTraining ? [toolbar()] : []), trajectoryView(entry));
   if (isTraining) paint();
   markFound();
   const link = rows.get(entry).firstChild;
@@ -187,7 +188,8 @@ function paint() {
 
 function onKey(event) {
   const step = { j: 1, k: -1 }[event.key];
-  if (step && !event.ctrlKey && !event.altKey && !event.metaKey && !event.target.closest("input[type=search], select")) go(step);
+  const isTyped = event.ctrlKey || event.altKey || event.metaKey || event.target.closest("[type=search], select");
+  if (step && !isTyped) go(step);
 }
 
 function start() {

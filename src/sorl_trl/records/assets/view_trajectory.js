@@ -30,7 +30,7 @@ function scaleOf(entries, { name, isRatio }) {
 /** The data of each token on the page: span -> {index, tokens}. */
 const tokenOf = new WeakMap();
 
-function trajectoryView(entry, data) {
+function trajectoryView(entry) {
   const pattern = goldPattern(entry.golden_answers);
   const figures = measures({ ...entry.measures, advantage: advantageOf(entry) });
   const head = [heading(entry), verdictBox(entry, pattern), groupBox(entry), figures, promptFold(entry.prompt)];
@@ -41,13 +41,13 @@ function trajectoryView(entry, data) {
     if (segment.context !== context) view.append(make("p", "context", `Context ${segment.context}`));
     context = segment.context;
     if (segment.kind === "turn") view.append(turnCard(segment, ++turn, pattern, summaries.includes(segment)));
-    else view.append(observationCard(segment, nameOf(segment, entry), pattern));
+    else view.append(observationCard(segment, speakerOf(segment, entry), pattern));
   }
   return view;
 }
 
 /** Whose tokens these are. A complete trajectory that was trained on ends with a token that the trainer adds. */
-function nameOf(segment, { segments }) {
+function speakerOf(segment, { segments }) {
   const isEnd = segment === segments.at(-1) && segment.token_count === 1;
   return SPEAKERS[segment.role] ?? (isEnd ? "End, added by the trainer" : "Not trained on");
 }
