@@ -80,7 +80,5 @@ if __name__ == "__main__":
     trainer = SOGRPOTrainer(model.model_name_or_path, agent_reward, config, *sets, **more)
     trainer.train(config.resume_from_checkpoint)
     trainer.save_model()
-    trainer.evaluate()
+    trainer.evaluate()  # prints the reward on held-out questions, before and after
     trainer.save_state()  # into trainer_state.json, with everything that was logged
-    scores = [f"{each['eval_reward']:.3f}" for each in trainer.state.log_history if "eval_reward" in each]
-    trainer.accelerator.print("Reward on held-out questions:", " → ".join([*scores[:-1][:1], scores[-1]]))

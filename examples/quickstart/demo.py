@@ -31,6 +31,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from sorl_trl.cli import evaluate
 from sorl_trl.cli.train import launch
 from sorl_trl.command_line import Parser, UserMistake, at_least, check_checkpoint, mistakes, sorl_command
+from sorl_trl.evaluation.figures import compare_runs, read_run
 from sorl_trl.files import write_whole
 from sorl_trl.records import EVALUATION_FOLDER
 from sorl_trl.records.evaluated import read_evaluated, read_settings
@@ -228,6 +229,9 @@ def main(words: Sequence[str]) -> None:
     for name, (title, _, _) in POLICIES.items():
         figures = (f"{key} {value:.3f}" for key, value in summary[name].items() if not key.endswith("_of_1_hops"))
         print(f"{title:<22}" + "   ".join(figures))
+    (compared,) = compare_runs(*(read_run(str(run / f"sampled_{name}")) for name in ("before", "after")))
+    change = "Sampled EM: {before:.3f} → {after:.3f}, {mean:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"
+    print(change.format(**compared["measures"]["exact_match"]))
     summary |= {"guess_rate": world.guess_rate(), "seconds": time.monotonic() - started, "world": world.name}
     write_whole(run / SUMMARY, f"{json.dumps(summary, indent=2)}\n".encode())
     print(f"Always giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")

@@ -183,7 +183,7 @@ def test_train_my_agent(monkeypatch: pytest.MonkeyPatch, my_agent: Any, capsys: 
     trainer = run(monkeypatch, "train_my_agent", policy, tokenizer, *BRIEF, *words)
     log = json.loads(Path("out/trainer_state.json").read_text())["log_history"]
     assert [each["eval_reward"] for each in log if "eval_reward" in each] == [0, 0]
-    assert "0.000 → 0.000" in capsys.readouterr().out
+    assert "Held-out reward: 0.000 (step 0) → 0.000 (step 1), +0.000" in capsys.readouterr().out
     assert logged(trainer, "turns/per_trajectory") >= 1
     assert Path("out/adapter_model.safetensors").exists() and Path("out/checkpoint-1").is_dir()
     assert trainer.args.save_steps < 200 and write_page(Path("out"), Path("page.html"))[0] == 4

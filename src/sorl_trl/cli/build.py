@@ -7,13 +7,12 @@ from inspect import Parameter, signature
 from pathlib import Path
 
 from datasets import Dataset
-from transformers import ProgressCallback
 from trl import get_peft_config, get_quantization_config
 from trl.data_utils import is_conversational
 
 from sorl_trl import qa
 from sorl_trl.cli.arguments import AGENT_REWARD, Arguments, reward_function
-from sorl_trl.diagnostics.callbacks import CollapseGuard, TurnProgressCallback
+from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.rollout.policy_rollout import ADDED_COLUMNS
 from sorl_trl.rollout.tasks import check_read, load_rows
 from sorl_trl.trainers.base import TurnLevelTrainer
@@ -100,7 +99,4 @@ def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
     )
     if task.collapse_guard != "off":
         trainer.add_callback(CollapseGuard(task.collapse_guard))
-    if not config.disable_tqdm:
-        trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(TurnProgressCallback)
     return trainer

@@ -112,20 +112,11 @@ class TurnProgressCallback(ProgressCallback):
         super().__init__()
         self._latest: dict[str, str] = {}
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if not state.is_world_process_zero or self.training_bar is None or logs is None:
-            return
-        for label, metric in SHOWN.items():
-            if isinstance(logs.get(metric), float):
-                self._latest[label] = f"{logs[metric]:.3f}"
-        self.training_bar.set_postfix(self._latest, refresh=False)
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        shown = {label: logs[metric] for label, metric in SHOWN.items() if isinstance(logs.get(metric), float)}
+        self._latest |= {label: f"{value:.3f}" for label, value in shown.items()}
+        if self.training_bar is not None:  # on the main process, in training
+            self.training_bar.set_postfix(self._latest)
 
 
 @contextmanager

@@ -202,7 +202,7 @@ class EndpointRollout(PolicyRollout):
         columns: dict[str, list[Any]] = {"agent_rewards": [*self._rewards]}
         if is_conversational({"prompt": prompts[0]}):
             columns[MESSAGES] = [run.conversation.completion() for run in runs]
-        statistics = rollout_statistics(trajectories) | turns.time_spent(trajectories)
+        statistics = rollout_statistics(trajectories) | turns.time_spent()
         metrics = self._metrics(runs, found, statistics)
         return with_columns(trajectories, **columns), metrics
 
@@ -228,7 +228,7 @@ class EndpointRollout(PolicyRollout):
             for run, example in zip(runs, examples, strict=True):
                 access = Access(endpoint.base_url, run.key)
                 outcomes.append(run_agent(self.agent, example, access, self.time_limit_s, partial(_end, run)))
-            turns.serve(any_active)
+            turns.serve(any_active, setup.progress)
         except BaseException:
             for outcome in outcomes:
                 outcome.cancel()  # nobody waits for the agents

@@ -106,7 +106,7 @@ class AgentRollout(PolicyRollout):
             rows = self._responder.open(examples)
             greeted = [*map(collector.encoder.greeted, prompts, (row.greeting for row in rows))]
             prompt_ids = setup.encode([prompt for prompt, _ in greeted], [row.tools or () for row in rows])
-            trajectories = collector.run(prompt_ids, engine, any_active)
+            trajectories = collector.run(prompt_ids, engine, any_active, setup.progress)
         statistics = rollout_statistics(trajectories) | collector.time
         statistics["neutralized_per_trajectory"] += sum(hits for _, hits in greeted) / max(len(trajectories), 1)
         metrics = {f"rollout/{name}": value for name, value in statistics.items()}

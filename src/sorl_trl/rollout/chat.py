@@ -13,6 +13,7 @@ from trl.data_utils import is_conversational, prepare_multimodal_messages
 
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.observation import is_image
+from sorl_trl.rollout.progress import Progress
 from sorl_trl.rollout.protocol import MessageReader
 from sorl_trl.text import storable
 from sorl_trl.types import Observation, ToolResult, Trajectory
@@ -65,6 +66,7 @@ class RolloutSetup:
     eos_token_ids: Sequence[int] = ()
     """The tokens that end a turn."""
     limits: RolloutLimits = field(default_factory=RolloutLimits)
+    progress: Progress | None = None
 
     @property
     def tokenizer(self) -> Any:

@@ -17,6 +17,7 @@ from sorl_trl.rollout.engines.lockstep import Generator, LockStepEngine
 from sorl_trl.rollout.environment import Reply, Responder
 from sorl_trl.rollout.observation import ObservationEncoder
 from sorl_trl.rollout.options import EngineOptions, RolloutLimits
+from sorl_trl.rollout.progress import Progress
 from sorl_trl.rollout.protocol import ChatProtocol, TagProtocol
 from sorl_trl.rollout.routing import newly_read
 from sorl_trl.rollout.search_responder import SearchResponder
@@ -125,6 +126,7 @@ class Collector:
         prompts: Sequence[Sequence[int]],
         generator: Generator | Engine,
         any_active: Callable[[bool], bool] = bool,
+        progress: Progress | None = None,
     ) -> list[Trajectory]:
         """`collect` with a responder that is open, after whose greetings the prompts were encoded."""
         if empty := [i for i, prompt in enumerate(prompts) if not len(prompt)]:
@@ -137,11 +139,10 @@ class Collector:
         with closing(engine):
             engine.open(len(prompts))
             _warn_of_overlong(prompts, engine.window)
-            turns.serve(any_active)
+            turns.serve(any_active, progress)
         reasons = [turns.stop_reasons[row] for row in range(len(prompts))]
-        trajectories = [*map(Trajectory, map(tuple, prompts), map(tuple, segments), reasons)]
-        self.time = turns.time_spent(trajectories)
-        return trajectories
+        self.time = turns.time_spent()
+        return [*map(Trajectory, map(tuple, prompts), map(tuple, segments), reasons)]
 
     def _episode(
         self, row: int, prompt_ids: Sequence[int], segments: list[Turn | Observation], engine: Engine

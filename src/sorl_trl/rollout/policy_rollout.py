@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.engines.base import positions_of
 from sorl_trl.rollout.engines.vllm import vllm_engine
+from sorl_trl.rollout.progress import RolloutBar
 from sorl_trl.rollout.routing import asks_for_routes, output_routes
 from sorl_trl.rollout.trajectories import closed
 from sorl_trl.types import Trajectory
@@ -64,10 +65,12 @@ class PolicyRollout(ABC):
         self, prompts: Sequence[Any], trainer: GRPOTrainer, examples: Sequence[Mapping[str, Any]]
     ) -> list[Trajectory]:
         """Collect a trajectory for each prompt with the trainer's policy, and log metrics."""
-        with policy_engine(trainer, self.stop_strings, self.engine) as (sampler, any_active):
+        engine, bar = policy_engine(trainer, self.stop_strings, self.engine), RolloutBar(trainer.args)
+        with engine as (sampler, any_active), closing(bar):
             if asks_for_routes(trainer.args):  # in evaluation, too, as which a dry run rehearses
                 sampler.report_routes()
-            found, metrics = self.collect(self.setup(trainer), prompts, examples, sampler, any_active)
+            setup = replace(self.setup(trainer), progress=bar.begin(len(prompts)))
+            found, metrics = self.collect(setup, prompts, examples, sampler, any_active)
         for name, value in metrics.items():
             trainer._log_metric(name, value)
         return found

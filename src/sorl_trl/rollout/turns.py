@@ -7,7 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from sorl_trl.rollout.engines.base import Engine, Generation, TurnRequest, check_generation
 from sorl_trl.rollout.environment import Responder
-from sorl_trl.types import StopReason, Trajectory, Turn
+from sorl_trl.rollout.progress import Progress
+from sorl_trl.types import StopReason, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +63,8 @@ class Turns(ABC, Generic[_Request]):
 
     def __init__(self, engine: Engine, runs: int, rejoin_after: int) -> None:
         self._seconds_generating = self._seconds_waiting = 0.0
-        self._began = time.perf_counter()
-        self._engine = engine
+        self._began, self._sampled = time.perf_counter(), 0
+        self._engine, self._runs = engine, runs
         self._rejoin_after = 0 if engine.in_turns else rejoin_after
         self._polls = 0
         self._news: SimpleQueue[tuple[Callable[[Any], None], Any]] = SimpleQueue()
@@ -86,7 +87,7 @@ class Turns(ABC, Generic[_Request]):
     def _answer(self, request: _Request, generation: Generation) -> None:
         """Pass on a turn that was sampled."""
 
-    def serve(self, any_active: Callable[[bool], bool] = bool) -> None:
+    def serve(self, any_active: Callable[[bool], bool] = bool, progress: Progress | None = None) -> None:
         """Generate turns until all trajectories have ended. Raises the errors of the engine and of what goes on.
 
         If ranks depend on each other, each call of `any_active` is followed by one poll, as on every rank.
@@ -99,14 +100,15 @@ class Turns(ABC, Generic[_Request]):
             else:
                 self._poll()
             self._rejoin(any_active)
+            if progress is not None:
+                progress(self._runs - len(self._live), self.time_spent()["tokens_per_second"])
 
-    def time_spent(self, trajectories: Iterable[Trajectory]) -> dict[str, float]:
-        """Seconds spent polling the engine and waiting, and sampled tokens per second of the whole rollout."""
-        sampled = sum(len(turn.token_ids) for each in trajectories for turn in each.turns)
+    def time_spent(self) -> dict[str, float]:
+        """Seconds spent polling the engine and waiting, and sampled tokens per second since the rollout began."""
         return {
             "seconds_generating": self._seconds_generating,
             "seconds_waiting": self._seconds_waiting,
-            "tokens_per_second": sampled / (time.perf_counter() - self._began),
+            "tokens_per_second": self._sampled / (time.perf_counter() - self._began),
         }
 
     def _poll(self) -> None:
@@ -117,6 +119,7 @@ class Turns(ABC, Generic[_Request]):
         for row, generation in sorted(ended, key=itemgetter(0)):
             request = self._generating[row]
             check_generation(row, generation, request.limit)
+            self._sampled += len(generation.token_ids)
             del self._generating[row]
             self._answer(request, generation)
         if self._generating and self._engine.idle:

@@ -16,12 +16,15 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import ProgressCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_decorator
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
+from sorl_trl.diagnostics.callbacks import TurnProgressCallback
 from sorl_trl.files import raise_if_disk_full
 from sorl_trl.methods import ClipPenalty, Method, MicroBatch, ScoredRollout, method_from
 from sorl_trl.methods.method import Credit
@@ -59,7 +62,7 @@ from sorl_trl.trainers.metrics import MetricLog, TrajectoryDump
 from sorl_trl.trainers.optimizer_step import KLControl, bias_normalizer, check_optimizers
 from sorl_trl.trainers.pack import Rollout, kept, log_table, pack
 from sorl_trl.trainers.returned import check_callable
-from sorl_trl.trainers.rewards import RewardWatch, rewarding_turns, score
+from sorl_trl.trainers.rewards import HeldOut, RewardWatch, rewarding_turns, score
 from sorl_trl.trainers.samples import Sample, sample
 from sorl_trl.trainers.vllm_policy import used_by_trl
 
@@ -107,6 +110,8 @@ class TurnLevelTrainer(GRPOTrainer):
                 given["processing_class"] = ensure_response_template(name, given, args.trust_remote_code)
         with used_by_trl(asks_for_routes(args)):
             super().__init__(**given)
+        if self.pop_callback(ProgressCallback):  # it would print dozens of metrics at each step
+            self.add_callback(TurnProgressCallback)
         self._tokenizer = MessageReader(self._tokenizer)  # with which TRL parses whatever the policy writes
         if args.disable_dropout:
             disable_noise(self.model)
@@ -127,6 +132,7 @@ class TurnLevelTrainer(GRPOTrainer):
         self._set_up_rewards()
         self._bias_normalizer, self._metric_log = bias_normalizer(host), MetricLog(host)
         self._reward_watch = RewardWatch(warn=partial(warn_on_main_process, args), by_group=not self._has_critic)
+        self._held_out = HeldOut()
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
         target = 0.0 if args.is_on_policy else self.method.target_kl  # without a KL, it would keep the first factor
@@ -157,6 +163,8 @@ class TurnLevelTrainer(GRPOTrainer):
         rollout = self._collect(inputs)
         if self.model.training:
             self._reward_watch.observe(rollout.scored)
+        else:
+            self._held_out.observe(rollout.samples, rollout.scored)
         advantages = self._apply_method(rollout)
         log_table(self._host, rollout, advantages)
         self._dump.prepare(rollout)
@@ -241,7 +249,9 @@ class TurnLevelTrainer(GRPOTrainer):
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         self._metric_log.shorten()
         if not self.model.training:
-            self._metric_log.name_dataset(logs)
+            line = self._held_out.compare(self._metric_log.name_dataset(logs), self.state.global_step)
+            if line and self.accelerator.is_main_process:
+                tqdm.write(line)
         super().log(logs, *args, **kwargs)
 
     def _clip_grad_norm(self, model: Any) -> Any:

@@ -29,6 +29,7 @@ from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.engines.slots import SlotEngine
 from sorl_trl.rollout.policy_rollout import PolicyRollout
+from sorl_trl.rollout.progress import RolloutBar
 from sorl_trl.rollout.routing import asks_for_routes
 from sorl_trl.text import one_line
 from sorl_trl.trainers.checkpoint import EpochRepeatSampler
@@ -155,6 +156,7 @@ class RolloutsAhead:
         self._setup = replace(setup, processing_class=copy.deepcopy(setup.processing_class))
         self._policy = ServerPolicy(self._host) if self._host.uses_vllm else PolicyCopies(self._host)
         self._under_way: list[Part] = []
+        self._bar = RolloutBar(self._host.args)
         self._ended = threading.Event()
         self._taken = self._begun = self._last = -1
         self._upcoming: Iterator[list[dict[str, Any]]] = iter(())
@@ -171,6 +173,7 @@ class RolloutsAhead:
         finally:
             policy, self._policy = self._policy, None
             self._ended.set()
+            self._bar.close()
             policy.close()
             in_threads = [(part.engine, part.thread) for part in self._under_way if part.engine is not None]
             for engine, _ in in_threads:
@@ -262,7 +265,8 @@ class RolloutsAhead:
         if asks_for_routes(self._host.args):
             engine.report_routes()
         part = Part(place, self._taken, self._host.step, rows, engine)
-        collect = partial(_collect, part, engine, self.rollout.fork(), self._setup, self._ended)
+        setup = replace(self._setup, progress=self._bar.begin(len(rows)))
+        collect = partial(_collect, part, engine, self.rollout.fork(), setup, self._ended)
         part.thread = threading.Thread(target=collect, name="sorl-ahead-{}.{}".format(*place), daemon=True)
         part.thread.start()
         self._under_way.append(part)

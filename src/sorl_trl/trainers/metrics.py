@@ -154,14 +154,15 @@ class MetricLog:
         for name in [name for name in metrics if name in left_out or name.startswith(families)]:
             del metrics[name]
 
-    def name_dataset(self, logs: Mapping[str, Any]) -> None:
-        """Give metrics the name of one of several evaluation sets, as `logs` have: TRL adds "eval_" alone."""
+    def name_dataset(self, logs: Mapping[str, Any]) -> str:
+        """Give metrics the name of the evaluation set in `logs`, and return it: TRL adds "eval_" alone."""
         prefix = next((key.removesuffix("runtime") for key in logs if key.endswith("_runtime")), "eval_")
         name, metrics = prefix.removeprefix("eval_"), self._host.metrics
         if prefix.startswith("eval_"):
             renamed = {name + key: values for key, values in metrics.items()}
             metrics.clear()
             metrics.update(renamed)
+        return name
 
     def observe(self, batch: MicroBatch, objective: Objective, others: Mapping[str, Any]) -> UpdateKL:
         """Observe a micro-batch. If the optimizer steps after it, log all metrics since the last step.

@@ -327,3 +327,38 @@ class RewardWatch:
                 f"No rewards differed in {_ALIKE} rollouts in a row, so there is hardly anything to learn. "
                 f"See `frac_reward_zero_std` in {DEBUG_PAGE}."
             )
+
+
+_NOTHING_ASKED: tuple[tuple[str, ...], Tensor] = ((), torch.zeros(0))
+
+
+class HeldOut:
+    """Compares each evaluation with the first one of the same questions."""
+
+    def __init__(self) -> None:
+        self._asked = _NOTHING_ASKED
+        """The evaluation in progress: this process's prompts, and (questions,) mean rewards of all processes."""
+        self._first: dict[tuple[str, ...], tuple[int, Tensor]] = {}
+        """Step and rewards of the first evaluation, by the name of the set and its prompts."""
+
+    def observe(self, samples: Sequence[Sample], rollout: ScoredRollout) -> None:
+        prompts, rewards = self._asked
+        own = rollout.totals().view(-1, rollout.num_generations).nanmean(1).double().cpu()
+        self._asked = (*prompts, *(str(each.row["prompt"]) for each in samples)), torch.cat([rewards, own])
+
+    def compare(self, name: str, step: int) -> str:
+        """End an evaluation. Returns a line with both means and their difference, or "" if it is the first.
+
+        The interval is 1.96 standard errors of the difference on either side, over questions with both rewards.
+        """
+        (prompts, after), self._asked = self._asked, _NOTHING_ASKED
+        first, before = self._first.setdefault((name, *prompts), (step, after))
+        pairs = torch.stack([before, after])[:, ~(before + after).isnan()]
+        change, count = pairs[1] - pairs[0], pairs.size(1)
+        if first == step or count < 2:
+            return ""
+        mean, error = change.mean().item(), 1.96 * change.std().item() / math.sqrt(count)
+        means = " → ".join(f"{each.mean():.3f} (step {at})" for each, at in zip(pairs, (first, step), strict=True))
+        title = f"Held-out reward{name and ' of '}{name.rstrip('_')}"
+        within = f"95 % interval {mean - error:+.3f} to {mean + error:+.3f}"
+        return f"{title}: {means}, {mean:+.3f} ({within}, {count} questions)"

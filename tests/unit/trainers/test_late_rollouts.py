@@ -52,6 +52,8 @@ class Run:
                 num_generations=ROWS,
                 cycle_steps=1,
                 gradient_accumulation_steps=1,
+                disable_tqdm=True,
+                process_index=0,
             ),
             model=SimpleNamespace(training=True),
             rollout_func=self,
