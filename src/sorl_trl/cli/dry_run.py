@@ -126,8 +126,8 @@ def _updates(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
 def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> Iterator[tuple[str, str]]:
     """One row for each use of memory on a device."""
     config = arguments.config
-    needed = estimate(trainer.model, config, longest, arguments.engine.kv_cache_gib)
     limit: float = available_bytes(config.device)
+    needed = estimate(trainer.model, config, longest, limit, arguments.engine.kv_cache_gib)
     if config.device.type != "cuda":
         limit += needed.rows["weights"]  # already loaded, so not in what is available
     peaks = {"at most, while training": needed.training, "at most, while generating": needed.generating}
@@ -205,7 +205,9 @@ class Memory:
         return max(self.training, self.generating)
 
 
-def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float | None = None) -> Memory:
+def estimate(
+    model: Any, config: TurnLevelConfig, longest: int, available: float, cache_gib: float | None = None
+) -> Memory:
     """Estimate the memory of one device, with Adam.
 
     Weights and optimizer state are always present. A backward pass begins with all saved activations, the logits of a
@@ -213,7 +215,7 @@ def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float
     the activations of one layer. Gradients exist at its beginning only if they accumulate.
 
     `model` is the policy in training, with adapters and critic. `longest` is the number of tokens of the longest
-    trajectory, including its prompt.
+    trajectory, including its prompt. `available` bytes are there, of which vLLM or keys and values take a share.
     """
     parts = [config.world_size if _stage(config) >= stage else 1 for stage in (3, 2, 1)]
     weights, gradients, optimizer = (size / part for size, part in zip(_state(model, config), parts, strict=True))
@@ -224,10 +226,10 @@ def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float
     head_gradient = 4 * _count([head]) if head.requires_grad else 0
     logits = _logits(model, config, tokens) + head_gradient
     before = gradients if config.gradient_accumulation_steps > 1 else 0
-    cache = 0 if config.use_vllm else _cache(model, config, longest, cache_gib)
+    cache = 0 if config.use_vllm else _cache(model, config, longest, available, cache_gib)
     gathered = 0 if config.use_vllm else weights * (parts[0] - 1)
     shares_gpu = config.use_vllm and config.vllm_mode == "colocate" and config.device.type == "cuda"
-    vllm = available_bytes(config.device) * config.vllm_gpu_memory_utilization if shares_gpu else 0
+    vllm = available * config.vllm_gpu_memory_utilization if shares_gpu else 0
     copies = 0 if config.use_vllm else weights * (config.async_staleness and config.async_staleness + 1)
     always = weights + reference + optimizer + copies
     rows = {
@@ -287,14 +289,14 @@ def _logits(model: Any, config: TurnLevelConfig, tokens: int) -> float:
     return rows * TILE[1] * _element(model, config) + copies
 
 
-def _cache(model: Any, config: TurnLevelConfig, longest: int, gib: float | None) -> float:
+def _cache(model: Any, config: TurnLevelConfig, longest: int, available: float, gib: float | None) -> float:
     """The bytes of keys and values for the trajectories that one process generates at once."""
     shape = model.config.get_text_config()
     head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     heads = getattr(shape, "num_key_value_heads", shape.num_attention_heads)
     token_size = 2 * head * heads * shape.num_hidden_layers * _element(model, config)
     share = CACHE_SHARE["cuda" if config.device.type == "cuda" else "cpu"]
-    limit = available_bytes(config.device) * share if gib is None else gib * 2**30
+    limit = available * share if gib is None else gib * GIB
     return float(min(config.generation_batch_size // config.world_size * longest * token_size, limit))
 
 

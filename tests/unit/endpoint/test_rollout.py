@@ -14,6 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -152,6 +153,22 @@ def test_agents_may_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, caplog:
     assert [each.columns["agent_rewards"] for each in found] == [{"reward": 1.0}] * 6
     assert caplog.text.count("the others continue") == 1
     assert len(waits) < 1.5 * len(engine.polled), "it does not wait for the same agents at every step"
+
+
+def test_progress_is_told_until_all_agents_have_ended() -> None:
+    told: list[tuple[int, float]] = []
+    setup = replace(setup_of(TOKENIZER), progress=lambda *now: told.append(now))
+
+    async def agent(example: dict[str, Any], endpoint: Access) -> None:
+        texts = ["hi"]
+        for _ in range(1 + example["i"]):
+            texts += [await ask(endpoint, *texts), "more"]
+
+    engine = ScriptedEngine(sampling_for(2), TOKENIZER)
+    EndpointRollout(agent).collect(setup, ["hi"] * 4, [{"i": i} for i in range(4)], engine)
+    ended = [each for each, _ in told]
+    assert ended == sorted(ended) and ended[0] == 0 and ended[-1] == 4
+    assert told[-1][1] > 0
 
 
 ROWS = {0, 1}
