@@ -67,6 +67,7 @@ class RolloutSetup:
     """The tokens that end a turn."""
     limits: RolloutLimits = field(default_factory=RolloutLimits)
     progress: Progress | None = None
+    """Called after each poll."""
 
     @property
     def tokenizer(self) -> Any:
