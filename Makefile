@@ -72,16 +72,20 @@ test-vllm: .venv-vllm/.installed
 	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest -p no:logging tests/vllm
 
 # SDKs of agents, in an environment of their own: what they want differs from constraints.txt.
+# LlamaIndex's client asks for an older openai, and works with this one.
 .venv-agents/.installed: pyproject.toml constraints-agents.txt
 	$(PYTHON) -m venv .venv-agents
 	.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints-agents.txt)
 	.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-agents.txt \
 		-e '.[serve]' openai openai-agents langgraph langchain langchain-openai smolagents 'pydantic-ai-slim[openai]' litellm \
-		anthropic mini-swe-agent pytest pytest-timeout hypothesis
+		anthropic mini-swe-agent google-adk strands-agents autogen-agentchat 'autogen-ext[openai]' agno dspy \
+		llama-index-core pytest pytest-timeout hypothesis
+	.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-agents.txt --no-deps \
+		llama-index-llms-openai llama-index-llms-openai-like
 	touch $@
 
-# Coding harnesses, from npm: 1.3 GB with their binaries.
-.harnesses/.installed: examples/harnesses/package.json
+# Coding harnesses and SDKs in JavaScript, from npm: 1.4 GB with their binaries.
+.harnesses/.installed: tests/package.json
 	mkdir -p .harnesses
 	cp $< .harnesses/package.json
 	npm install --prefix .harnesses --no-audit --no-fund --loglevel=error

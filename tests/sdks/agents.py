@@ -1,4 +1,4 @@
-"""Thirteen agents as the documentation of their SDKs writes them. Only the address and the key are the endpoint's.
+"""Agents as the documentation of their SDKs writes them. Only the address and the key are the endpoint's.
 
 Each answers the example's question, and if its SDK keeps conversations, a `follow_up`, with a tool `search`.
 """
@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+from sorl_trl.endpoint import command_agent
 
 Search = Callable[[str], str]
 
@@ -20,10 +24,22 @@ SEARCH_TOOL = {
     "function": {"name": "search", "description": "Search the atlas.", "parameters": PARAMETERS},
 }
 TURNS = 4
+NODE = Path(__file__).parents[2] / ".harnesses"
+"""Where the packages of npm are."""
 
 
 def questions(example: Mapping[str, Any]) -> list[str]:
     return [example["question"], *([example["follow_up"]] if example.get("follow_up") else [])]
+
+
+def tool_of(look_up: Search) -> Search:
+    """The tool as a function, from whose signature and docstring SDKs make a description."""
+
+    def search(query: str) -> str:
+        """Search the atlas."""
+        return look_up(query)
+
+    return search
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -121,12 +137,7 @@ async def langgraph(example: Any, endpoint: Any, look_up: Search) -> str:
 
     model = ChatOpenAI(model="policy", base_url=endpoint.base_url, api_key=endpoint.api_key)
 
-    @tool
-    def search(query: str) -> str:
-        """Search the atlas."""
-        return look_up(query)
-
-    agent: Any = create_agent(model, [search], system_prompt=SYSTEM)
+    agent: Any = create_agent(model, [tool(tool_of(look_up))], system_prompt=SYSTEM)
     messages: list[Any] = []
     for question in questions(example):
         state = await agent.ainvoke({"messages": [*messages, ("user", question)]}, {"recursion_limit": 4 * TURNS})
@@ -143,12 +154,8 @@ async def openai_agents(
     client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
     model = getattr(agents, f"OpenAI{api}Model")(model="policy", openai_client=client)
 
-    @agents.function_tool
-    def search(query: str) -> str:
-        """Search the atlas."""
-        return look_up(query)
-
-    agent = agents.Agent(name="Searcher", instructions=SYSTEM, model=model, tools=[search])
+    tools: list[Any] = [agents.function_tool(tool_of(look_up))]
+    agent = agents.Agent(name="Searcher", instructions=SYSTEM, model=model, tools=tools)
     items: list[Any] = []
     for question in questions(example):
         items.append({"role": "user", "content": question})
@@ -169,13 +176,7 @@ async def pydantic_ai(example: Any, endpoint: Any, look_up: Search, api: str = "
 
     provider = OpenAIProvider(base_url=endpoint.base_url, api_key=endpoint.api_key)
     model = getattr(openai, f"OpenAI{api}Model")("policy", provider=provider)
-    agent: Any = Agent(model, instructions=SYSTEM)
-
-    @agent.tool_plain
-    def search(query: str) -> str:
-        """Search the atlas."""
-        return look_up(query)
-
+    agent: Any = Agent(model, instructions=SYSTEM, tools=[tool_of(look_up)])
     history: list[Any] = []
     for question in questions(example):
         result = await agent.run(question, message_history=history)
@@ -203,6 +204,103 @@ def smolagents(example: Any, endpoint: Any, look_up: Search, kind: str = "CodeAg
     return str(said)
 
 
+async def google_adk(example: Any, endpoint: Any, look_up: Search) -> str:
+    from google.adk.agents import Agent
+    from google.adk.models.lite_llm import LiteLlm
+    from google.adk.runners import InMemoryRunner
+    from google.genai import types
+
+    model = LiteLlm(model="openai/policy", api_base=endpoint.base_url, api_key=endpoint.api_key)
+    agent = Agent(name="searcher", model=model, instruction=SYSTEM, tools=[tool_of(look_up)])
+    runner = InMemoryRunner(agent=agent, app_name="atlas")
+    session = await runner.session_service.create_session(app_name="atlas", user_id="user")
+    said = ""
+    for question in questions(example):
+        message = types.Content(role="user", parts=[types.Part(text=question)])
+        async for event in runner.run_async(user_id="user", session_id=session.id, new_message=message):
+            if event.is_final_response() and event.content and event.content.parts:
+                said = "".join(part.text or "" for part in event.content.parts)
+    return said
+
+
+async def strands(example: Any, endpoint: Any, look_up: Search) -> str:
+    from strands import Agent, tool
+    from strands.models.openai import OpenAIModel
+
+    access = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
+    model = OpenAIModel(client_args=access, model_id="policy")
+    agent = Agent(model, tools=[tool(tool_of(look_up))], system_prompt=SYSTEM, callback_handler=None)
+    for question in questions(example):
+        result = await agent.invoke_async(question)
+    return str(result)
+
+
+async def autogen(example: Any, endpoint: Any, look_up: Search) -> str:
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    can = {"vision": False, "function_calling": True, "json_output": False, "structured_output": False}
+    info: Any = {**can, "family": "unknown"}
+    access = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
+    client = OpenAIChatCompletionClient(model="policy", model_info=info, **access)
+    tools: list[Any] = [tool_of(look_up)]
+    agent = AssistantAgent("searcher", client, tools=tools, system_message=SYSTEM, max_tool_iterations=TURNS)
+    for question in questions(example):
+        result = await agent.run(task=question)
+    return str(result.messages[-1].content)
+
+
+async def agno(example: Any, endpoint: Any, look_up: Search) -> str:
+    from agno.agent import Agent
+    from agno.db.in_memory import InMemoryDb
+    from agno.models.openai.like import OpenAILike
+    from agno.run.base import RunStatus
+
+    model = OpenAILike(id="policy", base_url=endpoint.base_url, api_key=endpoint.api_key)
+    tools: list[Any] = [tool_of(look_up)]
+    agent = Agent(model=model, tools=tools, instructions=SYSTEM, db=InMemoryDb(), add_history_to_context=True)
+    for question in questions(example):
+        result = await agent.arun(question, session_id="atlas")
+        if result.status == RunStatus.error:  # whose text would be the answer
+            raise RuntimeError(result.content)
+    return str(result.content)
+
+
+async def llama_index(example: Any, endpoint: Any, look_up: Search) -> str:
+    from llama_index.core.agent.workflow import FunctionAgent
+    from llama_index.core.memory import Memory
+    from llama_index.llms.openai_like import OpenAILike
+
+    access = {"api_base": endpoint.base_url, "api_key": endpoint.api_key}
+    llm = OpenAILike("policy", is_chat_model=True, is_function_calling_model=True, **access)
+    agent = FunctionAgent(tools=[tool_of(look_up)], llm=llm, system_prompt=SYSTEM)
+    memory = Memory.from_defaults(session_id="atlas")
+    for question in questions(example):
+        response = await agent.run(question, memory=memory)
+    return str(response)
+
+
+async def dspy(example: Any, endpoint: Any, look_up: Search) -> str:
+    """Asks one question, because `ReAct` keeps no conversation. A cached answer would be no call."""
+    import dspy as sdk
+    from dspy.utils.exceptions import AdapterParseError
+
+    lm = sdk.LM("openai/policy", api_base=endpoint.base_url, api_key=endpoint.api_key, cache=False)
+    react = sdk.ReAct("question -> answer", tools=[tool_of(look_up)], max_iters=TURNS)
+    with sdk.context(lm=lm):
+        try:
+            return str((await react.acall(question=example["question"])).answer)
+        except AdapterParseError as error:  # until the policy has learned dspy's format
+            return str(error.lm_response)
+
+
+async def in_node(example: Any, endpoint: Any, look_up: Search, name: str) -> str:
+    """An agent of `agents.mjs`, whose tool finds one passage. Node looks for packages beside the script."""
+    script = shutil.copy(Path(__file__).with_name("agents.mjs"), NODE)
+    agent = command_agent(f"node {script} {name}")
+    return str(await agent({**example, "found": look_up("Oslo")}, endpoint))
+
+
 AGENTS: Mapping[str, Any] = {
     "openai": openai_chat,
     "openai, bare messages": partial(openai_chat, ask=openai_bare),
@@ -217,9 +315,21 @@ AGENTS: Mapping[str, Any] = {
     "pydantic-ai, responses": partial(pydantic_ai, api="Responses"),
     "smolagents, CodeAgent": smolagents,
     "smolagents, ToolCallingAgent": partial(smolagents, kind="ToolCallingAgent"),
+    "google-adk": google_adk,
+    "strands": strands,
+    "autogen": autogen,
+    "agno": agno,
+    "llama-index": llama_index,
+    "dspy": dspy,
+    "ai-sdk, chat": partial(in_node, name="aiSdkChat"),
+    "ai-sdk, responses": partial(in_node, name="aiSdkResponses"),
+    "openai-agents in node, responses": partial(in_node, name="openaiAgentsResponses"),
+    "openai-agents in node, chat": partial(in_node, name="openaiAgentsChat"),
 }
-SENDS_CALLS = [name for name in AGENTS if not name.startswith("smolagents")]
+SENDS_CALLS = [name for name in AGENTS if not name.startswith(("smolagents", "dspy"))]
 """Those that send calls back as they got them."""
+IN_NODE = [name for name, agent in AGENTS.items() if getattr(agent, "func", None) is in_node]
+"""Those that take half a second to start."""
 
 
 def with_reward(agent: Any, look_up: Search, reward: Callable[[str], float]) -> Any:

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 if find_spec("smolagents") is None:
     collect_ignore_glob = ["test_*.py"]
 
-# Otherwise the OpenAI Agents SDK and LangChain send traces, and LiteLLM fetches prices.
-os.environ.update(OPENAI_AGENTS_DISABLE_TRACING="1", LANGSMITH_TRACING="false", LITELLM_LOCAL_MODEL_COST_MAP="True")
-NOISE = ("Pydantic serializer warnings", "Function 'search' has decorators")
-"""Warnings that LiteLLM and smolagents cause in libraries of their own."""
+# Otherwise the OpenAI Agents SDKs, LangChain and Agno send traces, and LiteLLM fetches prices.
+os.environ.update(OPENAI_AGENTS_DISABLE_TRACING="1", LANGSMITH_TRACING="false", AGNO_TELEMETRY="false")
+os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True")
+NOISE = ("Pydantic serializer warnings", "Function 'search' has decorators", "The `__fields", "Accessing the 'model_")
+"""Warnings that LiteLLM, smolagents and LlamaIndex cause in libraries of their own."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.endpoint import Ran, run_agent
-from tests.sdks.agents import AGENTS, SENDS_CALLS, with_reward
+from tests.sdks.agents import AGENTS, IN_NODE, SENDS_CALLS, with_reward
 from tests.tools import qwen_tokenizer
 
 EXTENDED, SPLICED, NEW = (2, 0, 0), (0, 2, 0), (0, 0, 2)
@@ -86,8 +86,10 @@ def run(name: str, tokenizer: Any, search: Any, say: Any, **example: Any) -> Ran
     return run_agent(agent, {"question": "Where is Oslo?", **example}, tokenizer, say)
 
 
-@pytest.mark.parametrize("family", TOKENS)
-@pytest.mark.parametrize("name", SENDS_CALLS)
+CASES = [(name, family) for name in SENDS_CALLS for family in TOKENS if family == "qwen3" or name not in IN_NODE]
+
+
+@pytest.mark.parametrize(("name", "family"), CASES)
 def test_what_the_policy_wrote_stays_as_it_is(name: str, family: str, search: Any) -> None:
     tokenizer, counts, expected = family_tokenizer(family), dict[str, Any](), dict[str, Any]()
     for style, those in STYLES.items():
@@ -129,3 +131,20 @@ def test_an_sdk_that_rewrites_calls_as_text_begins_new_contexts(family: str, sea
     ran = run("smolagents, ToolCallingAgent", family_tokenizer(family), search, say)
     assert (ran.rewards, ran.counts) == ({"reward": 1.0}, NEW)
     assert len({segment.context for segment in ran.trajectory.segments}) == 3
+
+
+def dspy_turn(**fields: str) -> str:
+    """A turn as dspy tells the policy to write it."""
+    return "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in fields.items()) + "[[ ## completed ## ]]"
+
+
+DSPY_SEARCHES = dspy_turn(next_thought="I should look.", next_tool_name="search", next_tool_args='{"query": "Oslo"}')
+
+
+def test_an_sdk_that_writes_its_history_as_text_begins_new_contexts(search: Any) -> None:
+    """Each request of dspy is a system prompt and one message: what the policy wrote is a quotation in it."""
+    end = dspy_turn(next_thought="I know.", next_tool_name="finish", next_tool_args="{}")
+    turns = [DSPY_SEARCHES, end, dspy_turn(reasoning="I have looked.", answer="in Norway")]
+    ran = run("dspy", family_tokenizer("qwen2_5"), search, lambda read, number: turns[number])
+    assert (ran.rewards, ran.counts) == ({"reward": 1.0}, NEW)
+    assert "Oslo is in Norway." in ran.read[1]
