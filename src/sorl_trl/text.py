@@ -37,10 +37,10 @@ def nests(value: Any, levels: int) -> bool:
     `repr`, would exceed Python's recursion limit.
     """
     level = [value]
-    for _ in range(levels):
-        inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
-        level = [each for values in inside for each in values]
-    return any(isinstance(each, dict | list) for each in level)
+    while (level := [each for each in level if isinstance(each, dict | list)]) and levels:
+        level = [each for values in level for each in (values.values() if isinstance(values, dict) else values)]
+        levels -= 1
+    return bool(level)
 
 
 def json_object(line: bytes, kind: str, needs: Sequence[str] = ()) -> dict[str, Any]:
