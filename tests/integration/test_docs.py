@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.chat_template_utils import is_chat_template_prefix_preserving
 
-from sorl_trl import SearchRollout, SOGRPOTrainer
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.qa import build_prompt_rows, exact_match_reward, load_questions
 from sorl_trl.rollout import Generation, LockStepEngine, policy_rollout
 from sorl_trl.search import BM25Index
@@ -66,10 +66,12 @@ def save_chat(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: str
 
 def test_readme(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
     save_chat(monkeypatch, {"name": "multiply", "arguments": {"a": 101, "b": 201}}, "It is 345,117.")
-    names = run_blocks(ROOT / "README.md", "chat")
-    assert logged(trainers[0], "tools/call_frequency") == 1
+    row = {"prompt": [{"role": "user", "content": "What is 101 * 201 * 17?"}], "product": 345117}
+    args = small(SOGRPOConfig)("out-agent", max_completion_length=1024, steps_per_generation=8)
+    names = run_blocks(ROOT / "README.md", "chat", args=args, dataset=Dataset.from_list([row] * 8))
+    assert logged(trainers[0], "endpoint/error_share") == 0
+    assert logged(trainers[1], "tools/call_frequency") == 1
     assert names["correct"]([[{"content": "It is 345,117."}]] * 2, [345117, 345118]) == [1, 0]
-    assert logged(trainers[1], "endpoint/error_share") == 0
 
 
 def test_critic() -> None:
