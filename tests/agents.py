@@ -17,7 +17,7 @@ from trl import GRPOConfig
 
 from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout import RetryPolicy, RolloutLimits
-from sorl_trl.search import BM25Index, SearchUnavailable
+from sorl_trl.search import BM25Index
 from sorl_trl.trainers.base import TurnLevelTrainer
 from tests.policies import build_policy, word_tokenizer
 from tests.training import settings
@@ -142,17 +142,4 @@ class Slow:
     def search_batch(self, queries: Sequence[str], k: int) -> Any:
         if next(self.calls) % self.every == 0:
             time.sleep(self.seconds)
-        return self.search.search_batch(queries, k)
-
-
-class DownAfter:
-    """A search engine that answers a few calls and is down for good then."""
-
-    def __init__(self, search: Any, calls: int) -> None:
-        self.search, self.calls = search, calls
-
-    def search_batch(self, queries: Any, k: int) -> Any:
-        self.calls -= 1
-        if self.calls < 0:
-            raise SearchUnavailable("connection refused")
         return self.search.search_batch(queries, k)

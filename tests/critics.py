@@ -31,12 +31,10 @@ from tests.trajectories import FixedRollout, parity_reward, prompts
 
 CASES: dict[str, dict[str, Any]] = {
     "head": {"critic": "head"},
-    "head_lora": {"critic": "head", "lora": True},
     "adapter": {"critic": "adapter", "lora": True},
-    "model": {"critic": "model"},
     "model_lora": {"critic": "model", "lora": True},
 }
-"""Every kind of critic, on a policy that is trained in full or by LoRA."""
+"""Every kind of critic, with the policy that it stands beside."""
 ADAPTERS: dict[str, dict[str, Any]] = {
     "attention": {},
     "embeddings": {"target_modules": ["embed_tokens", "q_proj"]},
@@ -51,17 +49,6 @@ STEADY = {"lr_scheduler_type": "constant", "learning_rate": 1e-2}
 """Both learn fast, and from the first step on."""
 SMALL_ROLLOUTS = {"per_device_train_batch_size": 2, "steps_per_generation": 2, "num_iterations": 1}
 """Four trajectories and one optimizer step each, four to an epoch."""
-FILES = {
-    "head": {"critic_config.json", "value_head.safetensors"},
-    "adapter": {
-        "critic_config.json",
-        "value_head.safetensors",
-        "adapter/adapter_config.json",
-        "adapter/adapter_model.safetensors",
-    },
-    "model": {"critic_config.json", "value_head.safetensors", "backbone/config.json", "backbone/model.safetensors"},
-}
-"""What `critic/` holds of each kind."""
 
 
 def lora_config(**overrides: Any) -> LoraConfig:

@@ -10,8 +10,6 @@ import torch
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer
-from sorl_trl.records.trained import read_trained
-from sorl_trl.records.view import training_entry
 from tests.distributed.cases import agreeing_reward
 from tests.policies import build_policy
 from tests.training import settings
@@ -91,12 +89,3 @@ def test_a_second_gradient_is_refused_where_there_is_none(tmp_path: Path, tokeni
     how = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
     with pytest.raises(ValueError, match=r"`bias_norm` is True, but .* reentrant gradient checkpointing"):
         build(tmp_path, tokenizer, Team(("a", "b")), **how, bias_norm=True)
-
-
-def test_who_spoke_is_shown(tmp_path: Path, tokenizer: Any) -> None:
-    """Whatever function has collected the trajectories."""
-    build(tmp_path, tokenizer, Team(("a", "b")), save_trajectories_steps=1, max_steps=1).train()
-    for trained in read_trained(tmp_path):
-        turns = [each for each in training_entry(trained, "k").segments if each["kind"] == "turn"]
-        assert len(turns) == len(trained.agents)
-        assert [each["agent"] for each in turns] in (["a", "b", "a"][: len(turns)], ["b", "a", "b"][: len(turns)])

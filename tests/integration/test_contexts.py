@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.records.trained import read_trained
 from sorl_trl.records.view import training_entry
 from sorl_trl.rollout.policy_rollout import rollout_output
@@ -27,21 +27,6 @@ def build(trainer_class: Any, config_class: Any, folder: Path, tokenizer: Any, *
     args = config_class(**settings(folder, **overrides))
     torch.manual_seed(0)
     return trainer_class(build_policy(), reward, args, prompts(), processing_class=tokenizer, rollout_func=rollout)
-
-
-def test_a_run_resumes_exactly_within_a_rollout(tmp_path: Path, tokenizer: Any) -> None:
-    """The rows that wait in a checkpoint keep their contexts, and `sorl view` is shown them."""
-    saved = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4}
-    whole = build(SOPPOTrainer, SOPPOConfig, tmp_path / "whole", tokenizer, **saved, save_trajectories_steps=1)
-    whole.train()
-    resumed = build(SOPPOTrainer, SOPPOConfig, tmp_path / "resumed", tokenizer, max_steps=4)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert resumed.rollout_func.calls == 0
-    for name, weight in resumed.model.state_dict().items():
-        assert torch.equal(weight, whole.model.state_dict()[name]), name
-    written = list(read_trained(tmp_path / "whole"))
-    assert all(len(each.context_ids) == len(each.turn_ids) for each in written)
-    assert any(min(each.context_ids) < 0 for each in written)
 
 
 def test_what_is_kept_names_agents_and_who_spoke_after_each_turn(tmp_path: Path, tokenizer: Any) -> None:

@@ -301,42 +301,6 @@ def test_schedulers_and_policies_that_do_not_fit_are_refused(tmp_path: Path, tok
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class OneTurn(FixedRollout):
-    """Every trajectory is one turn of two tokens."""
-
-    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
-        ids, _ = super()._trajectory(index)
-        return [*(ids * 2)[:2], 1], [0, 0, 0]
-
-
-def by_prompt(prompts: list[str], **_: Any) -> list[float]:
-    """Known as soon as the prompt is: every second prompt is worth 1."""
-    return [float(int(prompt.split()[0][1:]) % 2) for prompt in prompts]
-
-
-LEARNING = {
-    "per_device_train_batch_size": 16,
-    "gradient_accumulation_steps": 1,
-    "steps_per_generation": 1,
-    "num_iterations": 1,
-    "rollout_func": OneTurn(),
-    "reward_funcs": by_prompt,
-    "value_clip_range": None,
-    "lr_scheduler_type": "constant",
-    "learning_rate": 1e-4,
-}
-
-
-def test_the_critic_learns_what_can_be_learnt(tmp_path: Path, tokenizer: Any) -> None:
-    rates = {"value_head_learning_rate": 0.3, "critic_learning_rate": 5e-2}
-    trainer = build_ppo(tmp_path, tokenizer, **LEARNING, **CASES["adapter"], **rates, max_steps=24)
-    trainer.train()
-    variances = [log["critic/explained_variance"] for log in trainer.state.log_history[:-1]]
-    assert variances[0] == pytest.approx(0.0, abs=1e-6)
-    assert sum(variances[-5:]) / 5 > 0.25
-    assert trainer.state.log_history[-2]["critic/value_mean"] == pytest.approx(0.5, abs=0.2)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Together with TRL and the collector
 # ---------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ MORE = {"role": "user", "content": "more"}
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Oslo"}}\n</tool_call>'
 THINKS = "<think>\nI see.\n</think>\n\n"
 PROMPT = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-ANALYSIS = "<|channel|>analysis<|message|>a<|end|>"
 NEXT = "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
 FOUND = "\n<|im_start|>user\n<tool_response>\nfound\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 KIND = [{"role": "system", "content": "Be kind."}, *HI]

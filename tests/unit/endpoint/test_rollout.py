@@ -19,21 +19,16 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import httpx2
-import numpy as np
 import openai
 import pytest
-import torch
-from transformers import GenerationConfig, MixtralConfig, MixtralForCausalLM
 
 from sorl_trl import agent_reward
 from sorl_trl.endpoint import Access, EndpointRollout, agents
 from sorl_trl.endpoint.agents import AgentMistake
-from sorl_trl.rollout import EngineOptions, SlotEngine, TurnEnd, turns
-from sorl_trl.rollout.routing import Routers
+from sorl_trl.rollout import EngineOptions, turns
 from sorl_trl.trainers.returned import read_output
 from sorl_trl.types import StopReason
 from tests.endpoint import END, HTTP, SEARCH, ScriptedEngine, ask, ask_sdk, collect, end_time_limits, setup_of
-from tests.model_families import GQA, build
 from tests.tools import qwen_tokenizer, tool_call
 
 TOKENIZER = qwen_tokenizer()
@@ -70,37 +65,6 @@ def test_agents_never_mix(agent: Any, size: int) -> None:
         assert [row.read_before(start) for start, _ in row.spans] == [ids for at, ids in engine.asked if at == number]
     assert len(engine.asked) == size * (3 if agent is marked else 1)
     assert output["agents"] == [["role1", "role3", "role1"] if agent is marked else ["policy"]] * size
-
-
-def test_routes_are_those_of_plain_passes_over_each_context() -> None:
-    """Of a slot engine: a conversation, within which a sub-agent has one of its own."""
-
-    async def agent(example: dict[str, Any], endpoint: Access) -> None:
-        said = await ask(endpoint, f"where {example['i']}")
-        other = await ask(endpoint, "go")
-        said_again = await ask(endpoint, f"where {example['i']}", said, "more")
-        await ask(endpoint, "go", other, "on")
-        await ask(endpoint, f"where {example['i']}", said, "more", said_again, "and more")
-
-    shape = {**GQA, "vocab_size": len(TOKENIZER), "max_position_embeddings": 512}
-    policy = build(lambda: MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=4)))
-    end = TurnEnd(TOKENIZER, (), setup_of(TOKENIZER).eos_token_ids)
-    engine = SlotEngine(policy, end, GenerationConfig(do_sample=True, top_k=0))
-    engine.report_routes()
-    output, _, _ = collect(agent, 3, engine=engine, tokenizer=TOKENIZER, turn=8)
-    routers = Routers(policy)
-    for row, routes in enumerate(output["routes"]):
-        ids = np.array([*output["prompt_ids"][row], *output["completion_ids"][row]])
-        contexts = np.abs([*[0] * len(output["prompt_ids"][row]), *output["context_ids"][row]])
-        assert {*contexts} == {0, 1} and routes.shape == (len(ids), 2, 2)
-        for context in (0, 1):
-            own = contexts == context
-            known = int((routes[own] >= 0).all((1, 2)).sum())
-            with torch.no_grad(), routers.replayed() as experts:
-                policy(input_ids=torch.tensor(ids[own])[None])
-                assert routes[own][:known].tolist() == experts()[:known].tolist()
-            appended = int(context == 0 and output["env_mask"][row][-1] == 0)
-            assert known == own.sum() - 1 - appended
 
 
 def sampling_for(polls: int) -> Any:

@@ -188,8 +188,13 @@ def broken() -> str:
     raise ConnectionError("no route")
 
 
+async def broken_later() -> str:
+    """Fail."""
+    raise TimeoutError
+
+
 def converse(*messages: str) -> tuple[Trajectory, ToolBox, list[tuple[int, ...]]]:
-    box = ToolBox([halve, broken], Notebook)
+    box = ToolBox([halve, broken, broken_later], Notebook)
     script = [Generation(encode(CHAT, f"{message}<|im_end|>"), None, True) for message in messages]
     engine = ScriptedGenerator({CHAT.encode("Begin.")[0]: script})
     collector = Collector(CHAT, box, box.protocol.in_chat(CHAT), LIMITS)
@@ -213,8 +218,9 @@ def test_a_message_calls_tools_in_order() -> None:
     assert rollout_statistics([trajectory])["tool_calls_per_trajectory"] == len(calls)
 
 
-def test_no_call_is_made_after_one_of_a_tool_that_is_down() -> None:
-    calls = [tool_call("write", line="c"), tool_call("broken"), tool_call("write", line="d")]
+@pytest.mark.parametrize("tool", ["broken", "broken_later"])
+def test_no_call_is_made_after_one_of_a_tool_that_is_down(tool: str) -> None:
+    calls = [tool_call("write", line="c"), tool_call(tool), tool_call("write", line="d")]
     trajectory, box, _ = converse("".join(calls))
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
     assert box.environments[0].lines == ["c"]
