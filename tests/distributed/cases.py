@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from examples.information_gain import InformationGain
 from openai import OpenAI
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer
 from sorl_trl import EndpointRollout, SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.diagnostics.collapse import Rule, level
+from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.search import BM25Index, SearchArguments
 from sorl_trl.types import Trajectory
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, teach
@@ -59,6 +61,8 @@ class Case:
     turn_rewards: bool = False
     agreeing: bool = False
     """Whether the trajectories of every other prompt have equal rewards."""
+    refill: bool = False
+    """Whether groups without a spread are asked again with other prompts."""
     gain: bool = False
     """Whether the information gain of turns is a reward too; the prompt is as good a golden answer as any."""
     stopped: bool = False
@@ -80,6 +84,16 @@ class UnevenRollout(FixedRollout):
     def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
         self.max_turns = 1 if index % 10_000 < BATCH_SIZE["fixed"] // 2 else 4
         return super()._trajectory(index)
+
+
+class Routed(UnevenRollout):
+    """Returns as the engine's routes experts that are known from a token and its place."""
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        output = super().__call__(prompts, trainer)
+        texts = [[*p, *ids] for p, ids in zip(output["prompt_ids"], output["completion_ids"], strict=True)]
+        firsts = [[[token + place, token] for place, token in enumerate(text)] for text in texts]
+        return {**output, "routes": [(np.array(rows)[..., None] + [0, 1]) % 4 for rows in firsts]}
 
 
 class RecordedRollout:
@@ -148,15 +162,18 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | Recorded
     """The trainer of this process, with its rollout. Its share of the batch follows from the number of processes."""
     folder = Path(case.folder)
     if case.rollout == "fixed":
-        rows = prompts()
-        dataset, recorded = rows.add_column("golden", rows["prompt"]), RecordedRollout(UnevenRollout())
+        rows, rollout_class = (
+            prompts(16 if case.refill else 8),
+            Routed if "router_replay" in case.options else UnevenRollout,
+        )
+        dataset, recorded = rows.add_column("golden", rows["prompt"]), RecordedRollout(rollout_class())
     elif case.rollout == "search":
         dataset, recorded = questions(2), RecordedSearch(open_search(case))
     else:
         dataset, recorded = questions(2), RecordedEndpoint()
     torch.manual_seed(0)  # of the adapter's weights
     reward = agreeing_reward if case.agreeing else turn_reward if case.turn_rewards else parity_reward
-    trainer = SOGRPOTrainer(
+    trainer = trainer_of(case)(
         str(folder / "policy"),
         [reward, InformationGain(column="golden", prefix="")] if case.gain else reward,
         build_config(case),
@@ -170,6 +187,10 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | Recorded
         always = Rule("always", {"reward": partial(level, threshold=-1.0)}, "none")
         trainer.add_callback(CollapseGuard("stop", [always]))
     return trainer, recorded
+
+
+def trainer_of(case: Case) -> type[SOGRPOTrainer]:
+    return GroupRefillTrainer if case.refill else SOGRPOTrainer
 
 
 def open_search(case: Case) -> Any:
@@ -206,7 +227,7 @@ def build_config(case: Case) -> SOGRPOConfig:
         "bf16": False,
         "model_init_kwargs": {"dtype": "auto"},
     }
-    return SOGRPOConfig(**{**fields, **case.options})
+    return trainer_of(case).config_class(**{**fields, **case.options})
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ SAME_METRICS = (
     "turns/per_trajectory",
     "clipping_bias_norm",
     "lr_factor",
+    *(f"groups/{name}" for name in ("refilled", "refill_rounds", "left")),
     *(f"agents/{name}/{metric}" for name in ("planner", "checker") for metric in ("turn_share", "reward")),
 )
 # An adapter's steps are five times as long (`build_config`), and its two factors multiply rounding differences.

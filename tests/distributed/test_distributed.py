@@ -14,6 +14,7 @@ from tests.agents import search_index
 from tests.distributed.cases import Case, taught_policy
 from tests.distributed.launch import launch
 from tests.distributed.outcomes import assert_as_alone, assert_loads_plainly
+from tests.model_families import MIXTURES, build
 from tests.policies import CHAT, build_policy
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
@@ -119,6 +120,25 @@ class TestFixedTrajectories:
         case = replace(fixed, turn_rewards=True, gain=True, options={"gamma": 0.9})
         result = launch(config, case)
         assert any(abs(log.get("rewards/information_gain/mean", 0.0)) > 1e-4 for log in result["logs"])
+        assert_as_alone(case, result)
+
+    def test_refilled_groups(self, fixed: Case) -> None:
+        """The ranks agree on which groups are asked again."""
+        case = replace(fixed, refill=True, agreeing=True)
+        result = launch("ddp_cpu", case)
+        assert max(log.get("groups/refilled", 0.0) for log in result["logs"]) > 0.0, (
+            "nothing was refilled: a weak test"
+        )
+        assert_as_alone(case, result)
+
+    def test_replayed_routes(self, fixed: Case, tmp_path: Path) -> None:
+        build(MIXTURES["mixtral"]).save_pretrained(tmp_path / "policy")
+        eager = {"dtype": "auto", "experts_implementation": "eager"}  # others have no float64
+        options = {"router_replay": "r3", "model_init_kwargs": eager, "learning_rate": 0.1}
+        options |= {"router_aux_loss_coef": 0.0}  # which depends on how rows are put together
+        case = replace(fixed, options=options)
+        result = launch("ddp_cpu", case)
+        assert result["logs"][-2]["router_replay/rerouted"] > 0.01, "the routers choose the same: a weak test"
         assert_as_alone(case, result)
 
     def test_target_kl_under_ddp(self, fixed: Case) -> None:

@@ -25,6 +25,7 @@ import pytest
 from sorl_trl import agent_reward
 from sorl_trl.endpoint import Access, EndpointRollout, agents
 from sorl_trl.endpoint.agents import AgentMistake
+from sorl_trl.endpoint.conversation import Conversation
 from sorl_trl.rollout import EngineOptions, turns
 from sorl_trl.trainers.returned import read_output
 from sorl_trl.types import StopReason
@@ -49,10 +50,15 @@ async def marked(example: dict[str, Any], endpoint: Access) -> float:
     return float(all(f"mark{example['i']}x" in text for text in texts))
 
 
+def post(endpoint: Access, text: str, path: str = "chat/completions", **fields: Any) -> str:
+    """A call out of a thread, without an SDK."""
+    body = json.dumps({"messages": [{"role": "user", "content": text}], **fields}).encode()
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    return urlopen(Request(f"{endpoint.base_url}/{path}", body, headers), timeout=60).read().decode()
+
+
 def marked_in_a_thread(example: dict[str, Any], endpoint: Access) -> float:
-    body = json.dumps({"messages": [{"role": "user", "content": f"mark{example['i']}x"}]}).encode()
-    url, headers = f"{endpoint.base_url}/chat/completions", {"Authorization": f"Bearer {endpoint.api_key}"}
-    return float(f"mark{example['i']}x" in urlopen(Request(url, body, headers), timeout=60).read().decode())
+    return float(f"mark{example['i']}x" in post(endpoint, f"mark{example['i']}x"))
 
 
 @pytest.mark.parametrize(("agent", "size"), [(marked, 64), (marked_in_a_thread, 200)])
@@ -293,6 +299,46 @@ def test_a_return_value_that_is_no_reward_is_raised(kind: str) -> None:
         collect(fails, [{"kind": "none"}, {"kind": kind}])
     with pytest.raises(ValueError, match="EndpointRollout"):
         agent_reward(["x"])
+
+
+@pytest.mark.parametrize(("mistake", "named"), [("request", "`n`"), ("defect", "TypeError"), ("reward", "a text")])
+def test_nothing_is_waited_for_after_a_mistake(mistake: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, has_ended = threading.Event(), threading.Event()
+
+    def agent(example: Any, endpoint: Access) -> Any:
+        if example["i"]:
+            is_over.wait(30)
+            has_ended.set()
+            return None
+        if mistake != "reward":
+            post(endpoint, "hi", n=200 if mistake == "request" else 1)
+        return "a text"
+
+    if mistake == "defect":
+        monkeypatch.setattr(Conversation, "begin", None)
+    with pytest.raises(RuntimeError, match=named):
+        collect(agent, 2)
+    assert not has_ended.is_set()
+    is_over.set()
+
+
+def test_a_path_that_is_not_served_is_the_agents_mistake() -> None:
+    def agent(example: Any, endpoint: Access) -> None:
+        post(endpoint, "hi")
+        post(endpoint, "hi", "embeddings")
+
+    with pytest.raises(ValueError, match="/v1/embeddings is not supported"):
+        collect(agent)
+
+
+def test_a_body_that_nests_too_deeply_costs_its_trajectory() -> None:
+    def agent(example: Any, endpoint: Access) -> float:
+        post(endpoint, "hi")
+        if not example["i"]:
+            post(endpoint, "hi", tools=json.loads("[" * 200 + "]" * 200))
+        return 1.0
+
+    assert collect(agent, 2)[0]["agent_rewards"] == [{"reward": 0.0}, {"reward": 1.0}]
 
 
 @pytest.mark.parametrize(("kind", "name"), [("early", "KeyError"), ("loop", "RuntimeError")])

@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.command_line import UserMistake
 from sorl_trl.evaluation.arguments import parse_arguments
 from sorl_trl.evaluation.figures import summarize
 from sorl_trl.evaluation.policy import EvaluatedPolicy, generation_config
@@ -193,11 +192,6 @@ def test_an_actor_on_the_command_line_may_ignore_a_recipes_values() -> None:
     arguments = parse_arguments(ASKED, {"agent_command": "python", "protocol": "terse"})
     with pytest.raises(ValueError, match="`protocol`"):
         check_read(arguments.parts.rollout, QUESTIONS, arguments.given)
-
-
-def test_a_run_that_searched_with_another_engine_is_refused() -> None:
-    with pytest.raises(UserMistake, match="--search_engine"):
-        parse_arguments(ASKED, {"corpus": "corpus.jsonl", "search_engine": "dense"})
 
 
 CHOICE = Question("q", "which ?", ("Ann Lee",), options={"A": "Bob", "B": "Ann Lee"})

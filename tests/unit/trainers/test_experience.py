@@ -11,7 +11,6 @@ from torch import Tensor
 from sorl_trl.methods import GAE, Experience
 from sorl_trl.ops import turn_layout, turn_rewards_to_tokens
 from sorl_trl.trainers.so_ppo_trainer import critic_metrics
-from tests.unit.ops.batches import GARBAGE
 
 NAN = float("nan")
 
@@ -72,11 +71,3 @@ class TestCriticMetrics:
         metrics = describe(*(torch.full(shape, NAN),) * 3, torch.zeros(shape).bool())
         assert len(metrics) == 5
         assert all(math.isnan(value) for value in metrics.values())
-
-    def test_blind_to_padding_and_to_the_order_of_trajectories(self) -> None:
-        """Ranks gather rows in their own order, padded to the widest."""
-        for garbage in GARBAGE:
-            arrays = [torch.where(MASK, x, garbage) for x in (VALUES, RETURNS, ADVANTAGES)]
-            arrays = [torch.nn.functional.pad(x[[2, 1, 0]], (0, 3), value=garbage) for x in arrays]
-            metrics = describe(*arrays, torch.nn.functional.pad(MASK[[2, 1, 0]], (0, 3), value=False))
-            assert metrics == pytest.approx(describe(), rel=1e-6, nan_ok=True)
