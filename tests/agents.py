@@ -96,6 +96,11 @@ def build_agent(tmp_path: Path, search: Any = None, trainer_class: Any = SOGRPOT
     )
 
 
+def logged(trainer: Any, name: str) -> list[float]:
+    """A metric, wherever it was logged."""
+    return [log[name] for log in trainer.state.log_history if name in log]
+
+
 def steps_after(step: int, log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What was logged of each optimizer step after `step`, less what depends on the clock."""
     steps = [log for log in log_history if log["step"] > step and "loss" in log]

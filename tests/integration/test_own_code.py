@@ -83,8 +83,6 @@ def cached(example, endpoint, numbers=iter(range(8))):
 
 def broken(example, endpoint):
     return agent(example, endpoint).missing
-
-
 """
 
 

@@ -13,7 +13,7 @@ from pyarrow.parquet import read_table
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, answer_in_messages, chatml_tools
-from sorl_trl.rollout import Generation, ToolBox
+from sorl_trl.rollout import ToolBox
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.trajectories import control_tokens
 from tests.policies import build_policy
@@ -25,6 +25,7 @@ from tests.tools import (
     SIMPLE,
     TEMPLATES,
     Atlas,
+    Scripted,
     gemma_tokenizer,
     lookup,
     qwen_tokenizer,
@@ -47,20 +48,6 @@ def in_turn(messages: Sequence[str]) -> Says:
 def every_other_asks(read: list[str]) -> list[str]:
     """Every other row calls the tool first; after its answer, it answers."""
     return [ANSWER if "<tool_response>" in text or row % 2 else CALL for row, text in enumerate(read)]
-
-
-class Scripted:
-    """In place of an engine."""
-
-    window = None
-
-    def __init__(self, tokenizer: Any, says: Says) -> None:
-        self.tokenizer, self.says = tokenizer, says
-
-    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        texts = self.says([self.tokenizer.decode(ids) for ids in contexts])
-        said = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return [Generation(tuple(ids), None, stopped=True) for ids in said]
 
 
 class Shown:

@@ -93,11 +93,6 @@ def wrap(policy: Path, routes: bool = False, **arguments: Any) -> Any:
     return wrapper
 
 
-def logged(trainer: Any, name: str) -> list[float]:
-    """A metric of every rollout."""
-    return [log[name] for log in trainer.state.log_history if name in log]
-
-
 FIGURES: dict[str, float] = {}
 """Test -> the largest difference of a log-probability between engine and trainer; printed at the end."""
 

@@ -18,6 +18,7 @@ from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.engines.server import Sampled
 from sorl_trl.rollout.engines.vllm import Submitted, VLLMEngine
+from tests.agents import logged
 from tests.tools import CALL, lookup, qwen_tokenizer
 from tests.training import settings
 from tests.vllm.policies import (
@@ -26,7 +27,6 @@ from tests.vllm.policies import (
     VLLM,
     largest_difference,
     load_policy,
-    logged,
     save_policy,
     vllm_agent,
     weights_of,

@@ -231,18 +231,6 @@ def test_a_text_that_encoding_changes_does_not_make_the_new_context_slow() -> No
     assert len(decodings) < 20
 
 
-def test_two_calls_under_way_have_a_context_each() -> None:
-    conversation = Conversation(chat_of(), stride=3)
-    ask(conversation, HI)
-    follow_up = [*HI, sent("Yes."), MORE]
-    one, other = (conversation.begin(Request("m", follow_up)) for _ in range(2))
-    assert [one.kind, other.kind] == [EXTENDED, NEW_CONTEXT]
-    assert [each.row for each in conversation._contexts] == [0, 3]
-    say(conversation, other, f"B{END}")
-    say(conversation, one, f"A{END}")
-    assert [each.message["content"] for each in conversation.answers] == ["Yes.", "A", "B"], "in order of requests"
-
-
 def test_a_cancelled_call_leaves_no_trace() -> None:
     conversation = Conversation(chat_of())
     hostile = [{"role": "user", "content": HOSTILE}]

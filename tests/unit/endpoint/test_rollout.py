@@ -29,8 +29,8 @@ from sorl_trl.endpoint.conversation import Conversation
 from sorl_trl.rollout import EngineOptions, turns
 from sorl_trl.trainers.returned import read_output
 from sorl_trl.types import StopReason
-from tests.endpoint import END, HTTP, SEARCH, ScriptedEngine, ask, ask_sdk, collect, end_time_limits, setup_of
-from tests.tools import qwen_tokenizer, tool_call
+from tests.endpoint import END, HTTP, ScriptedEngine, ask, ask_sdk, collect, end_time_limits, setup_of
+from tests.tools import qwen_tokenizer
 
 TOKENIZER = qwen_tokenizer()
 
@@ -398,15 +398,6 @@ def test_full_contexts_and_trajectories_refuse_calls() -> None:
     assert all("400" in each and "context_length_exceeded" in each and begins in each for each in refusals)
     assert ended(trajectory=100, turn=50) == ([StopReason.TRAJECTORY_LIMIT], 4)
     assert ended(turn=3) == ([StopReason.TURN_LIMIT], 8)
-
-
-def test_a_turn_that_its_limit_cuts_after_a_call_has_reached_the_limit() -> None:
-    async def agent(example: Any, endpoint: Access) -> None:
-        await ask(endpoint, "hi", tools=[SEARCH])
-
-    call = tool_call("search", query="Oslo")
-    output, *_ = collect(agent, 1, lambda row, ids: call + "x" * 9, turn=len(call) + 5)
-    assert reasons(output) == [StopReason.TURN_LIMIT]
 
 
 def test_the_last_turn_decides_whether_a_limit_ended_the_trajectory(

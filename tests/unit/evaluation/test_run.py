@@ -40,9 +40,9 @@ from sorl_trl.rollout.agent_rollout import SearchRollout
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.tasks import check_read, prompt_rows
 from sorl_trl.search import NoSearch, SearchUnavailable
-from sorl_trl.types import Passage, StopReason
+from sorl_trl.types import StopReason
 from tests.policies import build_policy, word_tokenizer
-from tests.unit.rollout.fakes import bpe_tokenizer
+from tests.unit.rollout.fakes import FakeSearch, bpe_tokenizer
 
 from .trajectories import answered, ended, evaluated, question
 
@@ -82,11 +82,6 @@ class Searcher(Guesser):
         return [Generation(ids, None, stopped=True)] * len(contexts)
 
 
-class Down:
-    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        raise SearchUnavailable("down")
-
-
 def test_an_agents_turn_is_never_longer_than_its_trajectory() -> None:
     agent = ["--agent_command", "python", "--reward_on_error", "-1"]
     for most, expected in ((24, 24), (2500, 500)):
@@ -121,7 +116,7 @@ class TestBatches:
         assert [rows for _, rows in run_batches(batches, policy(tokenizer, Guesser()), seed=1)] != everything
 
     def test_a_run_whose_engine_is_down_stops(self, tokenizer, tmp_path: Path) -> None:
-        failing = SearchRollout(Down(), PROTOCOL, retry=RetryPolicy(attempts=1))
+        failing = SearchRollout(FakeSearch([SearchUnavailable("down")] * 4), PROTOCOL, retry=RetryPolicy(attempts=1))
         searcher = replace(policy(tokenizer, Searcher()), rollout=failing)
         run = RunFolder(tmp_path)
         run.claim({"datasets": {"own": {}}})
