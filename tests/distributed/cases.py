@@ -21,7 +21,6 @@ from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.diagnostics.collapse import Rule, level
 from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.search import BM25Index, SearchArguments
-from sorl_trl.types import Trajectory
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, teach
 from tests.trajectories import FixedRollout, parity_reward, prompts, turn_reward
 
@@ -96,40 +95,17 @@ class Routed(UnevenRollout):
         return {**output, "routes": [(np.array(rows)[..., None] + [0, 1]) % 4 for rows in firsts]}
 
 
-class RecordedRollout:
-    """A `rollout_func` that remembers the largest number of turns of each call on this rank."""
+def record_turns(trainer: Any) -> list[int]:
+    """The most turns that a trajectory of this rank has, in each rollout from now on."""
+    turns, sample = list[int](), trainer._sample
 
-    def __init__(self, rollout: Any) -> None:
-        self.rollout = rollout
-        self.turns: list[int] = []
+    def recorded(rows: list[Any]) -> Any:
+        samples, scored = sample(rows)
+        turns.append(max(len(each.trajectory.spans) for each in samples))
+        return samples, scored
 
-    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        output = self.rollout(prompts, trainer)
-        self.turns.append(max(map(max, output["turn_ids"])) + 1)
-        return output
-
-
-class _Recorded:
-    """The same of a rollout that may be sampled ahead."""
-
-    turns: list[int]
-
-    def collect(self, *given: Any) -> tuple[list[Trajectory], dict[str, float]]:
-        trajectories, metrics = super().collect(*given)  # type: ignore[misc]
-        self.turns.append(max(len(each.spans) for each in trajectories))
-        return trajectories, metrics
-
-
-class RecordedSearch(_Recorded, SearchRollout):
-    def __init__(self, search: Any) -> None:
-        super().__init__(search, PROTOCOL, LIMITS)
-        self.rollout, self.turns = self, []
-
-
-class RecordedEndpoint(_Recorded, EndpointRollout):
-    def __init__(self) -> None:
-        super().__init__(calls_of_two_lengths)
-        self.rollout, self.turns = self, []
+    trainer._sample = recorded
+    return turns
 
 
 def calls_of_two_lengths(example: dict[str, Any], endpoint: Any) -> None:
@@ -158,19 +134,16 @@ def taught_policy(folder: Path, scripts: Sequence[str] = SCRIPTS, template: str 
     tokenizer.save_pretrained(folder)
 
 
-def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | RecordedSearch | RecordedEndpoint]:
-    """The trainer of this process, with its rollout. Its share of the batch follows from the number of processes."""
+def build_trainer(case: Case) -> SOGRPOTrainer:
+    """The trainer of this process. Its share of the batch follows from the number of processes."""
     folder = Path(case.folder)
     if case.rollout == "fixed":
-        rows, rollout_class = (
-            prompts(16 if case.refill else 8),
-            Routed if "router_replay" in case.options else UnevenRollout,
-        )
-        dataset, recorded = rows.add_column("golden", rows["prompt"]), RecordedRollout(rollout_class())
+        rows, kind = prompts(16 if case.refill else 8), Routed if "router_replay" in case.options else UnevenRollout
+        dataset, rollout = rows.add_column("golden", rows["prompt"]), kind()
     elif case.rollout == "search":
-        dataset, recorded = questions(2), RecordedSearch(open_search(case))
+        dataset, rollout = questions(2), SearchRollout(open_search(case), PROTOCOL, LIMITS)
     else:
-        dataset, recorded = questions(2), RecordedEndpoint()
+        dataset, rollout = questions(2), EndpointRollout(calls_of_two_lengths)
     torch.manual_seed(0)  # of the adapter's weights
     reward = agreeing_reward if case.agreeing else turn_reward if case.turn_rewards else parity_reward
     trainer = trainer_of(case)(
@@ -180,13 +153,13 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | Recorded
         dataset,
         processing_class=AutoTokenizer.from_pretrained(folder / "policy"),
         peft_config=LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM") if case.lora else None,
-        rollout_func=recorded,
+        rollout_func=rollout,
         method={"credit": lambda rollout: rollout.returns} if case.no_baseline else case.method,
     )
     if case.stopped:
         always = Rule("always", {"reward": partial(level, threshold=-1.0)}, "none")
         trainer.add_callback(CollapseGuard("stop", [always]))
-    return trainer, recorded
+    return trainer
 
 
 def trainer_of(case: Case) -> type[SOGRPOTrainer]:

@@ -43,8 +43,10 @@ METHODS: dict[str, dict[str, Any]] = {
         "agreeing": True,
         "options": {"gamma": 0.9},
     },
+    "target_kl": {"turn_rewards": True, "options": {"target_kl": 1e-3}},
+    "bias_norm": {"turn_rewards": True, "method": {}, "options": {"bias_norm": True, **LARGE_REWARDS}},
 }
-"""Every kind of piece, in few cases: what keeps, what credits, what clips and what is added."""
+"""Every kind of piece, in few cases: what keeps, what credits, what clips, what is added and what acts on a step."""
 
 
 @pytest.fixture
@@ -103,9 +105,13 @@ class TestFixedTrajectories:
 
     @pytest.mark.parametrize("name", METHODS)
     def test_methods(self, fixed: Case, name: str) -> None:
-        """Groups and states lie on both ranks."""
+        """Groups and states lie on both ranks, which each see a half of the trajectories, and the KL of all."""
         case = replace(fixed, **METHODS[name])
         result = launch("ddp_cpu", case)
+        if name == "target_kl":
+            assert min(log["lr_factor"] for log in result["logs"][:-1]) < 1.0, "a weak test"
+        if name == "bias_norm":
+            assert max(log.get("clipping_bias_norm", 0.0) for log in result["logs"]) > 1, "a weak test"
         assert max(log.get("clip_fraction/turn", 0.0) for log in result["logs"]) > 0.1, "nothing was clipped"
         pieces = {key for log in result["logs"] for key in log if key.startswith("keep/")}
         for key in pieces:
@@ -141,13 +147,6 @@ class TestFixedTrajectories:
         assert result["logs"][-2]["router_replay/rerouted"] > 0.01, "the routers choose the same: a weak test"
         assert_as_alone(case, result)
 
-    def test_target_kl_under_ddp(self, fixed: Case) -> None:
-        """Each rank sees half of the trajectories, and both the KL of all."""
-        case = replace(fixed, turn_rewards=True, options={"target_kl": 1e-3})
-        result = launch("ddp_cpu", case)
-        assert min(log["lr_factor"] for log in result["logs"][:-1]) < 1.0, "a weak test"
-        assert_as_alone(case, result)
-
     def test_a_guard_stops_all_processes_and_all_keep_their_trajectories(self, fixed: Case) -> None:
         """Both save the checkpoint of the stop, and each writes its half of the trajectories."""
         case = replace(fixed, stopped=True, options={"save_strategy": "epoch", "save_trajectories_steps": 1})
@@ -157,12 +156,6 @@ class TestFixedTrajectories:
         assert len([*output.glob("checkpoint-3/generation_cycle_*")]) == 2
         assert len([*output.glob("trajectories/*_rank_0001.parquet")]) == 3
         assert count_trained(output) == {1: 24, 2: 24, 3: 24}
-
-    def test_bias_norm_under_ddp(self, fixed: Case) -> None:
-        case = replace(fixed, turn_rewards=True, method={}, options={"bias_norm": True, **LARGE_REWARDS})
-        result = launch("ddp_cpu", case)
-        assert max(log.get("clipping_bias_norm", 0.0) for log in result["logs"]) > 1, "not normalized: a weak test"
-        assert_as_alone(case, result)
 
     @needs_deepspeed
     def test_bias_norm_is_refused_under_zero2(self, fixed: Case) -> None:

@@ -123,7 +123,7 @@ class SingleProcess:
         return self._runs[key]
 
     def _train(self, case: PPOCase) -> Run:
-        trainer, _ = build_trainer(case, self.folder)
+        trainer = build_trainer(case, self.folder)
         start = parts(trainer.model)
         trainer.train()
         return Run(trainer.state.log_history, start, parts(trainer.model))

@@ -18,26 +18,25 @@ from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 
-class TestCollector:
-    @pytest.mark.parametrize("trainer_class", [SOPPOTrainer, GRPOTrainer])
-    def test_what_exceeds_the_window_is_counted_and_ends_no_run(self, tmp_path: Path, trainer_class: Any) -> None:
-        """The policy has 12 positions. Some questions alone take more, of the others trajectories are cut short."""
-        model = agent_policy()
-        model.config.max_position_embeddings = 12
-        trainer = build_agent(tmp_path, trainer_class=trainer_class, model=model, max_steps=2)
-        long_questions = [{"prompt": "where rome " * 10, "golden_answers": ["rome"]}] * 4
-        trainer.train_dataset = Dataset.from_list([*questions(4), *long_questions])
-        seen: list[Any] = []
-        trainer.reward_funcs = [lambda trajectory, **_: seen.extend(trajectory) or [0.5] * len(trajectory)]
-        trainer.train()
-        overlong = [not trajectory.turns for trajectory in seen]
-        assert any(overlong) and not all(overlong)
-        assert {len(t.prompt_ids) for t, is_long in zip(seen, overlong, strict=True) if is_long} == {20}
-        logs = [log for log in trainer.state.log_history if "loss" in log]
-        assert all(math.isfinite(log["loss"]) for log in logs)
-        assert logs[0]["rollout/stop_reason/context_limit"] >= sum(overlong) / len(overlong)
-        if trainer_class is not GRPOTrainer:
-            assert logs[0]["trajectories_without_turn"] == sum(overlong) / len(overlong)
+@pytest.mark.parametrize("trainer_class", [SOPPOTrainer, GRPOTrainer])
+def test_what_exceeds_the_window_is_counted_and_ends_no_run(tmp_path: Path, trainer_class: Any) -> None:
+    """The policy has 12 positions. Some questions alone take more, of the others trajectories are cut short."""
+    model = agent_policy()
+    model.config.max_position_embeddings = 12
+    trainer = build_agent(tmp_path, trainer_class=trainer_class, model=model, max_steps=2)
+    long_questions = [{"prompt": "where rome " * 10, "golden_answers": ["rome"]}] * 4
+    trainer.train_dataset = Dataset.from_list([*questions(4), *long_questions])
+    seen: list[Any] = []
+    trainer.reward_funcs = [lambda trajectory, **_: seen.extend(trajectory) or [0.5] * len(trajectory)]
+    trainer.train()
+    overlong = [not trajectory.turns for trajectory in seen]
+    assert any(overlong) and not all(overlong)
+    assert {len(t.prompt_ids) for t, is_long in zip(seen, overlong, strict=True) if is_long} == {20}
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert all(math.isfinite(log["loss"]) for log in logs)
+    assert logs[0]["rollout/stop_reason/context_limit"] >= sum(overlong) / len(overlong)
+    if trainer_class is not GRPOTrainer:
+        assert logs[0]["trajectories_without_turn"] == sum(overlong) / len(overlong)
 
 
 def right(completions: Any, gold: Any) -> list[float]:
