@@ -313,24 +313,6 @@ class TestAdvantages:
 
 
 class TestUnscored:
-    def test_unscored_trajectories_are_outside_the_baseline(self, tmp_path: Path, tokenizer: Any) -> None:
-        """Not scored by any function, that is: row 2 has an outcome, row 6 turn rewards."""
-
-        def turn_rewards(turn_ids: Any, **kwargs: Any) -> list[list[float] | None]:
-            rewards = uneven_reward(turn_ids, **kwargs)
-            return [None if row in (1, 2, 5) else reward for row, reward in enumerate(rewards)]
-
-        def outcome(completions: Any, **_: Any) -> list[float | None]:
-            return [None if row in (1, 5, 6) else 3.0 for row in range(len(completions))]
-
-        batch = batch_of(with_turns(tmp_path, tokenizer, [turn_rewards, outcome]))
-        returns: list[list[float]] = []
-        for row, turns in enumerate(turns_of(batch)):
-            rewards = [0.0 if row == 2 else uneven(row, turn) for turn in range(turns)]
-            rewards[-1] += 0.0 if row == 6 else 3.0
-            returns.append([] if row in (1, 5) else returns_of(rewards, 1.0))
-        assert_advantages(batch, returns)
-
     @pytest.mark.parametrize("infinite", [math.inf, -math.inf])
     def test_an_infinite_reward_of_one_function_leaves_the_trajectory_out(
         self, tmp_path: Path, tokenizer: Any, infinite: float

@@ -36,7 +36,7 @@ from tests.critics import (
 )
 from tests.policies import build_policy
 from tests.training import saved_policy, settings
-from tests.trajectories import FixedRollout
+from tests.trajectories import FixedRollout, prompts
 
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1}
 
@@ -139,9 +139,13 @@ class TestRun:
 
 @pytest.mark.parametrize("case", ["head", "adapter"])
 def test_in_the_warm_up_the_policy_stands_still(tmp_path: Path, tokenizer: Any, case: str) -> None:
-    """AdamW's weight decay included."""
-    trainer, before = trained(tmp_path, tokenizer, **CASES[case], critic_warmup_steps=2, weight_decay=0.1, max_steps=2)
+    """AdamW's weight decay included. An evaluation tells how good the critic is."""
+    fields = {"critic_warmup_steps": 2, "weight_decay": 0.1, "max_steps": 2, "num_generations_eval": 1}
+    trainer, before = trained(tmp_path, tokenizer, **CASES[case], **fields, eval_dataset=prompts(4))
     assert moved(before, dict(trainer.model.named_parameters())) == critic_parameters(trainer.model).keys()
+    metrics = trainer.evaluate()
+    assert math.isfinite(metrics["eval_loss"])
+    assert {"eval_critic/explained_variance", "eval_critic/value_loss"} <= metrics.keys()
 
 
 def test_after_the_warm_up_the_schedule_is_where_it_would_have_been(tmp_path: Path, tokenizer: Any) -> None:
@@ -299,27 +303,6 @@ def test_schedulers_and_policies_that_do_not_fit_are_refused(tmp_path: Path, tok
 # ---------------------------------------------------------------------------------------------------------------------
 # Together with TRL and the collector
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_trains_and_evaluates_with_the_collector(tmp_path: Path, lora: bool) -> None:
-    agent_policy().save_pretrained(tmp_path / "base")
-    trainer = build_agent(
-        tmp_path, trainer_class=SOPPOTrainer, num_generations=1, steps_per_generation=2, num_iterations=1, max_steps=3,
-        eval_dataset=questions(4), num_generations_eval=1, beta=0.05, model=str(tmp_path / "base"),
-        peft_config=lora_config(init_lora_weights=True) if lora else None,
-    )  # fmt: skip
-    assert trainer.critic.kind == ("adapter" if lora else "head")
-    before = weights(dict(trainer.model.named_parameters()))
-    trainer.train()
-    for row in trainer.state.log_history[:3]:
-        assert math.isfinite(row["loss"]) and row["turns/per_trajectory"] > 1 and "critic/value_mean" in row
-    own = critic_parameters(trainer.model)
-    assert moved(before, own) == own.keys()
-    assert moved(before, policy_parameters(trainer.model))
-    metrics = trainer.evaluate()
-    assert math.isfinite(metrics["eval_loss"])
-    assert {"eval_critic/explained_variance", "eval_critic/value_loss"} <= metrics.keys()
 
 
 @pytest.mark.parametrize("case", ["head", "adapter", "model_lora"])

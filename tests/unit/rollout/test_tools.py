@@ -115,47 +115,6 @@ def halve(number: float) -> str:
     return f"{number / 2:g}"
 
 
-class Guessing(Counter):
-    """Another kind of environment."""
-
-    def reset(self, number: int, **others: Any) -> str:  # type: ignore[override]
-        assert "environment" not in others, "which TRL keeps to itself"
-        self.count = number
-        return f"from {number}"
-
-    def guess(self, number: int) -> str:
-        """
-        Guess.
-
-        Args:
-            number: It.
-        """
-        return str(number == self.count)
-
-    def add(self, number: str) -> str:  # type: ignore[override]
-        """
-        Append to a text.
-
-        Args:
-            number: What.
-        """
-        return f"{self.count}{number}"
-
-
-def test_rows_may_have_environments_of_several_kinds() -> None:
-    box = ToolBox([halve], {"counting": Counter, "guessing": Guessing})
-    examples: list[dict[str, Any]] = [{"environment": "counting"}, {"environment": "guessing", "number": 3}]
-    assert [row.greeting for row in box.open(examples)] == [None, "from 3"]
-    assert call(box, ("guess", {"number": 3})) == ["{'error': 'Tool guess not found.'}"]
-    assert call(box, ("guess", {"number": 3}), row=1) == ["True"]
-    assert [type(each) for each in box.environments] == [Counter, Guessing]
-    protocol = box.protocol.in_chat(CHAT)
-    typed = [replace(protocol, functions=row.tools).parse(tool_call("add", number="7")) for row in box.rows]
-    assert [each.calls[0].arguments["number"] for each in typed] == [7, "7"], "by each kind's own schema"
-    box.close()
-    assert box.environments[1].count == 3, "for reward functions"
-
-
 class Notebook(Counter):
     """Written to by coroutines and read by functions; what it holds may be bound to its thread."""
 
@@ -181,6 +140,39 @@ class Notebook(Counter):
         """Read all lines."""
         assert threading.current_thread() is self.thread
         return ", ".join(self.lines)
+
+
+class Appending(Notebook):
+    """Another kind of environment."""
+
+    def reset(self, number: int, **others: Any) -> str:  # type: ignore[override]
+        assert "environment" not in others, "which TRL keeps to itself"
+        super().reset()
+        self.count = number
+        return f"from {number}"
+
+    def add(self, number: str) -> str:  # type: ignore[override]
+        """
+        Append to a text.
+
+        Args:
+            number: What.
+        """
+        return f"{self.count}{number}"
+
+
+def test_rows_may_have_environments_of_several_kinds() -> None:
+    box = ToolBox([halve], {"counting": Counter, "appending": Appending})
+    examples: list[dict[str, Any]] = [{"environment": "counting"}, {"environment": "appending", "number": 3}]
+    assert [row.greeting for row in box.open(examples)] == [None, "from 3"]
+    assert call(box, ("write", {"line": "a"})) == ["{'error': 'Tool write not found.'}"]
+    assert call(box, ("write", {"line": "a"}), row=1) == ["written"]
+    assert [type(each) for each in box.environments] == [Counter, Appending]
+    protocol = box.protocol.in_chat(CHAT)
+    typed = [replace(protocol, functions=row.tools).parse(tool_call("add", number="7")) for row in box.rows]
+    assert [each.calls[0].arguments["number"] for each in typed] == [7, "7"], "by each kind's own schema"
+    box.close()
+    assert box.environments[1].lines == ["a"], "for reward functions"
 
 
 def broken() -> str:
