@@ -37,9 +37,9 @@ def agent_tokenizer() -> PreTrainedTokenizerFast:
     return word_tokenizer(VOCABULARY)
 
 
-def agent_policy(seed: int = 0) -> LlamaForCausalLM:
+def agent_policy() -> LlamaForCausalLM:
     """Samples about uniformly: some of what it writes is a search or an answer, most is invalid."""
-    return build_policy(seed, vocab_size=len(VOCABULARY))
+    return build_policy(vocab_size=len(VOCABULARY))
 
 
 def teach(policy: Any, tokenizer: PreTrainedTokenizerFast, scripts: Sequence[str]) -> None:
@@ -105,23 +105,6 @@ def steps_after(step: int, log_history: list[dict[str, Any]]) -> list[dict[str, 
     """What was logged of each optimizer step after `step`, less what depends on the clock."""
     steps = [log for log in log_history if log["step"] > step and "loss" in log]
     return [{name: value for name, value in log.items() if not name.startswith(BY_THE_CLOCK)} for log in steps]
-
-
-class Recorded(LlamaForCausalLM):
-    """A policy that remembers how it was asked to generate."""
-
-    asked: list[Any]
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked.append(kwargs["generation_config"])
-        return super().generate(*args, **kwargs)
-
-
-def recorded_policy() -> Recorded:
-    policy = agent_policy()
-    policy.__class__ = Recorded
-    policy.asked = []
-    return policy
 
 
 def native_agent(tmp_path: Path, policy: Any, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:

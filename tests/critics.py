@@ -82,9 +82,9 @@ def policy_with(kind: str, lora: bool = False, **adapter: Any) -> tuple[Any, Cri
     return model, critic
 
 
-def with_values(model: Any, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(B, L - 1) log-probabilities of all tokens but the first, and values beside them; 0 at padding."""
-    mask = torch.ones_like(ids) if mask is None else mask
+def with_values(model: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, L - 1) log-probabilities of all tokens but the first, and values beside them."""
+    mask = torch.ones_like(ids)
     asked = LaidOut(model, model, ["unfolded"], mask, with_values=True)
     output = asked(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True)
     return output.log_probs[:, 1:], asked.values[0][:, 1:]
@@ -119,9 +119,9 @@ def set_head(trainer: SOPPOTrainer) -> None:
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
 
 
-def rollout_batch(trainer: SOPPOTrainer, training: bool = True) -> dict[str, Any]:
+def rollout_batch(trainer: SOPPOTrainer) -> dict[str, Any]:
     """One rollout of `BATCH_SIZE` trajectories, which need not be split into micro-batches."""
-    trainer.model.train(training)
+    trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer._generate_and_score_completions([dict(row) for row in prompts(BATCH_SIZE)])
 

@@ -155,16 +155,14 @@ def token_objective(
     return torch.min(bounded * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
-def reference_loss(trainer: Any, batch: dict[str, Any], rows: list[int] | None = None) -> Tensor:
-    """The loss without terms, of these rows alone where they are given."""
+def reference_loss(trainer: Any, batch: dict[str, Any]) -> Tensor:
+    """The loss without terms."""
     args, method, logps = trainer.args, trainer.method, token_logps(trainer, batch)
     log_ratio = logps - batch["old_per_token_logps"]
-    rows = list(range(len(logps))) if rows is None else rows
     advantages = batch["advantages"].double().reshape(len(logps), -1)
     weights = batch.get("importance_sampling_ratio", torch.ones(1)).expand_as(logps)
     losses: list[list[Tensor]] = []
-    for i in rows:
-        turn_ids = batch["turn_ids"][i]
+    for i, turn_ids in enumerate(batch["turn_ids"]):
         losses.append([])
         for turn in positions(turn_ids):
             of_turn = []

@@ -109,13 +109,13 @@ GEMMA_TOOLS = r"""{{ bos_token }}
 """A chat template that shows tools and ends messages as Gemma 3 does, whose own one shows none."""
 
 
-def gemma_tokenizer(template: str = GEMMA_TOOLS) -> Any:
+def gemma_tokenizer() -> Any:
     """One token per byte, and the control tokens of Gemma 3, of which `<end_of_turn>` ends messages."""
     tokenizer: Any = qwen_tokenizer()
     tokenizer.add_special_tokens(
         {"bos_token": "<bos>", "eos_token": "<eos>", "additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]}
     )
-    tokenizer.chat_template = template
+    tokenizer.chat_template = GEMMA_TOOLS
     ends = {**qwen3_template["fields"], "content": {"close_pattern": r"<end_of_turn>\s*", "content": "text"}}
     tokenizer.response_template = {**qwen3_template, "start_anchor": "<start_of_turn>model\n", "fields": ends}
     return tokenizer

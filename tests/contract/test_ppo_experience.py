@@ -33,13 +33,14 @@ pytestmark = pytest.mark.trains
 
 def expected_experience(
     trainer: SOPPOTrainer, batch: dict[str, Any], turn_rewards: list[list[float]]
-) -> tuple[Tensor, Tensor, float]:
+) -> tuple[Tensor, Tensor, dict[str, float]]:
     """(B, T) advantages and returns, from the turn rewards of each trajectory (none where it is left out).
 
-    And the mean over time steps of the rewards that are still to come.
+    And the means over time steps of the values and of the rewards that are still to come.
     """
     args, values = trainer.args, state_values(trainer, batch).detach()
-    advantages, returns, kept, to_go = torch.zeros_like(values), torch.zeros_like(values), [], list[float]()
+    advantages, returns, kept = torch.zeros_like(values), torch.zeros_like(values), list[float]()
+    of_units: dict[str, list[float]] = {"critic/value_mean": [], "critic/return_mean": []}
     for i, turn_ids in enumerate(batch["turn_ids"]):
         spans = positions(turn_ids)
         units = [unit for span in spans for unit in units_of(span, args)]
@@ -48,7 +49,10 @@ def expected_experience(
             rewards[next(u for u, unit in enumerate(units) if span[-1] in unit)] += reward
         read = [values[i, unit[0]].item() for unit in units]
         found = reference.gae(rewards, read, [1.0] * len(units), args.gamma, args.gae_lambda)
-        to_go += reference.gae(rewards, [0.0] * len(units), [1.0] * len(units), args.gamma, 1.0)[0]
+        of_units["critic/value_mean"] += read
+        of_units["critic/return_mean"] += reference.gae(
+            rewards, [0.0] * len(units), [1.0] * len(units), args.gamma, 1.0
+        )[0]
         for unit, advantage, target in zip(units, *found, strict=True):
             advantages[i, unit], returns[i, unit] = advantage, target
             kept.append(advantage)
@@ -56,7 +60,7 @@ def expected_experience(
         mean = sum(kept) / len(kept)
         spread = math.sqrt(sum((a - mean) ** 2 for a in kept) / (len(kept) - 1) + 1e-8)
         advantages = torch.where(batch["turn_ids"] >= 0, (advantages - mean) / spread, 0.0)
-    return advantages, returns, sum(to_go) / len(to_go)
+    return advantages, returns, {name: sum(each) / len(each) for name, each in of_units.items()}
 
 
 def completions_of(batch: dict[str, Any]) -> list[list[int]]:
@@ -76,10 +80,11 @@ def rewards_of(batch: dict[str, Any]) -> list[list[float]]:
 
 
 def assert_experience(trainer: SOPPOTrainer, batch: dict[str, Any], turn_rewards: list[list[float]]) -> None:
-    advantages, returns, to_go = expected_experience(trainer, batch, turn_rewards)
+    advantages, returns, means = expected_experience(trainer, batch, turn_rewards)
     for key, tensor in (("advantages", advantages), ("returns", returns)):
         torch.testing.assert_close(batch[key].double(), tensor.double(), rtol=1e-4, atol=1e-5, msg=key)
-    assert trainer._metrics["train"]["critic/return_mean"][-1] == pytest.approx(to_go, abs=1e-5)
+    metrics = trainer._metrics["train"]
+    assert {name: metrics[name][-1] for name in means} == pytest.approx(means, abs=1e-5)
 
 
 def assert_old_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""SOGRPOTrainer end to end on tiny policies: turn rewards, the collector, failures, checkpoints."""
+"""SOGRPOTrainer on tiny policies: long prompts, options that reach the engine, and what cannot be trained."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from transformers import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
-from tests.agents import agent_policy, build_agent, questions
+from tests.agents import agent_policy, build_agent, native_agent, questions
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
@@ -91,3 +92,46 @@ def test_a_frozen_policy_is_asked_but_not_trained(tmp_path: Path, tokenizer: Any
     assert "eval_reward" in trainer.evaluate()
     with pytest.raises(ValueError, match="`is_trainable=True`"):
         trainer.train()
+
+
+class Recorded(LlamaForCausalLM):
+    """A policy that remembers how it was asked to generate."""
+
+    asked: list[Any]
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked.append(kwargs["generation_config"])
+        return super().generate(*args, **kwargs)
+
+
+def recorded_policy() -> Recorded:
+    policy = agent_policy()
+    policy.__class__ = Recorded
+    policy.asked = []
+    return policy
+
+
+GENERATION_OPTIONS: dict[str, Any] = {
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.01,
+    "repetition_penalty": 1.3,
+    "cache_implementation": "static",
+    "generation_kwargs": {"typical_p": 0.9, "suppress_tokens": [2], "do_sample": False},
+}
+"""Option -> a value that is not its default."""
+
+
+@pytest.mark.parametrize("rollout", ["SearchRollout", "native"])
+def test_generation_options(tmp_path: Path, rollout: str) -> None:
+    policy, wanted = recorded_policy(), dict(GENERATION_OPTIONS)
+    if rollout == "SearchRollout":
+        trainer = build_agent(tmp_path, model=policy, **GENERATION_OPTIONS)
+    else:
+        trainer = native_agent(tmp_path, policy, **GENERATION_OPTIONS)
+    trainer._generate([row["prompt"] for row in questions(4)])
+    wanted |= wanted.pop("generation_kwargs")
+    assert policy.asked
+    for config in policy.asked:
+        assert {name: getattr(config, name) for name in wanted} == wanted

@@ -79,19 +79,6 @@ def test_greedy_turns_are_the_same(engine: VLLMEngine, reference: HFGenerator) -
     assert all(g.logprobs is not None and len(g.logprobs) == len(g.token_ids) for g in ours)
 
 
-def test_the_window_is_vllms_and_is_filled_to_its_last_token(
-    engine: VLLMEngine, reference: HFGenerator, wrapper: Any
-) -> None:
-    assert engine.window == reference.window == WINDOW
-    contexts = [[5] * (WINDOW - 1), [5] * (WINDOW - 3), [5]]
-    turns = take_turns(engine, contexts, [1, 3, 20])
-    assert ids(turns) == ids(reference.generate(contexts, [1, 3, 20]))
-    assert len(turns[0].token_ids) == 1
-    assert ids(take_turns(engine, contexts[:2], [9, 9])) == ids(turns[:2])  # cut where the window ends
-    with pytest.raises(Exception, match=r"maximum (model|context) length"):
-        wrapper.generate([[5] * WINDOW], None, 1)  # vLLM's own error
-
-
 def test_a_tag_that_is_a_special_token_ends_a_turn(tmp_path: Path, engines: list[Any]) -> None:
     """vLLM by itself leaves special tokens out of the text in which it looks for stop strings."""
     tokenizer = agent_tokenizer()

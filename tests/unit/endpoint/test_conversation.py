@@ -127,16 +127,6 @@ def test_thoughts_that_a_client_has_dropped_are_put_back_where_the_template_show
     assert conversation.calls[-1].cause == "client", "it adds a message that the policy has not written"
 
 
-@pytest.mark.parametrize(("family", "kind"), [("qwen3", NEW_CONTEXT), ("qwen3_training", EXTENDED)])
-def test_a_template_that_drops_earlier_thoughts_begins_a_new_context(family: str, kind: str) -> None:
-    conversation = Conversation(chat_of(family))
-    ask(conversation, HI, f"{THINKS}Yes.{END}")
-    call = conversation.begin(Request("m", [*HI, sent("Yes."), MORE]))
-    assert call.kind == kind
-    assert call.cause == ("template" if kind == NEW_CONTEXT else None)
-    assert ("I see." in call.context.text) == (kind == EXTENDED)
-
-
 def test_thoughts_are_no_content_even_if_they_are_empty() -> None:
     conversation = Conversation(chat_of("qwen3"))
     assert ask(conversation, HI, f"<think>\n\n</think>\n\n1{END}") == {"role": "assistant", "content": "1"}
@@ -195,6 +185,10 @@ def test_why_a_context_begins_anew() -> None:
     ask(conversation, HI, f"No.{END}")
     ask(conversation, [*HI, sent("No."), MORE])
     assert conversation.begin(Request("m", [*HI, sent("No."), other])).cause == "history", "no context has read this"
+    conversation = Conversation(chat_of("qwen3"))
+    ask(conversation, HI, f"{THINKS}Yes.{END}")
+    call = conversation.begin(Request("m", [*HI, sent("Yes."), MORE]))
+    assert call.cause == "template" and "I see." not in call.context.text
 
 
 def test_an_earlier_point_is_continued_in_a_context_of_its_own_that_repeats_what_was_shown() -> None:

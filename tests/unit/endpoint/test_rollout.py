@@ -182,15 +182,6 @@ def test_the_time_limit_masks_a_trajectory(
     assert "2 of 2 agents" in caplog.text and "No agent returned a reward" not in caplog.text
 
 
-def test_the_time_limit_ends_a_turn_that_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled: set[int] = set()
-    end_time_limits(monkeypatch, lambda: sampled == ROWS)
-    output, _, engine = collect(hangs, 2, lambda row, ids: sampled.add(row))
-    assert reasons(output) == [StopReason.ENVIRONMENT_UNAVAILABLE] * 2
-    assert (sorted(engine.released), engine.idle) == ([0, 1], True)
-    assert [each.turns for each in output["trajectory"]] == [(), ()]
-
-
 @pytest.mark.parametrize("failure", ["poll", "length"])
 def test_a_failing_engine_raises_in_the_trainer_and_ends_the_agents(failure: str) -> None:
     has_ended = threading.Event()

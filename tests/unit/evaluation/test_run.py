@@ -126,8 +126,8 @@ class TestBatches:
         assert len(run.outcomes("own")) == 3
 
 
-def batch(index: int, dataset: str = "nq") -> Batch:
-    return Batch(dataset, index, ((question("Ann"), 0),))
+def batch(index: int) -> Batch:
+    return Batch("nq", index, ((question("Ann"), 0),))
 
 
 @pytest.fixture

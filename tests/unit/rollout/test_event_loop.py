@@ -61,9 +61,9 @@ class Jittery:
         return [[Passage(query, "", f"{query} France", 1.0)] for query in queries]
 
 
-def collector(search: Any, rejoin_after: int = 4, limits: RolloutLimits = LIMITS) -> Collector:
+def collector(search: Any, rejoin_after: int = 4) -> Collector:
     responder = search if isinstance(search, Responder) else SearchResponder(search, PROTOCOL, retry=NO_WAIT)
-    return Collector(word_tokenizer(), responder, PROTOCOL, limits, rejoin_after)
+    return Collector(word_tokenizer(), responder, PROTOCOL, LIMITS, rejoin_after)
 
 
 def collect(search: Any, rejoin_after: int, rows: int = 12, engine: SteppingEngine | None = None) -> list[Trajectory]:

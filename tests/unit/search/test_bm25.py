@@ -105,8 +105,8 @@ def test_a_loaded_index_equals_bm25s_in_memory_with_ties_in_order(tmp_path_facto
     assert found == sorted((-score, i) for i, score in enumerate(scores.tolist()) if score > 0)[:k]
 
 
-def ids(index: Any, query: str, k: int = 3) -> list[str]:
-    return [passage.id for passage in index.search_batch([query], k)[0]]
+def ids(index: Any, query: str) -> list[str]:
+    return [passage.id for passage in index.search_batch([query], 3)[0]]
 
 
 def test_an_index_is_its_corpus(index_dir: Path, corpus_path: Path, tmp_path: Path) -> None:

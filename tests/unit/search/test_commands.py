@@ -59,8 +59,8 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd, arg
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def found(arguments: SearchArguments, query: str = "france") -> list[str]:
-    (passages,) = arguments.build_search().backend.search_batch([query], 1)
+def found(arguments: SearchArguments) -> list[str]:
+    (passages,) = arguments.build_search().backend.search_batch(["france"], 1)
     return [passage.id for passage in passages]
 
 
