@@ -279,13 +279,13 @@ def assert_advantages(batch: dict[str, Any], returns: list[list[float]]) -> None
 
 class TestAdvantages:
     def test_several_functions_and_discount(self, tmp_path: Path, tokenizer: Any) -> None:
-        trainer = with_turns(tmp_path, tokenizer, [uneven_reward, parity_reward], gamma=0.5, reward_weights=[1.0, 2.0])
+        trainer = with_turns(tmp_path, tokenizer, [uneven_reward, parity_reward], gamma=0.5, reward_weights=[3.0, 2.0])
         outcomes: list[float] = []
         trainer.reward_funcs[1] = lambda **kwargs: outcomes.extend(parity_reward(**kwargs)) or outcomes
         batch = batch_of(trainer)
         returns: list[list[float]] = []
         for row, (turns, outcome) in enumerate(zip(turns_of(batch), outcomes, strict=True)):
-            turn_rewards = [uneven(row, turn) for turn in range(turns)]
+            turn_rewards = [3.0 * uneven(row, turn) for turn in range(turns)]
             turn_rewards[-1] += 2.0 * outcome
             returns.append(returns_of(turn_rewards, 0.5))
         assert_advantages(batch, returns)
