@@ -17,7 +17,7 @@ from trl import GRPOConfig
 
 from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout import RetryPolicy, RolloutLimits
-from sorl_trl.search import BM25Index, SearchUnavailable
+from sorl_trl.search import BM25Index
 from sorl_trl.trainers.base import TurnLevelTrainer
 from tests.policies import build_policy, word_tokenizer
 from tests.training import settings
@@ -37,9 +37,9 @@ def agent_tokenizer() -> PreTrainedTokenizerFast:
     return word_tokenizer(VOCABULARY)
 
 
-def agent_policy(seed: int = 0) -> LlamaForCausalLM:
+def agent_policy() -> LlamaForCausalLM:
     """Samples about uniformly: some of what it writes is a search or an answer, most is invalid."""
-    return build_policy(seed, vocab_size=len(VOCABULARY))
+    return build_policy(vocab_size=len(VOCABULARY))
 
 
 def teach(policy: Any, tokenizer: PreTrainedTokenizerFast, scripts: Sequence[str]) -> None:
@@ -96,27 +96,15 @@ def build_agent(tmp_path: Path, search: Any = None, trainer_class: Any = SOGRPOT
     )
 
 
+def logged(trainer: Any, name: str) -> list[float]:
+    """A metric, wherever it was logged."""
+    return [log[name] for log in trainer.state.log_history if name in log]
+
+
 def steps_after(step: int, log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What was logged of each optimizer step after `step`, less what depends on the clock."""
     steps = [log for log in log_history if log["step"] > step and "loss" in log]
     return [{name: value for name, value in log.items() if not name.startswith(BY_THE_CLOCK)} for log in steps]
-
-
-class Recorded(LlamaForCausalLM):
-    """A policy that remembers how it was asked to generate."""
-
-    asked: list[Any]
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked.append(kwargs["generation_config"])
-        return super().generate(*args, **kwargs)
-
-
-def recorded_policy() -> Recorded:
-    policy = agent_policy()
-    policy.__class__ = Recorded
-    policy.asked = []
-    return policy
 
 
 def native_agent(tmp_path: Path, policy: Any, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
@@ -142,17 +130,4 @@ class Slow:
     def search_batch(self, queries: Sequence[str], k: int) -> Any:
         if next(self.calls) % self.every == 0:
             time.sleep(self.seconds)
-        return self.search.search_batch(queries, k)
-
-
-class DownAfter:
-    """A search engine that answers a few calls and is down for good then."""
-
-    def __init__(self, search: Any, calls: int) -> None:
-        self.search, self.calls = search, calls
-
-    def search_batch(self, queries: Any, k: int) -> Any:
-        self.calls -= 1
-        if self.calls < 0:
-            raise SearchUnavailable("connection refused")
         return self.search.search_batch(queries, k)

@@ -31,12 +31,10 @@ from tests.trajectories import FixedRollout, parity_reward, prompts
 
 CASES: dict[str, dict[str, Any]] = {
     "head": {"critic": "head"},
-    "head_lora": {"critic": "head", "lora": True},
     "adapter": {"critic": "adapter", "lora": True},
-    "model": {"critic": "model"},
     "model_lora": {"critic": "model", "lora": True},
 }
-"""Every kind of critic, on a policy that is trained in full or by LoRA."""
+"""Every kind of critic, with the policy that it stands beside."""
 ADAPTERS: dict[str, dict[str, Any]] = {
     "attention": {},
     "embeddings": {"target_modules": ["embed_tokens", "q_proj"]},
@@ -51,17 +49,6 @@ STEADY = {"lr_scheduler_type": "constant", "learning_rate": 1e-2}
 """Both learn fast, and from the first step on."""
 SMALL_ROLLOUTS = {"per_device_train_batch_size": 2, "steps_per_generation": 2, "num_iterations": 1}
 """Four trajectories and one optimizer step each, four to an epoch."""
-FILES = {
-    "head": {"critic_config.json", "value_head.safetensors"},
-    "adapter": {
-        "critic_config.json",
-        "value_head.safetensors",
-        "adapter/adapter_config.json",
-        "adapter/adapter_model.safetensors",
-    },
-    "model": {"critic_config.json", "value_head.safetensors", "backbone/config.json", "backbone/model.safetensors"},
-}
-"""What `critic/` holds of each kind."""
 
 
 def lora_config(**overrides: Any) -> LoraConfig:
@@ -95,9 +82,9 @@ def policy_with(kind: str, lora: bool = False, **adapter: Any) -> tuple[Any, Cri
     return model, critic
 
 
-def with_values(model: Any, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(B, L - 1) log-probabilities of all tokens but the first, and values beside them; 0 at padding."""
-    mask = torch.ones_like(ids) if mask is None else mask
+def with_values(model: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, L - 1) log-probabilities of all tokens but the first, and values beside them."""
+    mask = torch.ones_like(ids)
     asked = LaidOut(model, model, ["unfolded"], mask, with_values=True)
     output = asked(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True)
     return output.log_probs[:, 1:], asked.values[0][:, 1:]
@@ -132,9 +119,9 @@ def set_head(trainer: SOPPOTrainer) -> None:
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
 
 
-def rollout_batch(trainer: SOPPOTrainer, training: bool = True) -> dict[str, Any]:
+def rollout_batch(trainer: SOPPOTrainer) -> dict[str, Any]:
     """One rollout of `BATCH_SIZE` trajectories, which need not be split into micro-batches."""
-    trainer.model.train(training)
+    trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer._generate_and_score_completions([dict(row) for row in prompts(BATCH_SIZE)])
 

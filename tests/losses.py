@@ -76,13 +76,13 @@ def off_policy_batch(folder: Path, tokenizer: Any, method: Any = None, **fields:
 def token_logps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
     """(B, T) log-probabilities of the policy's tokens, by passes of the test's own: one for each context."""
     logps = torch.zeros_like(batch["completion_ids"], dtype=torch.float64)
-    for row, position, ids, output in read_apart(trainer, batch):
+    for row, position, ids, output in read_apart(trainer.model, batch):
         scores = output.logits[0, :-1].double().log_softmax(-1)
         logps = logps.index_put((torch.tensor(row), position), scores.gather(1, ids[1:, None])[-len(position) :, 0])
     return logps
 
 
-def read_apart(trainer: Any, batch: dict[str, Any]) -> Iterator[tuple[int, Any, Any, Any]]:
+def read_apart(model: Any, batch: dict[str, Any]) -> Iterator[tuple[int, Any, Any, Any]]:
     """For each context: its row, the positions of its tokens but for the first one's, all its tokens, and output."""
     contexts = batch.get("context_ids", torch.zeros_like(batch["completion_ids"])).abs()
     for row in range(len(contexts)):
@@ -92,7 +92,7 @@ def read_apart(trainer: Any, batch: dict[str, Any]) -> Iterator[tuple[int, Any, 
             ids = batch["completion_ids"][row, position]
             if context == 0:
                 ids = torch.cat([batch["prompt_ids"][row][batch["prompt_mask"][row].bool()], ids])
-            output = trainer.model(input_ids=ids[None], output_hidden_states=True)
+            output = model(input_ids=ids[None], output_hidden_states=True)
             yield row, position if context == 0 else position[1:], ids, output
 
 
@@ -155,16 +155,14 @@ def token_objective(
     return torch.min(bounded * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
-def reference_loss(trainer: Any, batch: dict[str, Any], rows: list[int] | None = None) -> Tensor:
-    """The loss without terms, of these rows alone where they are given."""
+def reference_loss(trainer: Any, batch: dict[str, Any]) -> Tensor:
+    """The loss without terms."""
     args, method, logps = trainer.args, trainer.method, token_logps(trainer, batch)
     log_ratio = logps - batch["old_per_token_logps"]
-    rows = list(range(len(logps))) if rows is None else rows
     advantages = batch["advantages"].double().reshape(len(logps), -1)
     weights = batch.get("importance_sampling_ratio", torch.ones(1)).expand_as(logps)
     losses: list[list[Tensor]] = []
-    for i in rows:
-        turn_ids = batch["turn_ids"][i]
+    for i, turn_ids in enumerate(batch["turn_ids"]):
         losses.append([])
         for turn in positions(turn_ids):
             of_turn = []

@@ -18,6 +18,7 @@ from sorl_trl.trainers.forward import Forward
 from sorl_trl.trainers.host import Host
 from sorl_trl.trainers.layouts import attend_in_segments
 from tests import model_families as families
+from tests.losses import read_apart
 
 ROWS = [
     # prompt, then (context, tokens, is a turn)
@@ -58,30 +59,17 @@ SCORED = BATCH["tool_mask"].bool()
 LENGTH = SCORED.size(1)
 
 
-def texts_of(batch: dict[str, Tensor]) -> list[tuple[int, Tensor]]:
-    """The row of each context, and where its tokens stand in it."""
-    mask = whole(batch)[1].bool()
-    contexts = torch.cat([torch.zeros_like(batch["prompt_ids"]), batch["context_ids"].abs()], 1)
-    found = []
-    for row in range(len(mask)):
-        for context in contexts[row][mask[row]].unique():
-            found.append((row, ((contexts[row] == context) & mask[row]).nonzero()[:, 0]))
-    return found
-
-
 def one_by_one(model: Any, value_of: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
     """The results of plain passes for each token: `value_of` gives (1, L) values for (1, L) ids."""
-    ids, _ = whole(BATCH)
-    found = {name: torch.zeros(ids.shape, dtype=torch.float64) for name in ("logps", "entropies", "values")}
-    for row, places in texts_of(BATCH):
-        text = ids[row, places][None]
-        logps = model(input_ids=text).logits[0, :-1].double().log_softmax(-1)
-        at = torch.tensor(row), places[1:]
-        of_text = {"logps": logps.gather(1, text[0, 1:, None])[:, 0], "entropies": -(logps.exp() * logps).sum(-1)}
+    found = {name: torch.zeros(SCORED.shape, dtype=torch.float64) for name in ("logps", "entropies", "values")}
+    for row, position, ids, output in read_apart(model, BATCH):
+        logps = output.logits[0, :-1].double().log_softmax(-1)
+        of_text = {"logps": logps.gather(1, ids[1:, None])[:, 0], "entropies": -(logps.exp() * logps).sum(-1)}
         if value_of is not None:
-            of_text["values"] = value_of(text)[0, :-1].double()
-        found = {name: each.index_put(at, of_text[name]) if name in of_text else each for name, each in found.items()}
-    return {name: torch.where(SCORED, each[:, -LENGTH:], 0.0) for name, each in found.items()}
+            of_text["values"] = value_of(ids[None])[0, :-1].double()
+        at = torch.tensor(row), position
+        found |= {name: found[name].index_put(at, each[-len(position) :]) for name, each in of_text.items()}
+    return {name: torch.where(SCORED, each, 0.0) for name, each in found.items()}
 
 
 def whole(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
 
-from sorl_trl.rollout import Engine, Generation, generate_turns
+from sorl_trl.rollout import Engine, Generation, TurnRequest, generate_turns
 
 WORDS = ["<pad>", "<eos>", "<unk>", "</think>", *(f"w{i}" for i in range(28))]
 SHAPE: dict[str, Any] = {
@@ -66,14 +66,26 @@ def acting_policy(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return policy
 
 
-def build_moe_policy(seed: int = 0, vocab_size: int = len(WORDS)) -> MixtralForCausalLM:
+def build_moe_policy(vocab_size: int = len(WORDS)) -> MixtralForCausalLM:
     """A randomly initialized mixture of two experts, which can be in float64."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     policy = MixtralForCausalLM(
         MixtralConfig(vocab_size=vocab_size, num_key_value_heads=2, num_local_experts=2, **SHAPE)
     )
     policy.set_experts_implementation("eager")  # the default's kernel does not take float64
     return policy
+
+
+def play_turns(engine: Engine, requests: Sequence[TurnRequest]) -> list[Generation]:
+    """What comes of requests of rows 0, 1, …, in a rollout of their own."""
+    engine.open(len(requests))
+    ended: dict[int, Generation] = {}
+    for request in requests:
+        engine.submit(request)
+    while not engine.idle:
+        ended |= dict(engine.poll())
+    engine.close()
+    return [ended[row] for row in range(len(requests))]
 
 
 def take_turns(

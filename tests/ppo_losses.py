@@ -43,7 +43,7 @@ def units_of(span: list[int], args: Any) -> list[list[int]]:
 def state_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
     """(B, T) V of the state before each token: the head on the policy's last hidden states in the token's context."""
     values = torch.zeros_like(batch["completion_ids"], dtype=torch.float64)
-    for row, position, _, output in read_apart(trainer, batch):
+    for row, position, _, output in read_apart(trainer.model, batch):
         states = output.hidden_states[-1][0, -len(position) - 1 : -1].double().detach()
         scale = states.size(-1) ** 0.5 * states.norm(dim=-1)
         found = (states @ trainer.critic.head.weight.double().T).squeeze(-1) / scale

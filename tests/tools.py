@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from trl.chat_template_utils import qwen3_template
+
+from sorl_trl.rollout import Generation
 
 TEMPLATES = {
     path.name.removesuffix(".jinja"): path.read_text()
@@ -47,16 +49,24 @@ class Atlas:
         return None
 
     def lookup(self, city: str) -> str:
-        """
-        Say where a city is.
-
-        Args:
-            city: the name of the city
-
-        Returns:
-            a sentence
-        """
         return lookup(city)
+
+
+Atlas.lookup.__doc__ = lookup.__doc__
+
+
+class Scripted:
+    """In place of an engine: what a policy says after each of the texts that it reads at once."""
+
+    window = None
+
+    def __init__(self, tokenizer: Any, says: Callable[[list[str]], list[str]]) -> None:
+        self.tokenizer, self.says = tokenizer, says
+
+    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+        texts = self.says([self.tokenizer.decode(ids) for ids in contexts])
+        said = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return [Generation(tuple(ids), None, stopped=True) for ids in said]
 
 
 def qwen_tokenizer(merged: Sequence[str] = ()) -> PreTrainedTokenizerFast:
@@ -99,13 +109,13 @@ GEMMA_TOOLS = r"""{{ bos_token }}
 """A chat template that shows tools and ends messages as Gemma 3 does, whose own one shows none."""
 
 
-def gemma_tokenizer(template: str = GEMMA_TOOLS) -> Any:
+def gemma_tokenizer() -> Any:
     """One token per byte, and the control tokens of Gemma 3, of which `<end_of_turn>` ends messages."""
     tokenizer: Any = qwen_tokenizer()
     tokenizer.add_special_tokens(
         {"bos_token": "<bos>", "eos_token": "<eos>", "additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]}
     )
-    tokenizer.chat_template = template
+    tokenizer.chat_template = GEMMA_TOOLS
     ends = {**qwen3_template["fields"], "content": {"close_pattern": r"<end_of_turn>\s*", "content": "text"}}
     tokenizer.response_template = {**qwen3_template, "start_anchor": "<start_of_turn>model\n", "fields": ends}
     return tokenizer

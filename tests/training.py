@@ -61,19 +61,19 @@ def train(trainer_class: Any, config_class: Any, tokenizer: Any, **arguments: An
     return trainer
 
 
-def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-6, skip: str = "per_second") -> None:
+def assert_same(ours: Any, theirs: Any, skip: str = "per_second") -> None:
     """Equal weights, and equal values of every metric that TRL logs, but for those whose name holds `skip`.
 
     In float64, because Adam makes other weights of what float32 sums round, which depends on the processor.
     """
     for (name, a), (_, b) in zip(ours.model.named_parameters(), theirs.model.named_parameters(), strict=True):
         assert a.dtype == b.dtype == torch.float64, f"{name}: weights after an optimizer are compared in float64"
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
     for our_log, their_log in zip(ours.state.log_history, theirs.state.log_history, strict=True):
         for key, value in their_log.items():
             timing = "time" in key or "per_second" in key
             if not timing and skip not in key and value is not None:
-                assert our_log[key] == pytest.approx(value, abs=tolerance, nan_ok=True), key
+                assert our_log[key] == pytest.approx(value, abs=1e-6, nan_ok=True), key
 
 
 def saved_policy(folder: Path, dtype: torch.dtype = torch.float32) -> str:

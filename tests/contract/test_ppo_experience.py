@@ -33,10 +33,14 @@ pytestmark = pytest.mark.trains
 
 def expected_experience(
     trainer: SOPPOTrainer, batch: dict[str, Any], turn_rewards: list[list[float]]
-) -> tuple[Tensor, Tensor]:
-    """(B, T) advantages and returns, from the turn rewards of each trajectory (none where it is left out)."""
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """(B, T) advantages and returns, from the turn rewards of each trajectory (none where it is left out).
+
+    And the means over time steps of the values and of the rewards that are still to come.
+    """
     args, values = trainer.args, state_values(trainer, batch).detach()
-    advantages, returns, kept = torch.zeros_like(values), torch.zeros_like(values), []
+    advantages, returns, kept = torch.zeros_like(values), torch.zeros_like(values), list[float]()
+    of_units: dict[str, list[float]] = {"critic/value_mean": [], "critic/return_mean": []}
     for i, turn_ids in enumerate(batch["turn_ids"]):
         spans = positions(turn_ids)
         units = [unit for span in spans for unit in units_of(span, args)]
@@ -45,6 +49,10 @@ def expected_experience(
             rewards[next(u for u, unit in enumerate(units) if span[-1] in unit)] += reward
         read = [values[i, unit[0]].item() for unit in units]
         found = reference.gae(rewards, read, [1.0] * len(units), args.gamma, args.gae_lambda)
+        of_units["critic/value_mean"] += read
+        of_units["critic/return_mean"] += reference.gae(
+            rewards, [0.0] * len(units), [1.0] * len(units), args.gamma, 1.0
+        )[0]
         for unit, advantage, target in zip(units, *found, strict=True):
             advantages[i, unit], returns[i, unit] = advantage, target
             kept.append(advantage)
@@ -52,7 +60,7 @@ def expected_experience(
         mean = sum(kept) / len(kept)
         spread = math.sqrt(sum((a - mean) ** 2 for a in kept) / (len(kept) - 1) + 1e-8)
         advantages = torch.where(batch["turn_ids"] >= 0, (advantages - mean) / spread, 0.0)
-    return advantages, returns
+    return advantages, returns, {name: sum(each) / len(each) for name, each in of_units.items()}
 
 
 def completions_of(batch: dict[str, Any]) -> list[list[int]]:
@@ -71,9 +79,12 @@ def rewards_of(batch: dict[str, Any]) -> list[list[float]]:
     return rows
 
 
-def assert_experience(batch: dict[str, Any], expected: tuple[Tensor, Tensor]) -> None:
-    for key, tensor in zip(("advantages", "returns"), expected, strict=True):
+def assert_experience(trainer: SOPPOTrainer, batch: dict[str, Any], turn_rewards: list[list[float]]) -> None:
+    advantages, returns, means = expected_experience(trainer, batch, turn_rewards)
+    for key, tensor in (("advantages", advantages), ("returns", returns)):
         torch.testing.assert_close(batch[key].double(), tensor.double(), rtol=1e-4, atol=1e-5, msg=key)
+    metrics = trainer._metrics["train"]
+    assert {name: metrics[name][-1] for name in means} == pytest.approx(means, abs=1e-5)
 
 
 def assert_old_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> None:
@@ -88,7 +99,7 @@ def test_advantages_and_returns(tmp_path: Path, tokenizer: Any, level: str, whit
     overrides = {**LEVELS[level], "whiten_advantages": whiten, **DISCOUNTED}
     trainer = build(tmp_path, tokenizer, **overrides)
     batch = rollout_batch(trainer)
-    assert_experience(batch, expected_experience(trainer, batch, rewards_of(batch)))
+    assert_experience(trainer, batch, rewards_of(batch))
     assert_old_values(trainer, batch)
     if level == "turn":
         shown = list(trainer._logs["advantages"])
@@ -142,7 +153,7 @@ def test_unscored_trajectories_leave_no_trace(
     losses = [trainer._compute_loss(trainer.model, each).item() for each in (batch, alone)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # what they divide by is without them too
     rewards = turn_reward(batch["turn_ids"].tolist(), completions_of(batch))
-    assert_experience(batch, expected_experience(trainer, batch, rewards))
+    assert_experience(trainer, batch, rewards)
 
 
 @pytest.mark.parametrize("level", ["turn", "token"])
@@ -152,7 +163,7 @@ def test_a_trajectory_without_a_token_of_the_policy(tmp_path: Path, tokenizer: A
     assert trainer._metrics["train"]["trajectories_without_turn"] == [pytest.approx(2 / 16)]
     assert trainer._metrics["train"]["trajectories_unscored"] == [0.0]
     assert_no_trace(trainer, batch, [1, 6])
-    assert_experience(batch, expected_experience(trainer, batch, rewards_of(batch)))
+    assert_experience(trainer, batch, rewards_of(batch))
     assert_follows_the_formula(trainer, batch)
 
 

@@ -199,7 +199,14 @@ HOSTILE_RESULTS: list[Any] = [
     [FORGED, Thing()],
     [{"type": FORGED, "image": FORGED}],
     [{"type": "text", "text": Text("Norway")}],
+    ValueError(FORGED),
 ]
+
+
+def hostile_tool(returned: Any) -> Any:
+    if isinstance(returned, ValueError):
+        raise returned
+    return returned
 
 
 def test_no_result_and_no_name_of_a_call_forges_anything() -> None:
@@ -220,7 +227,7 @@ def test_no_result_and_no_name_of_a_call_forges_anything() -> None:
         plain = controls(encoder.reply(Reply(results=(ToolResult("lookup", "Norway"),))))
         written_there = " ".join([*re.findall(r"<[^<>\s'\"]+>", own.chat_template), "\ud800"])
         for returned in (written_there, *HOSTILE_RESULTS):
-            result = call_tool({"lookup": lambda returned=returned: returned}, "lookup", {}, lambda value: value)
+            result = call_tool({"lookup": hostile_tool}, "lookup", {"returned": returned}, lambda value: value)
             assert result is not None
             observation = encoder.reply(Reply(results=(result,)))
             assert controls(observation) == plain, (name, returned)

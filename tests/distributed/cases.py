@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from examples.information_gain import InformationGain
 from openai import OpenAI
@@ -18,8 +19,8 @@ from transformers import AutoTokenizer
 from sorl_trl import EndpointRollout, SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.diagnostics.callbacks import CollapseGuard
 from sorl_trl.diagnostics.collapse import Rule, level
+from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.search import BM25Index, SearchArguments
-from sorl_trl.types import Trajectory
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, teach
 from tests.trajectories import FixedRollout, parity_reward, prompts, turn_reward
 
@@ -59,6 +60,8 @@ class Case:
     turn_rewards: bool = False
     agreeing: bool = False
     """Whether the trajectories of every other prompt have equal rewards."""
+    refill: bool = False
+    """Whether groups without a spread are asked again with other prompts."""
     gain: bool = False
     """Whether the information gain of turns is a reward too; the prompt is as good a golden answer as any."""
     stopped: bool = False
@@ -82,40 +85,27 @@ class UnevenRollout(FixedRollout):
         return super()._trajectory(index)
 
 
-class RecordedRollout:
-    """A `rollout_func` that remembers the largest number of turns of each call on this rank."""
-
-    def __init__(self, rollout: Any) -> None:
-        self.rollout = rollout
-        self.turns: list[int] = []
+class Routed(UnevenRollout):
+    """Returns as the engine's routes experts that are known from a token and its place."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        output = self.rollout(prompts, trainer)
-        self.turns.append(max(map(max, output["turn_ids"])) + 1)
-        return output
+        output = super().__call__(prompts, trainer)
+        texts = [[*p, *ids] for p, ids in zip(output["prompt_ids"], output["completion_ids"], strict=True)]
+        firsts = [[[token + place, token] for place, token in enumerate(text)] for text in texts]
+        return {**output, "routes": [(np.array(rows)[..., None] + [0, 1]) % 4 for rows in firsts]}
 
 
-class _Recorded:
-    """The same of a rollout that may be sampled ahead."""
+def record_turns(trainer: Any) -> list[int]:
+    """The most turns that a trajectory of this rank has, in each rollout from now on."""
+    turns, sample = list[int](), trainer._sample
 
-    turns: list[int]
+    def recorded(rows: list[Any]) -> Any:
+        samples, scored = sample(rows)
+        turns.append(max(len(each.trajectory.spans) for each in samples))
+        return samples, scored
 
-    def collect(self, *given: Any) -> tuple[list[Trajectory], dict[str, float]]:
-        trajectories, metrics = super().collect(*given)  # type: ignore[misc]
-        self.turns.append(max(len(each.spans) for each in trajectories))
-        return trajectories, metrics
-
-
-class RecordedSearch(_Recorded, SearchRollout):
-    def __init__(self, search: Any) -> None:
-        super().__init__(search, PROTOCOL, LIMITS)
-        self.rollout, self.turns = self, []
-
-
-class RecordedEndpoint(_Recorded, EndpointRollout):
-    def __init__(self) -> None:
-        super().__init__(calls_of_two_lengths)
-        self.rollout, self.turns = self, []
+    trainer._sample = recorded
+    return turns
 
 
 def calls_of_two_lengths(example: dict[str, Any], endpoint: Any) -> None:
@@ -144,32 +134,36 @@ def taught_policy(folder: Path, scripts: Sequence[str] = SCRIPTS, template: str 
     tokenizer.save_pretrained(folder)
 
 
-def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | RecordedSearch | RecordedEndpoint]:
-    """The trainer of this process, with its rollout. Its share of the batch follows from the number of processes."""
+def build_trainer(case: Case) -> SOGRPOTrainer:
+    """The trainer of this process. Its share of the batch follows from the number of processes."""
     folder = Path(case.folder)
     if case.rollout == "fixed":
-        rows = prompts()
-        dataset, recorded = rows.add_column("golden", rows["prompt"]), RecordedRollout(UnevenRollout())
+        rows, kind = prompts(16 if case.refill else 8), Routed if "router_replay" in case.options else UnevenRollout
+        dataset, rollout = rows.add_column("golden", rows["prompt"]), kind()
     elif case.rollout == "search":
-        dataset, recorded = questions(2), RecordedSearch(open_search(case))
+        dataset, rollout = questions(2), SearchRollout(open_search(case), PROTOCOL, LIMITS)
     else:
-        dataset, recorded = questions(2), RecordedEndpoint()
+        dataset, rollout = questions(2), EndpointRollout(calls_of_two_lengths)
     torch.manual_seed(0)  # of the adapter's weights
     reward = agreeing_reward if case.agreeing else turn_reward if case.turn_rewards else parity_reward
-    trainer = SOGRPOTrainer(
+    trainer = trainer_of(case)(
         str(folder / "policy"),
         [reward, InformationGain(column="golden", prefix="")] if case.gain else reward,
         build_config(case),
         dataset,
         processing_class=AutoTokenizer.from_pretrained(folder / "policy"),
         peft_config=LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM") if case.lora else None,
-        rollout_func=recorded,
+        rollout_func=rollout,
         method={"credit": lambda rollout: rollout.returns} if case.no_baseline else case.method,
     )
     if case.stopped:
         always = Rule("always", {"reward": partial(level, threshold=-1.0)}, "none")
         trainer.add_callback(CollapseGuard("stop", [always]))
-    return trainer, recorded
+    return trainer
+
+
+def trainer_of(case: Case) -> type[SOGRPOTrainer]:
+    return GroupRefillTrainer if case.refill else SOGRPOTrainer
 
 
 def open_search(case: Case) -> Any:
@@ -206,7 +200,7 @@ def build_config(case: Case) -> SOGRPOConfig:
         "bf16": False,
         "model_init_kwargs": {"dtype": "auto"},
     }
-    return SOGRPOConfig(**{**fields, **case.options})
+    return trainer_of(case).config_class(**{**fields, **case.options})
 
 
 @dataclass(frozen=True)

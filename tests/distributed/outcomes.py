@@ -25,6 +25,7 @@ SAME_METRICS = (
     "turns/per_trajectory",
     "clipping_bias_norm",
     "lr_factor",
+    *(f"groups/{name}" for name in ("refilled", "refill_rounds", "left")),
     *(f"agents/{name}/{metric}" for name in ("planner", "checker") for metric in ("turn_share", "reward")),
 )
 # An adapter's steps are five times as long (`build_config`), and its two factors multiply rounding differences.
@@ -33,7 +34,7 @@ WEIGHT_TOLERANCE = {"full": 1e-5, "lora": 1e-4}
 
 def train_alone(case: Case) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """Logs and weights of a single process, which leaves the two processes' checkpoint alone."""
-    trainer, _ = build_trainer(replace(case, options={**case.options, "save_strategy": "no"}))
+    trainer = build_trainer(replace(case, options={**case.options, "save_strategy": "no"}))
     trainer.train()
     return trainer.state.log_history, trainer.model.state_dict()
 
@@ -55,7 +56,7 @@ def assert_as_alone(case: Case, result: dict[str, Any], but_for: str = "") -> No
             atol=tolerance,
             msg=lambda text, name=name: f"{name}: {text}",
         )
-    start, _ = build_trainer(case)
+    start = build_trainer(case)
     assert any((weights[name] - weight).abs().max() > 1e-3 for name, weight in start.model.state_dict().items())
 
 

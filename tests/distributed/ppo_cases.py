@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 from sorl_trl import SOPPOConfig, SOPPOTrainer
 from tests.agents import NAMES, agent_tokenizer
-from tests.distributed.cases import BATCH_SIZE, RecordedRollout, UnevenRollout
+from tests.distributed.cases import BATCH_SIZE, UnevenRollout
 from tests.policies import build_policy
 from tests.trajectories import turn_reward
 
@@ -107,9 +107,8 @@ def different_prompts() -> Dataset:
     return Dataset.from_list([{"prompt": f"{NAMES[i % 8]} {NAMES[i // 8]}"} for i in range(count)])
 
 
-def build_trainer(case: PPOCase, folder: Path) -> tuple[SOPPOTrainer, RecordedRollout]:
-    """The trainer of this process, with its rollout. Its share of the batch follows from the number of processes."""
-    rollout = RecordedRollout(UnevenRollout())
+def build_trainer(case: PPOCase, folder: Path) -> SOPPOTrainer:
+    """The trainer of this process. Its share of the batch follows from the number of processes."""
     lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
     args = build_config(case, folder)
     path = folder / "policy"
@@ -121,10 +120,10 @@ def build_trainer(case: PPOCase, folder: Path) -> tuple[SOPPOTrainer, RecordedRo
         different_prompts(),
         processing_class=AutoTokenizer.from_pretrained(path),
         peft_config=lora if case.lora and not case.is_ready else None,
-        rollout_func=rollout,
+        rollout_func=UnevenRollout(),
     )
     trainer.remove_callback(PrinterCallback)
-    return trainer, rollout
+    return trainer
 
 
 def ready_policy(case: PPOCase, path: Path, lora: LoraConfig) -> PeftModel:

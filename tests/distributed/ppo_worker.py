@@ -18,6 +18,7 @@ from transformers import set_seed
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sorl_trl.trainers.critic import is_critic_name
+from tests.distributed.cases import record_turns
 from tests.distributed.ppo_cases import SAVED_STEP, STEPS_PER_ROLLOUT, PPOCase, build_trainer
 from tests.distributed.worker import checked_facts, suit_cpus, write_result
 
@@ -26,15 +27,16 @@ def run_case(case: PPOCase, folder: Path, config: str) -> dict[str, Any]:
     """Train, check what it ran under, write the weights; then go on from a checkpoint, if the case is about that."""
     os.environ["ACCELERATE_MIXED_PRECISION"] = "no"  # the case before may have been in bfloat16
     try:
-        trainer, rollout = build_trainer(case, folder)
+        trainer = build_trainer(case, folder)
     except ValueError as error:
         return {"refused": str(error)}
+    turns = record_turns(trainer)
     trainer.train()
     facts = checked_facts(trainer, config)
     # FSDP trains float32 weights, of which it computes with copies in bfloat16.
     held = "float32" if facts["engine"] == "FSDP2" else case.dtype
     assert getattr(torch, held) in {p.dtype for p in trainer.model.parameters()}
-    first, second = gather_object([rollout.turns])
+    first, second = gather_object([turns])
     assert all(a < b for a, b in zip(first, second, strict=True)), f"turns on both ranks: {first}, {second}"
     write_weights(trainer, folder / case.name)
     result = {**facts, "logs": trainer.state.log_history, "reentrant": reentrant(trainer.model)}
@@ -71,9 +73,9 @@ def go_on(case: PPOCase, folder: Path) -> dict[str, Any]:
 
 def resume(case: PPOCase, folder: Path, checkpoint: Path) -> Any:
     set_seed(1234)  # nothing may depend on where the first run left off
-    trainer, rollout = build_trainer(case, folder)
+    trainer = build_trainer(case, folder)
     trainer.args.save_strategy = "no"
-    rollout.rollout.calls = SAVED_STEP // STEPS_PER_ROLLOUT
+    trainer.rollout_func.calls = SAVED_STEP // STEPS_PER_ROLLOUT
     trainer.train(resume_from_checkpoint=str(checkpoint))
     return trainer
 

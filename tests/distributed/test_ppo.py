@@ -39,6 +39,7 @@ from tests.distributed.ppo_cases import (
     write_policy,
 )
 
+pytestmark = pytest.mark.distributed
 PARTS = ("policy", "critic")
 OFF, NON_REENTRANT, REENTRANT = "off", "non-reentrant", "reentrant"
 SINGLE, HALF = "float32", "bfloat16"
@@ -123,7 +124,7 @@ class SingleProcess:
         return self._runs[key]
 
     def _train(self, case: PPOCase) -> Run:
-        trainer, _ = build_trainer(case, self.folder)
+        trainer = build_trainer(case, self.folder)
         start = parts(trainer.model)
         trainer.train()
         return Run(trainer.state.log_history, start, parts(trainer.model))
@@ -242,7 +243,6 @@ def assert_learned(case: PPOCase, run: Run) -> None:
         assert math.isfinite(second_rollout[name]) and abs(second_rollout[name]) > 1e-5, name  # above what rounds
 
 
-@pytest.mark.distributed
 @pytest.mark.launch
 def test_ddp_trains_as_one_process(alone: SingleProcess) -> None:
     """The one launch of every test run: the adapter, whose gradient checkpointing is the most intricate."""
@@ -250,20 +250,17 @@ def test_ddp_trains_as_one_process(alone: SingleProcess) -> None:
     assert_as_alone(Launch("ddp_cpu", [case], alone, name="quick"), case, alone.run(case))
 
 
-@pytest.mark.distributed
-class TestTraining:
-    @pairs(TRAINED)
-    def test_trains_as_one_process(self, alone: SingleProcess, launches: Launches, config: str, case: PPOCase) -> None:
-        """With the gradient checkpointing asked for, but for PEFT under ZeRO-3, where TRL makes it reentrant."""
-        run = alone.run(case)
-        assert_learned(case, run)
-        assert_as_alone(launches(config), case, run)
-        forced = config == "zero3_cpu" and case.lora and case.checkpointing == NON_REENTRANT
-        expected = {OFF: None, NON_REENTRANT: forced, REENTRANT: True}[case.checkpointing]
-        assert launches(config).results[case.name]["reentrant"] is expected
+@pairs(TRAINED)
+def test_trains_as_one_process(alone: SingleProcess, launches: Launches, config: str, case: PPOCase) -> None:
+    """With the gradient checkpointing asked for, but for PEFT under ZeRO-3, where TRL makes it reentrant."""
+    run = alone.run(case)
+    assert_learned(case, run)
+    assert_as_alone(launches(config), case, run)
+    forced = config == "zero3_cpu" and case.lora and case.checkpointing == NON_REENTRANT
+    expected = {OFF: None, NON_REENTRANT: forced, REENTRANT: True}[case.checkpointing]
+    assert launches(config).results[case.name]["reentrant"] is expected
 
 
-@pytest.mark.distributed
 class TestCheckpoints:
     @pairs(CONTINUED)
     def test_goes_on(self, alone: SingleProcess, launches: Launches, config: str, case: PPOCase) -> None:
@@ -316,11 +313,7 @@ def loaded_name(trained: str) -> str:
     return name.replace("model.", "backbone.", 1).replace(".critic.", ".default.")
 
 
-@pytest.mark.distributed
-class TestRefusals:
-    @pairs({"zero3_cpu": REFUSED})
-    def test_deepspeed_builds_neither_optimizer_nor_scheduler(
-        self, launches: Launches, config: str, case: PPOCase
-    ) -> None:
-        name = case.name.removeprefix("own-")
-        assert f"The DeepSpeed configuration has '{name}'" in launches(config).results[case.name]["refused"]
+@pairs({"zero3_cpu": REFUSED})
+def test_deepspeed_builds_neither_optimizer_nor_scheduler(launches: Launches, config: str, case: PPOCase) -> None:
+    name = case.name.removeprefix("own-")
+    assert f"The DeepSpeed configuration has '{name}'" in launches(config).results[case.name]["refused"]

@@ -12,12 +12,12 @@ from tests.agents import search_index, steps_after
 from tests.distributed.cases import ResumeCase
 from tests.distributed.launch import launch
 
+pytestmark = pytest.mark.distributed
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="no DeepSpeed")
 WITHIN_A_CYCLE = {1: True, 4: False, 5: True}
 """Of the steps that are resumed; 4 ends an epoch, and 5 lies in the first of the second epoch's two cycles."""
 
 
-@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("config", "trainer", "target_kl"),
     [
@@ -42,7 +42,6 @@ def test_checkpoints_continue_exactly(tmp_path: Path, config: str, trainer: str,
     assert max(log["grad_norm"] for log in result["logs"] if "grad_norm" in log) > 0
 
 
-@pytest.mark.distributed
 @pytest.mark.parametrize("config", ["ddp_cpu", pytest.param("zero2_cpu", marks=needs_deepspeed)])
 def test_an_engine_that_is_gone_for_one_process_leaves_a_checkpoint_of_both(tmp_path: Path, config: str) -> None:
     search_index(tmp_path)

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from sorl_trl.rollout import LockStepEngine, SlotEngine
-from tests.distributed.cases import ENGINES, Case, build_trainer
+from tests.distributed.cases import ENGINES, Case, build_trainer, record_turns
 
 POLLS = [0]
 """How often this process has polled its engine."""
@@ -104,13 +104,14 @@ def check(case: Case, facts: dict[str, Any]) -> None:
 
 def train(case: Case, config: str) -> dict[str, Any]:
     try:
-        trainer, rollout = build_trainer(case)
+        trainer = build_trainer(case)
     except ValueError as error:
         return {"refused": str(error)}
+    turns = record_turns(trainer)
     trainer.train()
     facts = {
         **checked_facts(trainer, config),
-        "turns": gather_object([rollout.turns]),
+        "turns": gather_object([turns]),
         "polls": gather_object([POLLS[0]]),
     }
     check(case, facts)

@@ -1,4 +1,4 @@
-"""Turns of several agents that share the policy: from a rollout's names to the tensors that are trained on."""
+"""Several agents that share the policy, and several contexts: from a rollout to what is trained on, shown and told."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer
+from sorl_trl import SOGRPOTrainer
+from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.records.trained import read_trained
 from sorl_trl.records.view import training_entry
+from sorl_trl.rollout.policy_rollout import rollout_output
+from sorl_trl.rollout.trajectories import closed
 from tests.distributed.cases import agreeing_reward
 from tests.policies import build_policy
 from tests.training import settings
-from tests.trajectories import FixedRollout, Team, parity_reward, prompts
+from tests.trajectories import FixedRollout, SeveralContexts, Team, parity_reward, prompts
+from tests.unit.evaluation.trajectories import TWO_AGENTS
 
 pytestmark = pytest.mark.trains
 
 
 def build(folder: Path, tokenizer: Any, rollout: Any, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
     reward, method = overrides.pop("reward_funcs", parity_reward), overrides.pop("method", None)
-    config_class = {SOGRPOTrainer: SOGRPOConfig, GroupRefillTrainer: GroupRefillConfig}[trainer_class]
     torch.manual_seed(0)
     return trainer_class(
-        build_policy(), reward, config_class(**settings(folder, **overrides)), prompts(),
+        build_policy(), reward, trainer_class.config_class(**settings(folder, **overrides)), prompts(),
         processing_class=tokenizer, rollout_func=rollout, method=method,
     )  # fmt: skip
 
@@ -35,16 +37,7 @@ def rows(trainer: Any, count: int = 8) -> list[dict[str, Any]]:
     return [dict(trainer.train_dataset[i // 4]) for i in range(count)]
 
 
-def test_every_turn_has_its_agent(tmp_path: Path, tokenizer: Any) -> None:
-    trainer = build(tmp_path, tokenizer, Team(("searcher", "planner")))
-    rollout = trainer._collect(rows(trainer))
-    assert rollout.scored.agent_names == ("planner", "searcher")
-    agents = [[(i + k + 1) % 2 for k in range(len(each.trajectory.spans))] for i, each in enumerate(rollout.samples)]
-    found = [[number for number in row if number >= 0] for row in rollout.scored.agents.tolist()]
-    assert found == agents and {len(row) for row in agents} == {1, 2, 3}
-
-
-def test_who_was_masked_because_it_was_cut_is_compared_as_whose_it_is(tmp_path: Path, tokenizer: Any) -> None:
+def test_every_turn_has_its_agent_though_it_was_masked_because_it_was_cut(tmp_path: Path, tokenizer: Any) -> None:
     """As in GRPO, whose mean and spread are those of all trajectories."""
 
     class Cut(Team):
@@ -53,11 +46,13 @@ def test_who_was_masked_because_it_was_cut_is_compared_as_whose_it_is(tmp_path: 
             output["completion_ids"][2][-1] = 9
             return output
 
-    trainer = build(tmp_path, tokenizer, Cut(("a", "b")), mask_truncated_completions=True)
+    trainer = build(tmp_path, tokenizer, Cut(("searcher", "planner")), mask_truncated_completions=True)
     rollout = trainer._collect(rows(trainer))
     assert rollout.batch["completion_mask"].any(1).tolist() == [True, True, False, *[True] * 5]
-    agents = [[(i + k) % 2 for k in range(len(each.trajectory.spans))] for i, each in enumerate(rollout.samples)]
-    assert [row[: len(own)] for row, own in zip(rollout.scored.agents.tolist(), agents, strict=True)] == agents
+    assert rollout.scored.agent_names == ("planner", "searcher")
+    agents = [[(i + k + 1) % 2 for k in range(len(each.trajectory.spans))] for i, each in enumerate(rollout.samples)]
+    found = [[number for number in row if number >= 0] for row in rollout.scored.agents.tolist()]
+    assert found == agents and {len(row) for row in agents} == {1, 2, 3}
 
 
 def test_groups_of_several_rollouts_have_the_names_of_all(tmp_path: Path, tokenizer: Any) -> None:
@@ -93,10 +88,39 @@ def test_a_second_gradient_is_refused_where_there_is_none(tmp_path: Path, tokeni
         build(tmp_path, tokenizer, Team(("a", "b")), **how, bias_norm=True)
 
 
-def test_who_spoke_is_shown(tmp_path: Path, tokenizer: Any) -> None:
-    """Whatever function has collected the trajectories."""
-    build(tmp_path, tokenizer, Team(("a", "b")), save_trajectories_steps=1, max_steps=1).train()
-    for trained in read_trained(tmp_path):
-        turns = [each for each in training_entry(trained, "k").segments if each["kind"] == "turn"]
-        assert len(turns) == len(trained.agents)
-        assert [each["agent"] for each in turns] in (["a", "b", "a"][: len(turns)], ["b", "a", "b"][: len(turns)])
+def test_what_is_kept_names_agents_and_who_spoke_after_each_turn(tmp_path: Path, tokenizer: Any) -> None:
+    def agents(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        return rollout_output(closed([TWO_AGENTS] * len(prompts), tokenizer.eos_token_id))
+
+    build(tmp_path, tokenizer, agents, max_steps=1, save_trajectories_steps=1).train()
+    kept = next(read_trained(tmp_path))
+    assert kept.agents == ("planner", "searcher", "searcher", "searcher", "planner")
+    assert kept.roles == ("user", "", "tool", "user", "")
+    columns = ("agent", "context", "role")
+    assert [tuple(segment.get(name) for name in columns) for segment in training_entry(kept, "k").segments] == [
+        *(("planner", 0, None), (None, 1, None), (None, 1, "user"), ("searcher", 1, None)),
+        *((None, 2, None), ("searcher", 2, None), (None, 1, "tool"), ("searcher", 1, None)),
+        *((None, 0, "user"), ("planner", 0, None), (None, 0, None)),
+    ]
+
+
+def test_what_a_context_repeats_is_told_once(tmp_path: Path, tokenizer: Any) -> None:
+    """To reward functions and in the table of completions; ids and turns are all there."""
+    seen: dict[str, Any] = {}
+
+    def reward(completions: list[str], completion_ids: Any, turn_ids: Any, **_: Any) -> list[float]:
+        seen.update(texts=completions, ids=completion_ids, turns=turn_ids)
+        return [float(len(ids)) for ids in completion_ids]
+
+    trainer = build(tmp_path, tokenizer, SeveralContexts(), reward_funcs=reward, max_steps=1)
+    trainer.train()
+    assert list(trainer._logs["completion"]) == seen["texts"]
+    told = SeveralContexts()(["w0 w1"] * len(seen["ids"]), trainer)
+    for text, ids, contexts in zip(seen["texts"], told["completion_ids"], told["context_ids"], strict=True):
+        shown = [token for token, context in zip(ids, contexts, strict=True) if context >= 0]
+        assert text == tokenizer.decode(shown, skip_special_tokens=True)
+    assert any(min(contexts) < 0 for contexts in told["context_ids"])
+    assert [len(row) for row in seen["turns"]] == [len(row) for row in seen["ids"]]
+    assert trainer.state.log_history[0]["completions/max_length"] == max(
+        sum(turn >= 0 for turn in row) for row in seen["turns"]
+    )

@@ -27,6 +27,7 @@ from tests.agents import (
     Slow,
     agent_policy,
     build_agent,
+    logged,
     native_agent,
     questions,
     search_index,
@@ -60,10 +61,6 @@ def build(
 
     trainer._sample = noted
     return trainer
-
-
-def logged(trainer: Any, name: str) -> list[float]:
-    return [log[name] for log in trainer.state.log_history if name in log]
 
 
 def threads() -> list[threading.Thread]:

@@ -17,13 +17,13 @@ from trl.chat_template_utils import is_chat_template_prefix_preserving
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.qa import build_prompt_rows, exact_match_reward, load_questions
-from sorl_trl.rollout import Generation, LockStepEngine, policy_rollout
+from sorl_trl.rollout import LockStepEngine, policy_rollout
 from sorl_trl.search import BM25Index
 from tests.agents import build_agent
 from tests.documentation import ROOT, logged, run_blocks, set_stage, small
 from tests.endpoint import tokenizer_of
 from tests.policies import build_policy
-from tests.tools import qwen_tokenizer
+from tests.tools import Scripted, qwen_tokenizer
 
 HOW_TO = ROOT / "docs" / "how_to"
 
@@ -54,14 +54,11 @@ def save_chat(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: str
     tokenizer.save_pretrained("chat")
     first = f"<tool_call>\n{json.dumps(call)}\n</tool_call><|im_end|>"
 
-    class Engine:
-        def generate(self, contexts: Any, max_new_tokens: Any) -> list[Generation]:
-            read = [tokenizer.decode(ids) for ids in contexts]
-            texts = [f"{answer}<|im_end|>" if "<tool_response>" in text else first for text in read]
-            ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-            return [Generation(tuple(each), None, stopped=True) for each in ids]
+    def says(read: list[str]) -> list[str]:
+        return [f"{answer}<|im_end|>" if "<tool_response>" in text else first for text in read]
 
-    monkeypatch.setattr(policy_rollout, "policy_engine", lambda *_: nullcontext((LockStepEngine(Engine()), bool)))
+    engine: Any = LockStepEngine(Scripted(tokenizer, says))
+    monkeypatch.setattr(policy_rollout, "policy_engine", lambda *_: nullcontext((engine, bool)))
 
 
 def test_readme(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
+import pytest
+
 from sorl_trl.cli.train import launch
 from sorl_trl.command_line import run_command
 from sorl_trl.trainers.checkpoint import newest_whole
+from tests.distributed.launch import CONFIGS
 from tests.interrupts import interrupted, make_world, training_words
 
 SINGLE = ["--accelerate_config", "single_cpu"]
@@ -35,3 +39,19 @@ def test_a_run_without_a_checkpoint_reports_it(tmp_path: Path) -> None:
     assert code == 130
     assert "Traceback" not in shown
     assert "before a checkpoint was saved" in shown
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("config", "times"), [("ddp_cpu", 1), ("ddp_cpu", 2), ("zero2_cpu", 1)])
+def test_of_two_processes_none_stays(config: str, times: int, tmp_path: Path) -> None:
+    make_world(tmp_path)
+    words = training_words(tmp_path, save_steps=1, save_total_limit=2, per_device_train_batch_size=4)
+    words = ["--accelerate_config", str(CONFIGS / f"{config}.yaml"), *words]
+    code, shown = interrupted(tmp_path, words, lambda: newest_whole(tmp_path / "out") is not None, times)
+    assert code == 130
+    assert "Traceback" not in shown and "death signal" not in shown
+    if times == 1:
+        assert shown.count("interrupted at step ") == 1
+        assert "--resume_from_checkpoint" in shown.splitlines()[-1]
+    left = [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path / "out") in (each.info["cmdline"] or ())]
+    assert not left

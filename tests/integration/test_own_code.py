@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +19,7 @@ from tests.policies import CHAT, acting_policy, acting_tokenizer
 
 OWN = """
 import json
-import os
-import sys
 from dataclasses import dataclass
-from types import SimpleNamespace
 from urllib.request import Request, urlopen
 
 from sorl_trl.methods import Method, PPOMin
@@ -87,11 +83,6 @@ def cached(example, endpoint, numbers=iter(range(8))):
 
 def broken(example, endpoint):
     return agent(example, endpoint).missing
-
-
-if __name__ == "__main__":
-    endpoint = SimpleNamespace(base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
-    print(json.dumps(agent(json.load(sys.stdin), endpoint)))
 """
 
 
@@ -227,17 +218,6 @@ def test_an_agent_whose_every_run_raises(folder: Path, capsys: pytest.CaptureFix
         assert "Traceback" not in shown.err and "Ready" not in shown.out
         (line,) = [line for line in shown.err.splitlines() if line.startswith("error: ")]
         assert "AttributeError" in line and place in line
-
-
-def test_a_command_that_acts(folder: Path) -> None:
-    tokenizer = acting_tokenizer(("guess",))
-    tokenizer.chat_template = CHAT
-    write_recipe(acting_policy(tokenizer), tokenizer, {"question": "<guess>", "number": 3})
-    command = f"{shlex.quote(sys.executable)} own_code.py"
-    words = ["--agent_command", command, "--max_turn_tokens", "4", "--limit", "2"]
-    evaluate.main(["policy", "--questions", "rows.jsonl", "--output", "out", *words])
-    rows = list(read_evaluated("out", "rows"))
-    assert [(row["turns"], json.loads(row["environment"])["number"]) for row in rows] == [(2, 3), (2, 3)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""SOGRPOTrainer end to end on tiny policies: turn rewards, the collector, failures, checkpoints."""
+"""SOGRPOTrainer on tiny policies: long prompts, options that reach the engine, and what cannot be trained."""
 
 from __future__ import annotations
 
@@ -9,77 +9,35 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from transformers import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
-from tests.agents import DownAfter, agent_policy, build_agent, questions, search_index
+from tests.agents import agent_policy, build_agent, native_agent, questions
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 
-class TestCollector:
-    def test_trains_with_the_collector(self, tmp_path: Path) -> None:
-        trainer = build_agent(tmp_path)
-        before = [p.clone() for p in trainer.model.parameters()]
-        trainer.train()
-        log = trainer.state.log_history[0]
-        assert math.isfinite(log["loss"])
-        assert log["rollout/searches_per_trajectory"] > 0 and log["rollout/invalid_actions_per_trajectory"] > 0
-        assert sum(value for key, value in log.items() if key.startswith("rollout/stop_reason/")) == pytest.approx(1)
-        assert any((a != b).any() for a, b in zip(before, trainer.model.parameters(), strict=True))
-
-    def test_turns_are_those_that_were_sampled(self, tmp_path: Path) -> None:
-        trainer = build_agent(tmp_path)
-        seen: list[Any] = []
-        trainer.reward_funcs = [lambda trajectory, **_: seen.extend(trajectory) or [0.0] * len(trajectory)]
-        batch = trainer._generate_and_score_completions([dict(row) for row in questions(4) for _ in range(4)])
-        assert len({len(trajectory.turns) for trajectory in seen}) > 1
-        for row, trajectory in enumerate(seen):
-            for k, turn in enumerate(trajectory.turns):
-                at = batch["turn_ids"][row] == k
-                assert tuple(batch["completion_ids"][row][at].tolist()) == turn.token_ids
-            assert int(batch["turn_ids"][row].max()) == len(trajectory.turns) - 1
-
-    @pytest.mark.parametrize("trainer_class", [SOPPOTrainer, GRPOTrainer])
-    def test_what_exceeds_the_window_is_counted_and_ends_no_run(self, tmp_path: Path, trainer_class: Any) -> None:
-        """The policy has 12 positions. Some questions alone take more, of the others trajectories are cut short."""
-        model = agent_policy()
-        model.config.max_position_embeddings = 12
-        trainer = build_agent(tmp_path, trainer_class=trainer_class, model=model, max_steps=2)
-        long_questions = [{"prompt": "where rome " * 10, "golden_answers": ["rome"]}] * 4
-        trainer.train_dataset = Dataset.from_list([*questions(4), *long_questions])
-        seen: list[Any] = []
-        trainer.reward_funcs = [lambda trajectory, **_: seen.extend(trajectory) or [0.5] * len(trajectory)]
-        trainer.train()
-        overlong = [not trajectory.turns for trajectory in seen]
-        assert any(overlong) and not all(overlong)
-        assert {len(t.prompt_ids) for t, is_long in zip(seen, overlong, strict=True) if is_long} == {20}
-        logs = [log for log in trainer.state.log_history if "loss" in log]
-        assert all(math.isfinite(log["loss"]) for log in logs)
-        assert logs[0]["rollout/stop_reason/context_limit"] >= sum(overlong) / len(overlong)
-        if trainer_class is not GRPOTrainer:
-            assert logs[0]["trajectories_without_turn"] == sum(overlong) / len(overlong)
-
-
-class TestSearchFailures:
-    def test_trajectories_without_search_are_masked_and_counted(self, tmp_path: Path) -> None:
-        """A reward function scores them all the same: the group's mean is that of the others."""
-        trainer = build_agent(tmp_path, search=DownAfter(search_index(tmp_path), calls=0), scale_rewards="none")
-        rewards = [float(i) for i in range(64)]
-        trainer.reward_funcs = [lambda **_: list(rewards)]
-        batch = trainer._generate_and_score_completions([dict(row) for row in questions(16) for _ in range(4)])
-        kept = ~(batch["turn_ids"] < 0).all(-1)
-        assert kept.any() and not kept.all()
-        assert (batch["advantages"][~kept] == 0).all()
-        share = 1 - kept.float().mean().item()
-        for name in ("trajectories_without_turn", "rollout/masked_share"):
-            assert trainer._metrics["train"][name] == [pytest.approx(share)]
-        for group in range(16):
-            rows = [i for i in range(4 * group, 4 * group + 4) if kept[i]]
-            mean = sum(rewards[i] for i in rows) / max(len(rows), 1)
-            for i in rows:
-                assert batch["advantages"][i].item() == pytest.approx(rewards[i] - mean, abs=1e-4)
+@pytest.mark.parametrize("trainer_class", [SOPPOTrainer, GRPOTrainer])
+def test_what_exceeds_the_window_is_counted_and_ends_no_run(tmp_path: Path, trainer_class: Any) -> None:
+    """The policy has 12 positions. Some questions alone take more, of the others trajectories are cut short."""
+    model = agent_policy()
+    model.config.max_position_embeddings = 12
+    trainer = build_agent(tmp_path, trainer_class=trainer_class, model=model, max_steps=2)
+    long_questions = [{"prompt": "where rome " * 10, "golden_answers": ["rome"]}] * 4
+    trainer.train_dataset = Dataset.from_list([*questions(4), *long_questions])
+    seen: list[Any] = []
+    trainer.reward_funcs = [lambda trajectory, **_: seen.extend(trajectory) or [0.5] * len(trajectory)]
+    trainer.train()
+    overlong = [not trajectory.turns for trajectory in seen]
+    assert any(overlong) and not all(overlong)
+    assert {len(t.prompt_ids) for t, is_long in zip(seen, overlong, strict=True) if is_long} == {20}
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert all(math.isfinite(log["loss"]) for log in logs)
+    assert logs[0]["rollout/stop_reason/context_limit"] >= sum(overlong) / len(overlong)
+    if trainer_class is not GRPOTrainer:
+        assert logs[0]["trajectories_without_turn"] == sum(overlong) / len(overlong)
 
 
 def right(completions: Any, gold: Any) -> list[float]:
@@ -134,3 +92,46 @@ def test_a_frozen_policy_is_asked_but_not_trained(tmp_path: Path, tokenizer: Any
     assert "eval_reward" in trainer.evaluate()
     with pytest.raises(ValueError, match="`is_trainable=True`"):
         trainer.train()
+
+
+class Recorded(LlamaForCausalLM):
+    """A policy that remembers how it was asked to generate."""
+
+    asked: list[Any]
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked.append(kwargs["generation_config"])
+        return super().generate(*args, **kwargs)
+
+
+def recorded_policy() -> Recorded:
+    policy = agent_policy()
+    policy.__class__ = Recorded
+    policy.asked = []
+    return policy
+
+
+GENERATION_OPTIONS: dict[str, Any] = {
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.01,
+    "repetition_penalty": 1.3,
+    "cache_implementation": "static",
+    "generation_kwargs": {"typical_p": 0.9, "suppress_tokens": [2], "do_sample": False},
+}
+"""Option -> a value that is not its default."""
+
+
+@pytest.mark.parametrize("rollout", ["SearchRollout", "native"])
+def test_generation_options(tmp_path: Path, rollout: str) -> None:
+    policy, wanted = recorded_policy(), dict(GENERATION_OPTIONS)
+    if rollout == "SearchRollout":
+        trainer = build_agent(tmp_path, model=policy, **GENERATION_OPTIONS)
+    else:
+        trainer = native_agent(tmp_path, policy, **GENERATION_OPTIONS)
+    trainer._generate([row["prompt"] for row in questions(4)])
+    wanted |= wanted.pop("generation_kwargs")
+    assert policy.asked
+    for config in policy.asked:
+        assert {name: getattr(config, name) for name in wanted} == wanted

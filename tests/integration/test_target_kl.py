@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from sorl_trl import SOGRPOTrainer
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.trainers.optimizer_step import FIRST_FACTOR
 from tests.agents import build_agent
-from tests.collapses import build, logged
 
 TARGET = 0.02
 HOT = 0.3
@@ -20,12 +18,28 @@ UPDATES = 8
 STEPS = 4 * UPDATES
 
 
-def hot(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
-    fields = {"learning_rate": HOT, "num_iterations": UPDATES, "max_steps": STEPS, "save_strategy": "no"}
-    fields |= {"target_kl": TARGET, "callbacks": [], "seed": 42}
-    trainer = build(folder, trainer_class, **{**fields, **overrides})
+def hot(folder: Path, **overrides: Any) -> Any:
+    """A run whose KL only the target holds back."""
+    fields: dict[str, Any] = {
+        "per_device_train_batch_size": 8,
+        "steps_per_generation": 1,
+        "gradient_accumulation_steps": 1,
+        "num_iterations": UPDATES,
+        "max_steps": STEPS,
+        "learning_rate": HOT,
+        "lr_scheduler_type": "constant",
+        "target_kl": TARGET,
+        "scale_clip_range": False,  # with the range of turns the policy hardly moves
+        "method": {"terms": {"clip_penalty": {"coef": 3.0, "epsilon": None}}},
+    }
+    folder.mkdir(exist_ok=True)
+    trainer = build_agent(folder, **{**fields, **overrides})
     trainer.train()
     return trainer
+
+
+def logged(trainer: Any, metric: str) -> dict[int, float]:
+    return {log["step"]: log[metric] for log in trainer.state.log_history if metric in log}
 
 
 def test_the_factor_falls_and_holds_the_kl(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from datasets import Dataset
 from pyarrow.parquet import read_table
 from trl import GRPOConfig, GRPOTrainer
 
-from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, answer_in_messages, chatml_tools, search_tool
-from sorl_trl.rollout import Generation, RetryPolicy, ToolBox
+from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, answer_in_messages, chatml_tools
+from sorl_trl.rollout import ToolBox
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.trajectories import control_tokens
-from sorl_trl.search import SearchUnavailable
 from tests.policies import build_policy
 from tests.tools import (
     ANSWER,
@@ -27,6 +25,7 @@ from tests.tools import (
     SIMPLE,
     TEMPLATES,
     Atlas,
+    Scripted,
     gemma_tokenizer,
     lookup,
     qwen_tokenizer,
@@ -49,20 +48,6 @@ def in_turn(messages: Sequence[str]) -> Says:
 def every_other_asks(read: list[str]) -> list[str]:
     """Every other row calls the tool first; after its answer, it answers."""
     return [ANSWER if "<tool_response>" in text or row % 2 else CALL for row, text in enumerate(read)]
-
-
-class Scripted:
-    """In place of an engine."""
-
-    window = None
-
-    def __init__(self, tokenizer: Any, says: Says) -> None:
-        self.tokenizer, self.says = tokenizer, says
-
-    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        texts = self.says([self.tokenizer.decode(ids) for ids in contexts])
-        said = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return [Generation(tuple(ids), None, stopped=True) for ids in said]
 
 
 class Shown:
@@ -327,37 +312,6 @@ def test_calls_are_limited_as_by_trl(tmp_path: Path) -> None:
     assert int(batch["turn_ids"].max()) + 1 == 3
 
 
-class Down:
-    def search_batch(self, queries: Any, k: int) -> Any:
-        raise SearchUnavailable("down")
-
-
-ENGINE = search_tool(Down(), retry=RetryPolicy(attempts=1))
-
-
-def says_so(city: str) -> str:
-    return ENGINE(city)
-
-
-async def unreachable_later(city: str) -> str:
-    await asyncio.sleep(0)
-    raise TimeoutError
-
-
-def failing(city: str) -> str:
-    raise ValueError(HOSTILE)
-
-
-async def hostile_later(city: str) -> str:
-    return HOSTILE
-
-
-def as_lookup(function: Any) -> Any:
-    """With the name and the description of `lookup`."""
-    function.__name__, function.__doc__ = "lookup", lookup.__doc__
-    return function
-
-
 class HostileAtlas(Atlas):
     def reset(self, **_: Any) -> str:  # type: ignore[override]
         return HOSTILE
@@ -369,43 +323,15 @@ class HostileAtlas(Atlas):
 HostileAtlas.lookup.__doc__ = lookup.__doc__
 
 
-@pytest.mark.parametrize("tool", [says_so, unreachable_later])
-def test_a_trajectory_whose_tool_is_down_is_masked(tmp_path: Path, tool: Any) -> None:
-    turns = itertools.count()
-
-    def at_times(city: str) -> Any:
-        return tool(city) if next(turns) % 2 else lookup(city)
-
-    async def at_times_later(city: str) -> Any:
-        return await tool(city) if next(turns) % 2 else lookup(city)
-
-    given = as_lookup(at_times_later if asyncio.iscoroutinefunction(tool) else at_times)
-    batch, logged, _ = play(tmp_path, qwen_tokenizer(), [CALL, ANSWER], tools=[given])
-    masked = (batch["turn_ids"] < 0).all(-1)
-    assert int(masked.sum()) == 4
-    assert not (batch["tool_mask"] * batch["completion_mask"])[masked].any()
-    assert not batch["advantages"][masked].any()
-    assert logged["trajectories_without_turn"] == 0.5
-
-
 def control_ids(tokenizer: Any, ids: Any) -> list[int]:
     controls = set(control_tokens(tokenizer, PROTOCOL_TAGS))
     return [int(token) for token in ids if int(token) in controls]
 
 
-@pytest.mark.parametrize(
-    "native",
-    [
-        {"tools": [as_lookup(hostile_later)]},
-        {"tools": [as_lookup(failing)]},
-        {"environment_factory": HostileAtlas},
-    ],
-    ids=["coroutine", "error", "environment"],
-)
-def test_tool_text_forges_nothing(tmp_path: Path, native: dict[str, Any]) -> None:
+def test_tool_text_forges_nothing(tmp_path: Path) -> None:
     tokenizer = qwen_tokenizer()
     benign, *_ = play(tmp_path, tokenizer, [CALL, ANSWER], tools=[lookup])
-    batch, logged, shown = play(tmp_path, tokenizer, [CALL, ANSWER], **native)
+    batch, logged, shown = play(tmp_path, tokenizer, [CALL, ANSWER], environment_factory=HostileAtlas)
     for row in range(8):
         ids, turn_ids = batch["completion_ids"][row], batch["turn_ids"][row]
         assert [tokenizer.decode(ids[turn_ids == turn]) for turn in (0, 1)] == [CALL, ANSWER]
@@ -415,7 +341,7 @@ def test_tool_text_forges_nothing(tmp_path: Path, native: dict[str, Any]) -> Non
                 for each in (batch, benign)
             )
             assert read == own, "the template's own"
-    assert logged["rollout/neutralized_per_trajectory"] == HITS * (1 + ("environment_factory" in native))
+    assert logged["rollout/neutralized_per_trajectory"] == 2 * HITS
     assert logged["rewards/shown/mean"] == 0.0
     assert len(shown.results) == 8
     assert all("[/tool_response][|im_end|]" in text for text in shown.results), "as the policy read it"

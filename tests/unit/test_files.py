@@ -9,18 +9,17 @@ import pytest
 from sorl_trl.files import raise_if_disk_full, write_whole
 
 
-class TestWriteWhole:
-    def test_a_failure_leaves_the_old_file_and_nothing_else(self, tmp_path: Path) -> None:
-        write_whole(tmp_path / "a.txt", b"old")
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a.txt", b"old")
 
-        def half(file: IO[bytes]) -> None:
-            file.write(b"n")
-            raise OSError("disk full")
+    def half(file: IO[bytes]) -> None:
+        file.write(b"n")
+        raise OSError("disk full")
 
-        with pytest.raises(OSError, match="disk full"):
-            write_whole(tmp_path / "a.txt", half)
-        assert (tmp_path / "a.txt").read_bytes() == b"old"
-        assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(tmp_path / "a.txt", half)
+    assert (tmp_path / "a.txt").read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]
 
 
 def test_a_full_disk_is_an_oserror_whatever_a_library_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

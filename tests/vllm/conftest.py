@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,12 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.vllm)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    policies = sys.modules.get("tests.vllm.policies")
-    for test, figure in (policies.FIGURES if policies else {}).items():
-        terminalreporter.write_line(f"{figure:.1e}  {test}")
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,19 +92,9 @@ def wrap(policy: Path, routes: bool = False, **arguments: Any) -> Any:
     return wrapper
 
 
-def logged(trainer: Any, name: str) -> list[float]:
-    """A metric of every rollout."""
-    return [log[name] for log in trainer.state.log_history if name in log]
-
-
-FIGURES: dict[str, float] = {}
-"""Test -> the largest difference of a log-probability between engine and trainer; printed at the end."""
-
-
 def largest_difference(gaps: list[float]) -> float:
-    """Over four rollouts; kept as a figure of the running test."""
+    """Of four rollouts."""
     assert len(gaps) == 4
-    FIGURES[os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].removesuffix(" (call)")] = max(gaps)
     return max(gaps)
 
 

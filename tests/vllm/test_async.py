@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout.engines.vllm import EngineUnavailable
-from tests.agents import Slow, search_index
-from tests.vllm.policies import WINDOW, logged, save_policy, vllm_agent, weights_of
+from tests.agents import Slow, logged, search_index
+from tests.vllm.policies import WINDOW, save_policy, vllm_agent, weights_of
 from tests.vllm.servers import serving
 
 EXACT = 1e-4

@@ -10,10 +10,10 @@ from datasets import Dataset
 from openai import AsyncOpenAI
 
 from sorl_trl import EndpointRollout, SOGRPOTrainer, SOPPOTrainer, agent_reward
-from tests.agents import agent_tokenizer
+from tests.agents import agent_tokenizer, logged
 from tests.policies import CHAT
 from tests.training import settings
-from tests.vllm.policies import GAP, TRAINING, VLLM, load_policy, logged, save_policy, weights_of
+from tests.vllm.policies import GAP, TRAINING, VLLM, load_policy, save_policy, weights_of
 
 EXACT = 1e-4
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,14 @@ from tokenizers import AddedToken
 from transformers import GenerationConfig
 
 from sorl_trl.rollout import (
-    Collector,
     Generation,
     HFGenerator,
-    LockStepEngine,
-    Reply,
-    Responder,
-    RolloutLimits,
     TurnEnd,
     TurnRequest,
 )
 from sorl_trl.rollout.engines.vllm import VLLMEngine, vllm_engine
-from sorl_trl.types import Turn
 from tests.agents import VOCABULARY, agent_tokenizer
-from tests.policies import take_turns, word_tokenizer
+from tests.policies import play_turns, take_turns, word_tokenizer
 from tests.vllm.policies import WINDOW, each_mode, load_policy, save_policy, wrap
 from tests.vllm.servers import serving
 
@@ -41,7 +34,6 @@ TOKENIZER = agent_tokenizer()
 EOS = [TOKENIZER.eos_token_id, OTHER_EOS]
 """The second is in no config that vLLM reads."""
 END = TurnEnd(TOKENIZER, STOPS, EOS)
-LIMITS = RolloutLimits(max_turns=4, max_turn_tokens=8, max_observation_tokens=6, max_trajectory_tokens=40)
 
 
 @pytest.fixture(scope="module")
@@ -87,19 +79,6 @@ def test_greedy_turns_are_the_same(engine: VLLMEngine, reference: HFGenerator) -
     assert all(g.logprobs is not None and len(g.logprobs) == len(g.token_ids) for g in ours)
 
 
-def test_the_window_is_vllms_and_is_filled_to_its_last_token(
-    engine: VLLMEngine, reference: HFGenerator, wrapper: Any
-) -> None:
-    assert engine.window == reference.window == WINDOW
-    contexts = [[5] * (WINDOW - 1), [5] * (WINDOW - 3), [5]]
-    turns = take_turns(engine, contexts, [1, 3, 20])
-    assert ids(turns) == ids(reference.generate(contexts, [1, 3, 20]))
-    assert len(turns[0].token_ids) == 1
-    assert ids(take_turns(engine, contexts[:2], [9, 9])) == ids(turns[:2])  # cut where the window ends
-    with pytest.raises(Exception, match=r"maximum (model|context) length"):
-        wrapper.generate([[5] * WINDOW], None, 1)  # vLLM's own error
-
-
 def test_a_tag_that_is_a_special_token_ends_a_turn(tmp_path: Path, engines: list[Any]) -> None:
     """vLLM by itself leaves special tokens out of the text in which it looks for stop strings."""
     tokenizer = agent_tokenizer()
@@ -113,17 +92,6 @@ def test_a_tag_that_is_a_special_token_ends_a_turn(tmp_path: Path, engines: list
     assert ids(ours) == ids(reference.generate(contexts, limits))
     closing = tokenizer.convert_tokens_to_ids("</search>")
     assert closing in tokenizer.all_special_ids and any(g.token_ids[-1] == closing for g in ours if g.stopped)
-
-
-def test_a_turn_also_ends_at_stops_of_its_own(engine: VLLMEngine, reference: HFGenerator) -> None:
-    """Two rows of three have some: two words of its own turn, and two that others say as well."""
-    contexts, limits = some_contexts()
-    whole = reference.generate(contexts, limits)
-    pairs = [TOKENIZER.decode(turn.token_ids[1:3]) or "never said" for turn in whole]
-    stops = [("rome lima", pair) if row % 3 else () for row, pair in enumerate(pairs)]
-    ours = submitted(engine, [(contexts[row], limits[row], stops[row]) for row in range(len(contexts))])
-    assert ids(ours) == ids(reference.generate(contexts, limits, stops))
-    assert sum(len(one.token_ids) < len(other.token_ids) for one, other in zip(ours, whole, strict=True)) > 8
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
@@ -140,26 +108,14 @@ def test_a_turn_follows_its_schema(tmp_path: Path, engines: list[Any], mode: str
             where = {"mode": "server", "server_base_url": served.url}
         engine = vllm_engine(wrap(policy, **where), TurnEnd(tokenizer, STOPS, EOS))
         contexts = [[5, word] for word in range(6, 14)]
-        turns = [(context, 12, (), schema if row % 2 else None) for row, context in enumerate(contexts)]
-        ours = submitted(engine, turns)
+        turns = [TurnRequest(row, each, 12, (), schema if row % 2 else None) for row, each in enumerate(contexts)]
+        ours = play_turns(engine, turns)
     reference = HFGenerator(
         load_policy(policy).eval(), TurnEnd(tokenizer, STOPS, EOS), GenerationConfig(do_sample=False)
     )
     assert ids(ours[::2]) == ids(reference.generate(contexts[::2], [12] * 4))
     for turn in ours[1::2]:
         assert turn.stopped and isinstance(json.loads(tokenizer.decode(turn.token_ids[:-1]))["fits"], bool)
-
-
-def submitted(engine: Any, turns: Sequence[tuple[Any, ...]]) -> list[Generation]:
-    """What `submit` makes of these arguments, one row each."""
-    engine.open(len(turns))
-    for row, arguments in enumerate(turns):
-        engine.submit(TurnRequest(row, *arguments))
-    ended: dict[int, Generation] = {}
-    while not engine.idle:
-        ended |= dict(engine.poll())
-    engine.close()
-    return [ended[row] for row in range(len(turns))]
 
 
 def sampled(engine: Any, rows: Sequence[int], seed: int = 0) -> list[Generation]:
@@ -175,40 +131,3 @@ def test_what_a_row_samples_depends_on_no_other_row(wrapper: Any, monkeypatch: p
     assert [all_rows[row].token_ids for row in (3, 11)] == [each.token_ids for each in sampled(engine, (3, 11))]
     assert len({each.token_ids for each in all_rows}) > 8
     assert [each.token_ids for each in sampled(engine, range(16), seed=1)] != [each.token_ids for each in all_rows]
-
-
-class World(Responder):
-    """Finds the same for every query; the first time that it is asked, something happens."""
-
-    def __init__(self, first: Callable[[], None] = lambda: None) -> None:
-        self.first, self.asked = first, 0
-
-    def ask(self, turns: Mapping[int, Turn]) -> dict[int, Future[Reply]]:
-        self.asked += 1
-        if turns and self.asked == 1:
-            self.first()
-        replies: dict[int, Future[Reply]] = {row: Future() for row in turns}
-        for each in replies.values():
-            each.set_result(Reply("rome lima"))
-        return replies
-
-
-def collect(engine: Any, world: World) -> list[tuple[int, ...]]:
-    """What greedy trajectories consist of."""
-    prompts = some_contexts(32, longest=24)[0]
-    trajectories = Collector(TOKENIZER, world, PROTOCOL, LIMITS).collect(prompts, engine)
-    assert world.asked > 1
-    return [tuple(token for segment in t.segments for token in segment.token_ids) for t in trajectories]
-
-
-def test_nothing_is_left_after_a_failure(wrapper: Any, engine: VLLMEngine, reference: HFGenerator) -> None:
-    def fail() -> None:
-        assert not engine.idle
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        collect(engine, World(fail))
-    if wrapper.mode == "colocate":
-        assert not wrapper.llm.llm_engine.has_unfinished_requests()
-        assert wrapper.llm.reset_prefix_cache(), "refused while a request holds some of it"
-    assert collect(engine, World()) == collect(LockStepEngine(reference), World())

@@ -15,8 +15,8 @@ from examples.quickstart import PROTOCOL
 from sorl_trl.rollout import TurnEnd, generate_turns
 from sorl_trl.rollout.engines.vllm import vllm_engine
 from sorl_trl.rollout.routing import Routers
-from tests.agents import agent_tokenizer
-from tests.vllm.policies import WINDOW, largest_difference, logged, save_policy, vllm_agent, wrap
+from tests.agents import agent_tokenizer, logged
+from tests.vllm.policies import WINDOW, largest_difference, save_policy, vllm_agent, wrap
 from tests.vllm.servers import serving
 
 END = TurnEnd(agent_tokenizer(), PROTOCOL.stop_strings, [agent_tokenizer().eos_token_id])

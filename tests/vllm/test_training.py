@@ -13,12 +13,12 @@ from benchmarks.gpu_check.checks import Context
 from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOTrainer
-from trl.generation.vllm_generation import VLLMGeneration
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.engines.server import Sampled
 from sorl_trl.rollout.engines.vllm import Submitted, VLLMEngine
+from tests.agents import logged
 from tests.tools import CALL, lookup, qwen_tokenizer
 from tests.training import settings
 from tests.vllm.policies import (
@@ -27,7 +27,6 @@ from tests.vllm.policies import (
     VLLM,
     largest_difference,
     load_policy,
-    logged,
     save_policy,
     vllm_agent,
     weights_of,
@@ -65,21 +64,6 @@ def test_the_engine_samples_from_the_trained_policy(tmp_path: Path, mode: dict[s
     assert max(train(trainer)) < EXACT
     assert max(logged(trainer, "rollout/turns_per_trajectory")) > 1
     assert logged(trainer, "sampling/importance_sampling_ratio/mean") == pytest.approx([1.0] * 4, abs=EXACT)
-
-
-def test_the_difference_shows_an_engine_that_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same run, but nothing is sent after the first rollout: the test above would see it."""
-    sync, calls = VLLMGeneration.sync_weights, []
-
-    def first_alone(self: Any) -> None:
-        calls.append(self)
-        if len(calls) == 1:
-            sync(self)
-
-    monkeypatch.setattr(VLLMGeneration, "sync_weights", first_alone)
-    first, *later = train(vllm_agent(tmp_path))
-    assert len(calls) == 4
-    assert first < EXACT and min(later) > 0.1
 
 
 def test_lora(tmp_path: Path, mode: dict[str, Any]) -> None:

@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from sorl_trl.rollout.engines.vllm import VLLMEngine
 from sorl_trl.search import BM25Index
+from tests.agents import logged
 from tests.distributed.worker import engine_facts, suit_cpus
 from tests.vllm import shims
-from tests.vllm.policies import GAP, load_policy, logged, vllm_agent
+from tests.vllm.policies import GAP, load_policy, vllm_agent
 
 SAMPLED: list[tuple[int, ...]] = []
 ENGINES: set[tuple[str, bool]] = set()

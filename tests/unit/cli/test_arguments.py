@@ -56,21 +56,7 @@ def test_a_reward_that_what_acts_does_not_give_is_refused(folder: Path, recipe: 
         check_rewards(parse(recipe), [])
 
 
-def test_an_option_that_does_not_exist_is_named_with_a_similar_one(folder: Path) -> None:
-    with pytest.raises(UserMistake, match="--max_setps: did you mean --max_steps"):
-        parse("", "--max_setps", "3")
-    with pytest.raises(UserMistake, match="--learning_rat: did you mean --learning_rate"):
-        parse("env: {A: 1}\nlearning_rat: 1.0\n")
-
-
-class TestMethod:
-    def test_it_is_the_whole_algorithm(self, folder: Path) -> None:
-        for found in (parse("method: loop\n"), parse("", "--method", "loop")):
-            assert found.trainer.method == "loop"
-        with pytest.raises(UserMistake, match=r"`epsilon` is 0\.5, but `method` 'loop' decides `clip`"):
-            parse("method: loop\n", "--epsilon", "0.5")
-
-    def test_one_with_a_critic_needs_its_trainer(self, folder: Path) -> None:
-        with pytest.raises(UserMistake, match=r"`credit` of `method` 'ppo' is GAE.*`--trainer so_ppo`"):
-            parse("method: ppo\n")
-        parse("method: ppo\ntrainer: so_ppo\n")
+def test_a_method_with_a_critic_needs_its_trainer(folder: Path) -> None:
+    with pytest.raises(UserMistake, match=r"`credit` of `method` 'ppo' is GAE.*`--trainer so_ppo`"):
+        parse("method: ppo\n")
+    parse("method: ppo\ntrainer: so_ppo\n")

@@ -45,9 +45,9 @@ def config(**changed: Any) -> Any:
     return SimpleNamespace(**{**told, **changed})
 
 
-def zero(stage: int, processes: int = 4) -> dict[str, Any]:
-    sizes = {"world_size": processes, "generation_batch_size": 16 * processes}
-    return {**sizes, "deepspeed_plugin": SimpleNamespace(zero_stage=stage)}
+def zero(stage: int) -> dict[str, Any]:
+    plugin = SimpleNamespace(zero_stage=stage)
+    return {"world_size": 4, "generation_batch_size": 64, "deepspeed_plugin": plugin}
 
 
 def test_a_step_by_hand(model: Any, weights: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDeniedError
+from openai import AuthenticationError, OpenAI, PermissionDeniedError
 from pydantic import BaseModel
 
 from sorl_trl.endpoint import Access, EndpointRollout, responses
@@ -331,15 +331,6 @@ def test_what_is_not_served_is_refused_by_name() -> None:
     assert [error["param"] for error in errors[:-4]] == [field for *_, field in REFUSED]
     assert {each.headers["x-should-retry"] for each in answers} == {"false"}
     assert all(field in error["message"] for error, (*_, field) in zip(errors, REFUSED, strict=False))
-
-
-def test_the_sdk_sends_a_refused_request_once() -> None:
-    requests: list[Any] = []
-    http = httpx2.Client(event_hooks={"request": [requests.append]})
-    with without_a_rollout() as access, pytest.raises(BadRequestError, match="`n`"):
-        client = OpenAI(base_url=access.base_url, api_key=access.api_key, http_client=http)
-        create(client, "chat", False, n=200)
-    assert len(requests) == 1
 
 
 def test_a_key_is_for_one_trajectory_as_long_as_its_agent_runs() -> None:

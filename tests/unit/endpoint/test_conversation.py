@@ -21,7 +21,6 @@ MORE = {"role": "user", "content": "more"}
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Oslo"}}\n</tool_call>'
 THINKS = "<think>\nI see.\n</think>\n\n"
 PROMPT = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-ANALYSIS = "<|channel|>analysis<|message|>a<|end|>"
 NEXT = "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
 FOUND = "\n<|im_start|>user\n<tool_response>\nfound\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 KIND = [{"role": "system", "content": "Be kind."}, *HI]
@@ -128,16 +127,6 @@ def test_thoughts_that_a_client_has_dropped_are_put_back_where_the_template_show
     assert conversation.calls[-1].cause == "client", "it adds a message that the policy has not written"
 
 
-@pytest.mark.parametrize(("family", "kind"), [("qwen3", NEW_CONTEXT), ("qwen3_training", EXTENDED)])
-def test_a_template_that_drops_earlier_thoughts_begins_a_new_context(family: str, kind: str) -> None:
-    conversation = Conversation(chat_of(family))
-    ask(conversation, HI, f"{THINKS}Yes.{END}")
-    call = conversation.begin(Request("m", [*HI, sent("Yes."), MORE]))
-    assert call.kind == kind
-    assert call.cause == ("template" if kind == NEW_CONTEXT else None)
-    assert ("I see." in call.context.text) == (kind == EXTENDED)
-
-
 def test_thoughts_are_no_content_even_if_they_are_empty() -> None:
     conversation = Conversation(chat_of("qwen3"))
     assert ask(conversation, HI, f"<think>\n\n</think>\n\n1{END}") == {"role": "assistant", "content": "1"}
@@ -196,6 +185,10 @@ def test_why_a_context_begins_anew() -> None:
     ask(conversation, HI, f"No.{END}")
     ask(conversation, [*HI, sent("No."), MORE])
     assert conversation.begin(Request("m", [*HI, sent("No."), other])).cause == "history", "no context has read this"
+    conversation = Conversation(chat_of("qwen3"))
+    ask(conversation, HI, f"{THINKS}Yes.{END}")
+    call = conversation.begin(Request("m", [*HI, sent("Yes."), MORE]))
+    assert call.cause == "template" and "I see." not in call.context.text
 
 
 def test_an_earlier_point_is_continued_in_a_context_of_its_own_that_repeats_what_was_shown() -> None:
@@ -230,18 +223,6 @@ def test_a_text_that_encoding_changes_does_not_make_the_new_context_slow() -> No
     call = conversation.begin(Request("m", [accented, sent("Yes."), MORE, MORE], [SEARCH]))
     assert "".join(each.text for each in call.observations) == chat.render(call.messages, [SEARCH])
     assert len(decodings) < 20
-
-
-def test_two_calls_under_way_have_a_context_each() -> None:
-    conversation = Conversation(chat_of(), stride=3)
-    ask(conversation, HI)
-    follow_up = [*HI, sent("Yes."), MORE]
-    one, other = (conversation.begin(Request("m", follow_up)) for _ in range(2))
-    assert [one.kind, other.kind] == [EXTENDED, NEW_CONTEXT]
-    assert [each.row for each in conversation._contexts] == [0, 3]
-    say(conversation, other, f"B{END}")
-    say(conversation, one, f"A{END}")
-    assert [each.message["content"] for each in conversation.answers] == ["Yes.", "A", "B"], "in order of requests"
 
 
 def test_a_cancelled_call_leaves_no_trace() -> None:

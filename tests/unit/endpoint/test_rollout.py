@@ -19,22 +19,18 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import httpx2
-import numpy as np
 import openai
 import pytest
-import torch
-from transformers import GenerationConfig, MixtralConfig, MixtralForCausalLM
 
 from sorl_trl import agent_reward
 from sorl_trl.endpoint import Access, EndpointRollout, agents
 from sorl_trl.endpoint.agents import AgentMistake
-from sorl_trl.rollout import EngineOptions, SlotEngine, TurnEnd, turns
-from sorl_trl.rollout.routing import Routers
+from sorl_trl.endpoint.conversation import Conversation
+from sorl_trl.rollout import EngineOptions, turns
 from sorl_trl.trainers.returned import read_output
 from sorl_trl.types import StopReason
-from tests.endpoint import END, HTTP, SEARCH, ScriptedEngine, ask, ask_sdk, collect, end_time_limits, setup_of
-from tests.model_families import GQA, build
-from tests.tools import qwen_tokenizer, tool_call
+from tests.endpoint import END, HTTP, ScriptedEngine, ask, ask_sdk, collect, end_time_limits, setup_of
+from tests.tools import qwen_tokenizer
 
 TOKENIZER = qwen_tokenizer()
 
@@ -54,10 +50,15 @@ async def marked(example: dict[str, Any], endpoint: Access) -> float:
     return float(all(f"mark{example['i']}x" in text for text in texts))
 
 
+def post(endpoint: Access, text: str, path: str = "chat/completions", **fields: Any) -> str:
+    """A call out of a thread, without an SDK."""
+    body = json.dumps({"messages": [{"role": "user", "content": text}], **fields}).encode()
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    return urlopen(Request(f"{endpoint.base_url}/{path}", body, headers), timeout=60).read().decode()
+
+
 def marked_in_a_thread(example: dict[str, Any], endpoint: Access) -> float:
-    body = json.dumps({"messages": [{"role": "user", "content": f"mark{example['i']}x"}]}).encode()
-    url, headers = f"{endpoint.base_url}/chat/completions", {"Authorization": f"Bearer {endpoint.api_key}"}
-    return float(f"mark{example['i']}x" in urlopen(Request(url, body, headers), timeout=60).read().decode())
+    return float(f"mark{example['i']}x" in post(endpoint, f"mark{example['i']}x"))
 
 
 @pytest.mark.parametrize(("agent", "size"), [(marked, 64), (marked_in_a_thread, 200)])
@@ -70,37 +71,6 @@ def test_agents_never_mix(agent: Any, size: int) -> None:
         assert [row.read_before(start) for start, _ in row.spans] == [ids for at, ids in engine.asked if at == number]
     assert len(engine.asked) == size * (3 if agent is marked else 1)
     assert output["agents"] == [["role1", "role3", "role1"] if agent is marked else ["policy"]] * size
-
-
-def test_routes_are_those_of_plain_passes_over_each_context() -> None:
-    """Of a slot engine: a conversation, within which a sub-agent has one of its own."""
-
-    async def agent(example: dict[str, Any], endpoint: Access) -> None:
-        said = await ask(endpoint, f"where {example['i']}")
-        other = await ask(endpoint, "go")
-        said_again = await ask(endpoint, f"where {example['i']}", said, "more")
-        await ask(endpoint, "go", other, "on")
-        await ask(endpoint, f"where {example['i']}", said, "more", said_again, "and more")
-
-    shape = {**GQA, "vocab_size": len(TOKENIZER), "max_position_embeddings": 512}
-    policy = build(lambda: MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=4)))
-    end = TurnEnd(TOKENIZER, (), setup_of(TOKENIZER).eos_token_ids)
-    engine = SlotEngine(policy, end, GenerationConfig(do_sample=True, top_k=0))
-    engine.report_routes()
-    output, _, _ = collect(agent, 3, engine=engine, tokenizer=TOKENIZER, turn=8)
-    routers = Routers(policy)
-    for row, routes in enumerate(output["routes"]):
-        ids = np.array([*output["prompt_ids"][row], *output["completion_ids"][row]])
-        contexts = np.abs([*[0] * len(output["prompt_ids"][row]), *output["context_ids"][row]])
-        assert {*contexts} == {0, 1} and routes.shape == (len(ids), 2, 2)
-        for context in (0, 1):
-            own = contexts == context
-            known = int((routes[own] >= 0).all((1, 2)).sum())
-            with torch.no_grad(), routers.replayed() as experts:
-                policy(input_ids=torch.tensor(ids[own])[None])
-                assert routes[own][:known].tolist() == experts()[:known].tolist()
-            appended = int(context == 0 and output["env_mask"][row][-1] == 0)
-            assert known == own.sum() - 1 - appended
 
 
 def sampling_for(polls: int) -> Any:
@@ -210,15 +180,6 @@ def test_the_time_limit_masks_a_trajectory(
     assert agent_reward([None] * 2, **output) == [None, None]
     assert (metrics["rollout/masked_share"], metrics["endpoint/error_share"]) == (1.0, 0.0)
     assert "2 of 2 agents" in caplog.text and "No agent returned a reward" not in caplog.text
-
-
-def test_the_time_limit_ends_a_turn_that_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled: set[int] = set()
-    end_time_limits(monkeypatch, lambda: sampled == ROWS)
-    output, _, engine = collect(hangs, 2, lambda row, ids: sampled.add(row))
-    assert reasons(output) == [StopReason.ENVIRONMENT_UNAVAILABLE] * 2
-    assert (sorted(engine.released), engine.idle) == ([0, 1], True)
-    assert [each.turns for each in output["trajectory"]] == [(), ()]
 
 
 @pytest.mark.parametrize("failure", ["poll", "length"])
@@ -331,6 +292,46 @@ def test_a_return_value_that_is_no_reward_is_raised(kind: str) -> None:
         agent_reward(["x"])
 
 
+@pytest.mark.parametrize(("mistake", "named"), [("request", "`n`"), ("defect", "TypeError"), ("reward", "a text")])
+def test_nothing_is_waited_for_after_a_mistake(mistake: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, has_ended = threading.Event(), threading.Event()
+
+    def agent(example: Any, endpoint: Access) -> Any:
+        if example["i"]:
+            is_over.wait(30)
+            has_ended.set()
+            return None
+        if mistake != "reward":
+            post(endpoint, "hi", n=200 if mistake == "request" else 1)
+        return "a text"
+
+    if mistake == "defect":
+        monkeypatch.setattr(Conversation, "begin", None)
+    with pytest.raises(RuntimeError, match=named):
+        collect(agent, 2)
+    assert not has_ended.is_set()
+    is_over.set()
+
+
+def test_a_path_that_is_not_served_is_the_agents_mistake() -> None:
+    def agent(example: Any, endpoint: Access) -> None:
+        post(endpoint, "hi")
+        post(endpoint, "hi", "embeddings")
+
+    with pytest.raises(ValueError, match="/v1/embeddings is not supported"):
+        collect(agent)
+
+
+def test_a_body_that_nests_too_deeply_costs_its_trajectory() -> None:
+    def agent(example: Any, endpoint: Access) -> float:
+        post(endpoint, "hi")
+        if not example["i"]:
+            post(endpoint, "hi", tools=json.loads("[" * 200 + "]" * 200))
+        return 1.0
+
+    assert collect(agent, 2)[0]["agent_rewards"] == [{"reward": 0.0}, {"reward": 1.0}]
+
+
 @pytest.mark.parametrize(("kind", "name"), [("early", "KeyError"), ("loop", "RuntimeError")])
 def test_an_error_that_no_policy_caused_is_raised_at_first_and_masked_later(
     kind: str, name: str, caplog: pytest.LogCaptureFixture
@@ -388,15 +389,6 @@ def test_full_contexts_and_trajectories_refuse_calls() -> None:
     assert all("400" in each and "context_length_exceeded" in each and begins in each for each in refusals)
     assert ended(trajectory=100, turn=50) == ([StopReason.TRAJECTORY_LIMIT], 4)
     assert ended(turn=3) == ([StopReason.TURN_LIMIT], 8)
-
-
-def test_a_turn_that_its_limit_cuts_after_a_call_has_reached_the_limit() -> None:
-    async def agent(example: Any, endpoint: Access) -> None:
-        await ask(endpoint, "hi", tools=[SEARCH])
-
-    call = tool_call("search", query="Oslo")
-    output, *_ = collect(agent, 1, lambda row, ids: call + "x" * 9, turn=len(call) + 5)
-    assert reasons(output) == [StopReason.TURN_LIMIT]
 
 
 def test_the_last_turn_decides_whether_a_limit_ended_the_trajectory(

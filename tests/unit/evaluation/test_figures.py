@@ -27,26 +27,25 @@ from sorl_trl.types import StopReason
 from .trajectories import outcome
 
 
-class TestSummary:
-    def test_a_sampled_question_counts_once_by_its_mean(self) -> None:
-        outcomes = [
-            *(outcome("ann", score, i, searches=i) for i, score in enumerate([1.0, 0.0, 0.0, 0.0])),
-            *(outcome("bob", score, i, searches=4) for i, score in enumerate([1.0, 1.0])),
-            outcome("bob", None, 2),
-            outcome("bob", None, 3),
-            *(outcome("cy", 0.0, i, searches=0) for i in range(4)),
-            *(outcome("di", None, i) for i in range(4)),
-        ]
-        summary = summarize("nq", outcomes)
-        assert (summary["questions"], summary["trajectories"], summary["masked"]) == (4, 16, 6)
-        assert summary["means"]["exact_match"]["mean"] == pytest.approx((0.25 + 1 + 0) / 3)
-        assert summary["means"]["searches"]["mean"] == pytest.approx((1.5 + 4 + 0) / 3)
-        best = summary["best_of_n"]
-        assert best["exact_match"]["mean"] == best["correct"]["mean"] == pytest.approx(2 / 3)
-        assert "searches" not in best
-        assert summary["stop_reasons"]["answered"] == 10 / 16
-        assert summary["stop_reasons"]["search_unavailable"] == 6 / 16
-        assert set(summary["stop_reasons"]) == {reason.value for reason in StopReason}
+def test_a_sampled_question_counts_once_by_its_mean() -> None:
+    outcomes = [
+        *(outcome("ann", score, i, searches=i) for i, score in enumerate([1.0, 0.0, 0.0, 0.0])),
+        *(outcome("bob", score, i, searches=4) for i, score in enumerate([1.0, 1.0])),
+        outcome("bob", None, 2),
+        outcome("bob", None, 3),
+        *(outcome("cy", 0.0, i, searches=0) for i in range(4)),
+        *(outcome("di", None, i) for i in range(4)),
+    ]
+    summary = summarize("nq", outcomes)
+    assert (summary["questions"], summary["trajectories"], summary["masked"]) == (4, 16, 6)
+    assert summary["means"]["exact_match"]["mean"] == pytest.approx((0.25 + 1 + 0) / 3)
+    assert summary["means"]["searches"]["mean"] == pytest.approx((1.5 + 4 + 0) / 3)
+    best = summary["best_of_n"]
+    assert best["exact_match"]["mean"] == best["correct"]["mean"] == pytest.approx(2 / 3)
+    assert "searches" not in best
+    assert summary["stop_reasons"]["answered"] == 10 / 16
+    assert summary["stop_reasons"]["search_unavailable"] == 6 / 16
+    assert set(summary["stop_reasons"]) == {reason.value for reason in StopReason}
 
 
 def test_the_table_has_whatever_was_measured() -> None:

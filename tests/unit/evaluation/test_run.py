@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.command_line import UserMistake
 from sorl_trl.evaluation.arguments import parse_arguments
 from sorl_trl.evaluation.figures import summarize
 from sorl_trl.evaluation.policy import EvaluatedPolicy, generation_config
@@ -41,9 +40,9 @@ from sorl_trl.rollout.agent_rollout import SearchRollout
 from sorl_trl.rollout.chat import RolloutSetup
 from sorl_trl.rollout.tasks import check_read, prompt_rows
 from sorl_trl.search import NoSearch, SearchUnavailable
-from sorl_trl.types import Passage, StopReason
+from sorl_trl.types import StopReason
 from tests.policies import build_policy, word_tokenizer
-from tests.unit.rollout.fakes import bpe_tokenizer
+from tests.unit.rollout.fakes import FakeSearch, bpe_tokenizer
 
 from .trajectories import answered, ended, evaluated, question
 
@@ -83,11 +82,6 @@ class Searcher(Guesser):
         return [Generation(ids, None, stopped=True)] * len(contexts)
 
 
-class Down:
-    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        raise SearchUnavailable("down")
-
-
 def test_an_agents_turn_is_never_longer_than_its_trajectory() -> None:
     agent = ["--agent_command", "python", "--reward_on_error", "-1"]
     for most, expected in ((24, 24), (2500, 500)):
@@ -122,7 +116,7 @@ class TestBatches:
         assert [rows for _, rows in run_batches(batches, policy(tokenizer, Guesser()), seed=1)] != everything
 
     def test_a_run_whose_engine_is_down_stops(self, tokenizer, tmp_path: Path) -> None:
-        failing = SearchRollout(Down(), PROTOCOL, retry=RetryPolicy(attempts=1))
+        failing = SearchRollout(FakeSearch([SearchUnavailable("down")] * 4), PROTOCOL, retry=RetryPolicy(attempts=1))
         searcher = replace(policy(tokenizer, Searcher()), rollout=failing)
         run = RunFolder(tmp_path)
         run.claim({"datasets": {"own": {}}})
@@ -132,8 +126,8 @@ class TestBatches:
         assert len(run.outcomes("own")) == 3
 
 
-def batch(index: int, dataset: str = "nq") -> Batch:
-    return Batch(dataset, index, ((question("Ann"), 0),))
+def batch(index: int) -> Batch:
+    return Batch("nq", index, ((question("Ann"), 0),))
 
 
 @pytest.fixture
@@ -193,11 +187,6 @@ def test_an_actor_on_the_command_line_may_ignore_a_recipes_values() -> None:
     arguments = parse_arguments(ASKED, {"agent_command": "python", "protocol": "terse"})
     with pytest.raises(ValueError, match="`protocol`"):
         check_read(arguments.parts.rollout, QUESTIONS, arguments.given)
-
-
-def test_a_run_that_searched_with_another_engine_is_refused() -> None:
-    with pytest.raises(UserMistake, match="--search_engine"):
-        parse_arguments(ASKED, {"corpus": "corpus.jsonl", "search_engine": "dense"})
 
 
 CHOICE = Question("q", "which ?", ("Ann Lee",), options={"A": "Bob", "B": "Ann Lee"})

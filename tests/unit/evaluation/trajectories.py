@@ -43,8 +43,8 @@ TWO_AGENTS = Trajectory(
 tool, which answers later. Both begin with token 4."""
 
 
-def question(gold: str, hops: int | None = None) -> Question:
-    return Question("q", "who ?", (gold,), {} if hops is None else {"hops": hops})
+def question(gold: str) -> Question:
+    return Question("q", "who ?", (gold,))
 
 
 def answered(answer: str, searches: int = 0) -> Trajectory:

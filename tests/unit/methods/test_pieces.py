@@ -124,15 +124,6 @@ class TestDrMAS:
         found = AgentWise("none")(given)
         torch.testing.assert_close(found, torch.tensor([[-0.5, 0.5, -0.5], [-1.5, -0.5, 0.0], [2.5, 0.0, 0.0]]))
 
-    def test_without_a_spread_there_is_no_advantage(self) -> None:
-        """An agent's only turn, and equal rewards, even where the others of the group differ."""
-        assert AgentWise()(self.rollout())[[0, 4], 3].tolist() == [0.0, 0.0]
-        outcomes = torch.tensor([0.1, 0.1, 0.1, 0.1, 0.7, 0.1, 0.1, 0.1])  # the third agent acts in rows 0 and 4
-        agents = torch.tensor(
-            [[0, 1, 0], [1, 0, -1], [1, 1, -1], [0, -1, -1], [2, -1, -1], [1, 0, 0], [1, -1, -1], [0, -1, -1]]
-        )
-        assert AgentWise()(self.rollout(agents, outcomes)).abs().max() < 1e-6
-
     def test_who_is_not_scored_counts_for_nothing_and_groups_and_names_do_not_mix(self) -> None:
         arm = AgentWise()
         outcomes = self.rollout().outcomes

@@ -60,11 +60,6 @@ def scaled_clip_range(epsilon: float, turn_ids: Tensor) -> Tensor:
     return result
 
 
-def clipped_surrogate(w: float, a: float, epsilon_low: float, epsilon_high: float, delta: float | None) -> float:
-    clipped = min(max(w, 1 - epsilon_low), 1 + epsilon_high)
-    return min((w if delta is None else min(w, delta)) * a, clipped * a)
-
-
 def aggregate_turns(x: Tensor, turn_ids: Tensor) -> float:
     return mean(
         [mean([mean([float(x[i, t]) for t in k]) for k in ks]) for i, ks in enumerate(positions_of_turns(turn_ids))]

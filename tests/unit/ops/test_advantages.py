@@ -30,29 +30,26 @@ TURNS = turn_layout(TURN_IDS).turn_mask
 discounts = st.sampled_from([0.0, 0.5, 0.95, 1.0])
 
 
-class TestTurnReturns:
-    def test_by_hand(self):
-        rewards = torch.tensor([[1.0, 2.0, 4.0], [3.0, 8.0, 9.0], [9.0, 9.0, 9.0]])
-        mask = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]])
-        expected = torch.tensor([[3.0, 4.0, 4.0], [7.0, 8.0, 0.0], [0.0, 0.0, 0.0]])
-        torch.testing.assert_close(turn_returns(rewards, mask, 0.5), expected)
+def test_turn_returns_by_hand():
+    rewards = torch.tensor([[1.0, 2.0, 4.0], [3.0, 8.0, 9.0], [9.0, 9.0, 9.0]])
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]])
+    expected = torch.tensor([[3.0, 4.0, 4.0], [7.0, 8.0, 0.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(turn_returns(rewards, mask, 0.5), expected)
 
 
-class TestGae:
-    def test_tokens_by_hand_skip_observations(self):
-        rewards = torch.tensor([[0.0, 7.0, 7.0, 1.0, 7.0]])
-        values = torch.tensor([[0.5, 8.0, 8.0, 0.25, 8.0]])
-        advantages, returns = token_gae(rewards, values, torch.tensor([[1, 0, 0, 1, 0]]), gamma=0.5, lam=0.5)
-        torch.testing.assert_close(advantages, torch.tensor([[-0.1875, 0.0, 0.0, 0.75, 0.0]]))
-        torch.testing.assert_close(returns, torch.tensor([[0.3125, 0.0, 0.0, 1.0, 0.0]]))
+def test_gae_by_hand_skips_observations():
+    rewards = torch.tensor([[0.0, 7.0, 7.0, 1.0, 7.0]])
+    values = torch.tensor([[0.5, 8.0, 8.0, 0.25, 8.0]])
+    advantages, returns = token_gae(rewards, values, torch.tensor([[1, 0, 0, 1, 0]]), gamma=0.5, lam=0.5)
+    torch.testing.assert_close(advantages, torch.tensor([[-0.1875, 0.0, 0.0, 0.75, 0.0]]))
+    torch.testing.assert_close(returns, torch.tensor([[0.3125, 0.0, 0.0, 1.0, 0.0]]))
 
 
-class TestTurnRewardsToTokens:
-    def test_by_hand(self):
-        turn_ids = torch.tensor([[0, -1, 0, 1, -1], [-1, 0, 0, -1, -1], [-1] * 5])
-        rewards = torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0], [9.0] * 3])  # no trajectory has a third turn
-        expected = [[0.0, 0.0, 1.0, 2.0, 0.0], [0.0, 0.0, 3.0, 0.0, 0.0], [0.0] * 5]
-        assert turn_rewards_to_tokens(rewards, turn_ids).tolist() == expected
+def test_turn_rewards_to_tokens_by_hand():
+    turn_ids = torch.tensor([[0, -1, 0, 1, -1], [-1, 0, 0, -1, -1], [-1] * 5])
+    rewards = torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0], [9.0] * 3])  # no trajectory has a third turn
+    expected = [[0.0, 0.0, 1.0, 2.0, 0.0], [0.0, 0.0, 3.0, 0.0, 0.0], [0.0] * 5]
+    assert turn_rewards_to_tokens(rewards, turn_ids).tolist() == expected
 
 
 class TestGroupTurnAdvantages:

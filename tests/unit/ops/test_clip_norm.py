@@ -27,10 +27,9 @@ LOG_RATIO = torch.tensor([[1.5, 1.1, 9.0, 0.5, 9.0], [0.9, 1.0, 1.1, 1.1, 9.0], 
 every_estimator = pytest.mark.parametrize("estimator", KL_ESTIMATORS)
 
 
-class TestClipFraction:
-    def test_by_hand(self):
-        torch.testing.assert_close(clip_fraction(LOG_RATIO, MASK, 0.2, 0.2), torch.tensor([2 / 3, 0.0, 0.0]))
-        torch.testing.assert_close(clip_fraction(LOG_RATIO, MASK, 0.6, 0.05), torch.tensor([2 / 3, 0.5, 0.0]))
+def test_clip_fraction_by_hand():
+    torch.testing.assert_close(clip_fraction(LOG_RATIO, MASK, 0.2, 0.2), torch.tensor([2 / 3, 0.0, 0.0]))
+    torch.testing.assert_close(clip_fraction(LOG_RATIO, MASK, 0.6, 0.05), torch.tensor([2 / 3, 0.5, 0.0]))
 
 
 class TestKlToOld:
@@ -69,25 +68,23 @@ def test_the_kl_at_rest_by_hand() -> None:
     assert math.isnan(kl_at_rest(math.nan, math.nan))
 
 
-class TestGatedKl:
-    def test_a_closed_gate_stops_value_and_gradient_even_of_nan(self):
-        log_ratio = torch.tensor([[500.0, math.nan], [0.5, 0.5]], requires_grad=True)
-        gated = gated_kl(torch.tensor([0.0, 1.0]), log_ratio, torch.ones(2, 2))
-        gated.sum().backward()
-        assert gated[0] == 0
-        assert log_ratio.grad[0].tolist() == [0.0, 0.0]
-        assert (log_ratio.grad[1] > 0).all()
+def test_a_closed_gate_stops_value_and_gradient_even_of_nan():
+    log_ratio = torch.tensor([[500.0, math.nan], [0.5, 0.5]], requires_grad=True)
+    gated = gated_kl(torch.tensor([0.0, 1.0]), log_ratio, torch.ones(2, 2))
+    gated.sum().backward()
+    assert gated[0] == 0
+    assert log_ratio.grad[0].tolist() == [0.0, 0.0]
+    assert (log_ratio.grad[1] > 0).all()
 
 
-class TestClippingBias:
-    @quick
-    @given(turn_id_batches(), st.integers(0, 99))
-    def test_is_what_clipping_removes_from_the_gradient(self, turn_ids, seed):
-        mask, advantages = turn_ids >= 0, normal(turn_ids, seed + 1)
-        log_ratio = normal(turn_ids, seed, scale=0.4).requires_grad_()
-        ratio = log_ratio.exp()
-        losses = [ratio * advantages, clipped_surrogate(ratio, advantages, 0.2, 0.28)]
-        full, clipped = (masked_mean(x, mask, dim=1).mean() for x in losses)
-        bias = clipping_bias(ratio, advantages, is_clipped(ratio, advantages, 0.2, 0.28), mask)
-        (gradient,) = torch.autograd.grad(full - clipped, log_ratio, retain_graph=True)
-        torch.testing.assert_close(torch.autograd.grad(bias, log_ratio)[0], gradient, rtol=1e-10, atol=1e-12)
+@quick
+@given(turn_id_batches(), st.integers(0, 99))
+def test_the_bias_is_what_clipping_removes_from_the_gradient(turn_ids, seed):
+    mask, advantages = turn_ids >= 0, normal(turn_ids, seed + 1)
+    log_ratio = normal(turn_ids, seed, scale=0.4).requires_grad_()
+    ratio = log_ratio.exp()
+    losses = [ratio * advantages, clipped_surrogate(ratio, advantages, 0.2, 0.28)]
+    full, clipped = (masked_mean(x, mask, dim=1).mean() for x in losses)
+    bias = clipping_bias(ratio, advantages, is_clipped(ratio, advantages, 0.2, 0.28), mask)
+    (gradient,) = torch.autograd.grad(full - clipped, log_ratio, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(bias, log_ratio)[0], gradient, rtol=1e-10, atol=1e-12)

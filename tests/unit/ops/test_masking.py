@@ -20,13 +20,12 @@ from .batches import TURN_IDS
 X = torch.tensor([[1.0, 3.0, 100.0, 5.0, 100.0], [2.0, 1.0, 2.0, 6.0, 100.0], [100.0] * 5])
 
 
-class TestTurnIdsFromMask:
-    @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
-    def test_numbers_the_runs(self, dtype):
-        mask = torch.tensor([[1, 1, 0, 1, 0, 0, 1], [0, 0, 1, 1, 1, 0, 1], [0] * 7], dtype=dtype)
-        ids = turn_ids_from_mask(mask)
-        assert ids.tolist() == [[0, 0, -1, 1, -1, -1, 2], [-1, -1, 0, 0, 0, -1, 1], [-1] * 7]
-        assert ids.dtype == torch.int64
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+def test_turn_ids_number_the_runs_of_a_mask(dtype):
+    mask = torch.tensor([[1, 1, 0, 1, 0, 0, 1], [0, 0, 1, 1, 1, 0, 1], [0] * 7], dtype=dtype)
+    ids = turn_ids_from_mask(mask)
+    assert ids.tolist() == [[0, 0, -1, 1, -1, -1, 2], [-1, -1, 0, 0, 0, -1, 1], [-1] * 7]
+    assert ids.dtype == torch.int64
 
 
 class TestValidateTurnIds:
@@ -63,38 +62,34 @@ class TestTurnStartsAndEnds:
         assert starts.dtype == ends.dtype == torch.bool
 
 
-class TestMaskedMean:
-    def test_by_hand(self):
-        x, mask = (
-            torch.tensor([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0], [9.0] * 3]),
-            torch.tensor([[1, 1, 0], [1, 0, 0], [0] * 3]),
-        )
-        torch.testing.assert_close(masked_mean(x, mask), torch.tensor(7 / 3))
-        torch.testing.assert_close(masked_mean(x, mask, dim=1), torch.tensor([1.5, 4.0, 0.0]))
-        torch.testing.assert_close(masked_mean(x, mask, dim=0), torch.tensor([2.5, 2.0, 0.0]))
+def test_masked_mean_by_hand():
+    x, mask = (
+        torch.tensor([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0], [9.0] * 3]),
+        torch.tensor([[1, 1, 0], [1, 0, 0], [0] * 3]),
+    )
+    torch.testing.assert_close(masked_mean(x, mask), torch.tensor(7 / 3))
+    torch.testing.assert_close(masked_mean(x, mask, dim=1), torch.tensor([1.5, 4.0, 0.0]))
+    torch.testing.assert_close(masked_mean(x, mask, dim=0), torch.tensor([2.5, 2.0, 0.0]))
 
 
-class TestTurnReduceAndBroadcast:
-    def test_by_hand(self):
-        mean, total = turn_reduce(X, TURN_IDS), turn_reduce(X, TURN_IDS, "sum")
-        torch.testing.assert_close(mean, torch.tensor([[2.0, 5.0], [2.0, 3.0], [0.0, 0.0]]))
-        torch.testing.assert_close(total, torch.tensor([[4.0, 5.0], [2.0, 9.0], [0.0, 0.0]]))
-        expected = [[2.0, 2.0, 0.0, 5.0, 0.0], [2.0, 3.0, 3.0, 3.0, 0.0], [0.0] * 5]
-        torch.testing.assert_close(turn_broadcast(mean, TURN_IDS), torch.tensor(expected))
+def test_turn_reduce_and_broadcast_by_hand():
+    mean, total = turn_reduce(X, TURN_IDS), turn_reduce(X, TURN_IDS, "sum")
+    torch.testing.assert_close(mean, torch.tensor([[2.0, 5.0], [2.0, 3.0], [0.0, 0.0]]))
+    torch.testing.assert_close(total, torch.tensor([[4.0, 5.0], [2.0, 9.0], [0.0, 0.0]]))
+    expected = [[2.0, 2.0, 0.0, 5.0, 0.0], [2.0, 3.0, 3.0, 3.0, 0.0], [0.0] * 5]
+    torch.testing.assert_close(turn_broadcast(mean, TURN_IDS), torch.tensor(expected))
 
 
-class TestLastTokenBeforeTurn:
-    def test_by_hand(self):
-        turn_ids = torch.tensor([[0, 0, -1, 1, 2], [-1, 0, -1, -1, -1], [-1] * 5])
-        assert last_token_before_turn(turn_ids).tolist() == [[-1, 2, 3], [0, -1, -1], [-1, -1, -1]]
+def test_last_token_before_turn_by_hand():
+    turn_ids = torch.tensor([[0, 0, -1, 1, 2], [-1, 0, -1, -1, -1], [-1] * 5])
+    assert last_token_before_turn(turn_ids).tolist() == [[-1, 2, 3], [0, -1, -1], [-1, -1, -1]]
 
 
-class TestTurnLayout:
-    def test_by_hand(self):
-        layout = turn_layout(torch.tensor([[0, 0, -1, 1, 2], [0, -1, -1, -1, -1], [-1] * 5]))
-        assert layout.num_turns == 3
-        assert layout.counts.tolist() == [3, 1, 0]
-        assert layout.lengths.tolist() == [[2, 1, 1], [1, 0, 0], [0, 0, 0]]
-        assert layout.turn_mask.tolist() == [[True] * 3, [True, False, False], [False] * 3]
-        assert layout.slots.tolist() == [[0, 0, 3, 1, 2], [0, 3, 3, 3, 3], [3] * 5]
-        assert turn_layout(layout) is layout
+def test_turn_layout_by_hand():
+    layout = turn_layout(torch.tensor([[0, 0, -1, 1, 2], [0, -1, -1, -1, -1], [-1] * 5]))
+    assert layout.num_turns == 3
+    assert layout.counts.tolist() == [3, 1, 0]
+    assert layout.lengths.tolist() == [[2, 1, 1], [1, 0, 0], [0, 0, 0]]
+    assert layout.turn_mask.tolist() == [[True] * 3, [True, False, False], [False] * 3]
+    assert layout.slots.tolist() == [[0, 0, 3, 1, 2], [0, 3, 3, 3, 3], [3] * 5]
+    assert turn_layout(layout) is layout

@@ -15,6 +15,7 @@ from sorl_trl.qa import (
     f1_reward,
 )
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
+from tests.unit.evaluation.trajectories import answered, ended
 
 SEEN = Observation((2,), "2")
 TURNS = (Turn((1,), "", Action(ActionKind.TOOL, "1 + 1", "calculate")), Turn((1,), "", Action(ActionKind.ANSWER, "2")))
@@ -44,25 +45,25 @@ def call(reward, trajectories, golden_answers, **columns):
         (f1_reward, [1.0, 2 / 3, None, 0.0]),
     ],
 )
-def test_rewards_of_a_batch(episode, reward, expected):
+def test_rewards_of_a_batch(reward, expected):
     trajectories = [
-        episode().search("It is Paris").answer("paris"),
-        episode().invalid().answer("Rome Italy"),
-        episode().search(None).end(StopReason.SEARCH_UNAVAILABLE),
-        episode().search("Rome").end(StopReason.MAX_TURNS),
+        answered("paris", searches=1),
+        answered("Rome Italy"),
+        ended(StopReason.SEARCH_UNAVAILABLE),
+        ended(StopReason.MAX_TURNS),
     ]
     assert call(reward, trajectories, [["Paris"], ["Rome"], ["Paris"], ["Oslo"]]) == expected
 
 
 @pytest.mark.parametrize("reward", REWARDS.values(), ids=REWARDS)
-def test_only_an_infrastructure_failure_is_left_out(episode, reward):
-    trajectories = [episode().search("Paris").end(stop_reason) for stop_reason in StopReason]
+def test_only_an_infrastructure_failure_is_left_out(reward):
+    trajectories = [*map(ended, StopReason)]
     scores = zip(StopReason, call(reward, trajectories, [["Paris"]] * len(trajectories)), strict=True)
     left_out = {stop_reason for stop_reason, score in scores if score is None}
     assert left_out == {StopReason.SEARCH_UNAVAILABLE, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.NO_CALL}
 
 
-def test_the_environment_reward_is_what_the_environment_gave_for_each_turn(episode):
+def test_the_environment_reward_is_what_the_environment_gave_for_each_turn():
     given, nothing = (replace(turn, reward=reward) for turn, reward in zip(TURNS, (0.5, None), strict=True))
     trajectories = [
         Trajectory((0,), (given, SEEN, nothing), StopReason.ANSWERED),
@@ -83,8 +84,8 @@ def columns(*questions):
     return {name: [row[name] for row in rows] for name in rows[0] if name not in ("prompt", "golden_answers")}
 
 
-def test_answer_reward_of_a_mixed_set(episode):
-    trajectories = [episode().answer("B"), episode().answer("B"), episode().answer("paris"), episode().answer("rome")]
+def test_answer_reward_of_a_mixed_set():
+    trajectories = [*map(answered, ("B", "B", "paris", "rome"))]
     golden_answers = [["Paris"], ["Rome"], ["Paris"], ["Rome"]]
     scores = call(answer_reward, trajectories, golden_answers, **columns(OPEN, CHOICE, OPEN, CHOICE))
     assert scores == [0.0, 1.0, 1.0, 1.0]

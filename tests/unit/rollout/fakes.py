@@ -86,10 +86,10 @@ class ScriptedGenerator:
         return Generation(ids, logprobs, turn.stopped and len(ids) == len(turn.token_ids))
 
 
-def turn_of(text: str, stopped: bool = True, logprob: float | None = None) -> Generation:
+def turn_of(text: str, logprob: float | None = None) -> Generation:
     """What a policy with the word tokenizer would sample for `text`."""
     ids = encode(word_tokenizer(), text)
-    return Generation(ids, None if logprob is None else (logprob,) * len(ids), stopped)
+    return Generation(ids, None if logprob is None else (logprob,) * len(ids), True)
 
 
 class FakeSearch:

@@ -28,7 +28,7 @@ from sorl_trl.rollout import (
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.types import Passage, StopReason, Trajectory
 
-from .fakes import PARIS, FakeSearch, SteppingEngine, check_rows, encode, word_tokenizer
+from .fakes import FakeSearch, SteppingEngine, check_rows, encode, word_tokenizer
 
 PROTOCOL = TagProtocol(passage_template="{text}", no_results="No", search_failed="No", invalid_feedback="I should")
 LIMITS = RolloutLimits(max_turns=4, max_turn_tokens=9, max_observation_tokens=8, max_trajectory_tokens=60)
@@ -61,9 +61,9 @@ class Jittery:
         return [[Passage(query, "", f"{query} France", 1.0)] for query in queries]
 
 
-def collector(search: Any, rejoin_after: int = 4, limits: RolloutLimits = LIMITS) -> Collector:
+def collector(search: Any, rejoin_after: int = 4) -> Collector:
     responder = search if isinstance(search, Responder) else SearchResponder(search, PROTOCOL, retry=NO_WAIT)
-    return Collector(word_tokenizer(), responder, PROTOCOL, limits, rejoin_after)
+    return Collector(word_tokenizer(), responder, PROTOCOL, LIMITS, rejoin_after)
 
 
 def collect(search: Any, rejoin_after: int, rows: int = 12, engine: SteppingEngine | None = None) -> list[Trajectory]:
@@ -165,24 +165,6 @@ def test_a_failing_search_masks_its_row_and_no_other() -> None:
     trajectories = collector(search).collect([(1,), (2,), (3,)], engine)
     assert [t.stop_reason.value for t in trajectories] == ["answered", "search_unavailable", "answered"]
     assert [any(each.env_mask) for each in trajectories] == [True, False, True]
-
-
-class PickySearch(FakeSearch):
-    """Refuses every request with "b" in it."""
-
-    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        found = super().search_batch(queries, k)
-        if "b" in queries:
-            raise SearchError("refused")
-        return found
-
-
-def test_a_refused_query_spoils_no_other() -> None:
-    search = PickySearch()
-    found, refused = Reply("capital of France", (PARIS,)), Reply("No")
-    assert SearchResponder(search, PROTOCOL).search("abc") == {"a": found, "b": refused, "c": found}
-    assert search.calls == [["a", "b", "c"], ["a"], ["b"], ["c"]]
-    assert SearchResponder(PickySearch(), PROTOCOL).search("b") == {"b": refused}
 
 
 @pytest.mark.parametrize("found", [None, [None], {"a": []}, [[{"text": "t"}]], []])

@@ -14,22 +14,21 @@ from .fakes import WORDS, bpe_tokenizer, encode, word_tokenizer
 
 EOS = WORDS.index("<eos>")
 STOPS = TagProtocol().stop_strings
-GREEDY = GenerationConfig(do_sample=False)
 
 
-def generator(model: Any, tokenizer: Any = None, eos: int = EOS, config: GenerationConfig = GREEDY) -> HFGenerator:
-    return HFGenerator(model, TurnEnd(tokenizer or word_tokenizer(), STOPS, [eos]), config)
+def generator(model: Any) -> HFGenerator:
+    return HFGenerator(model, TurnEnd(word_tokenizer(), STOPS, [EOS]), GenerationConfig(do_sample=False))
 
 
-def replaying(rows: list[tuple[int, ...]], vocab_size: int = len(WORDS)) -> LlamaForCausalLM:
+def replaying(rows: list[tuple[int, ...]]) -> LlamaForCausalLM:
     """A real model whose logits are overwritten: greedy row r samples `rows[r]`, then its last token for ever."""
-    model = build_policy(vocab_size=vocab_size).eval()
+    model = build_policy(vocab_size=len(WORDS)).eval()
     forward, steps = model.forward, count()
 
     def replay(**kwargs: Any) -> Any:
         output, step = forward(**kwargs), next(steps)
         tokens = torch.tensor([row[min(step, len(row) - 1)] for row in rows])
-        output.logits = torch.nn.functional.one_hot(tokens, vocab_size).float()[:, None]
+        output.logits = torch.nn.functional.one_hot(tokens, len(WORDS)).float()[:, None]
         return output
 
     model.forward = replay  # type: ignore[method-assign]

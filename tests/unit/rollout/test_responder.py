@@ -253,24 +253,6 @@ def test_a_reset_of_a_world_that_is_down_masks_one_trajectory(opened: Any) -> No
         responder.open([{"at_first": [{"type": "text", "text": "a"}]}])
 
 
-class Team:
-    """The planner begins."""
-
-    def __init__(self) -> None:
-        self.agent = "planner"
-
-    def step(self, taken: Turn) -> Reply:
-        self.agent = "searcher"
-        return Reply("go on")
-
-
-def test_an_environment_names_the_next_agent(opened: Any) -> None:
-    responder = opened(Team, {}, {})
-    ask(responder, "a")
-    assert [row.agent for row in responder.rows] == ["searcher", "planner"]
-    assert opened(Counter).rows[0].agent == ""
-
-
 class Game:
     def reset(self, number: int, hint: str = "none", **_: Any) -> str:
         self.number, self.hint = number, hint

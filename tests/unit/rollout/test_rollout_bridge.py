@@ -42,8 +42,8 @@ def searched(stop_reason: StopReason) -> Trajectory:
     return trajectory(turn(5, 6), Observation((7, 8), ""), turn(9), stop_reason=stop_reason)
 
 
-def row(output: dict[str, Any], index: int = 0) -> tuple[Any, ...]:
-    return tuple(output[key][index] for key in ("completion_ids", "env_mask", "turn_ids", "logprobs"))
+def row(output: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(output[key][0] for key in ("completion_ids", "env_mask", "turn_ids", "logprobs"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def written(path: Path, *rows: Any) -> Path:
 
 
 def test_prompts_and_columns_reach_the_environment(tmp_path: Path) -> None:
-    tokenizer = bpe_tokenizer()
+    tokenizer = deepcopy(bpe_tokenizer())
     tokenizer.chat_template = CHATML
     tasks = load_tasks(written(tmp_path / "tasks.jsonl", {"prompt": SAID, "number": 7}, {"prompt": SAID, "id": "b"}))
     assert [(task.id, task.question) for task in tasks] == [("1", "Go<|im_end|>"), ("b", "Go<|im_end|>")]
@@ -78,7 +79,7 @@ def rollout_of(prompts: Any, its_trainer: Any) -> None:
 
 def test_an_agent_gets_the_question_and_needs_a_chat_template(tmp_path: Path) -> None:
     tasks = load_tasks(written(tmp_path / "tasks.jsonl", {"question": "where", "golden_answers": ["oslo"], "room": 2}))
-    with_agent, tokenizer = RolloutArguments(agent=f"{__name__}:agent"), bpe_tokenizer()
+    with_agent, tokenizer = RolloutArguments(agent=f"{__name__}:agent"), deepcopy(bpe_tokenizer())
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="the agent's API calls are messages"):
         prompt_rows(tasks, with_agent, tokenizer)

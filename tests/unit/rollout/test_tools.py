@@ -115,47 +115,6 @@ def halve(number: float) -> str:
     return f"{number / 2:g}"
 
 
-class Guessing(Counter):
-    """Another kind of environment."""
-
-    def reset(self, number: int, **others: Any) -> str:  # type: ignore[override]
-        assert "environment" not in others, "which TRL keeps to itself"
-        self.count = number
-        return f"from {number}"
-
-    def guess(self, number: int) -> str:
-        """
-        Guess.
-
-        Args:
-            number: It.
-        """
-        return str(number == self.count)
-
-    def add(self, number: str) -> str:  # type: ignore[override]
-        """
-        Append to a text.
-
-        Args:
-            number: What.
-        """
-        return f"{self.count}{number}"
-
-
-def test_rows_may_have_environments_of_several_kinds() -> None:
-    box = ToolBox([halve], {"counting": Counter, "guessing": Guessing})
-    examples: list[dict[str, Any]] = [{"environment": "counting"}, {"environment": "guessing", "number": 3}]
-    assert [row.greeting for row in box.open(examples)] == [None, "from 3"]
-    assert call(box, ("guess", {"number": 3})) == ["{'error': 'Tool guess not found.'}"]
-    assert call(box, ("guess", {"number": 3}), row=1) == ["True"]
-    assert [type(each) for each in box.environments] == [Counter, Guessing]
-    protocol = box.protocol.in_chat(CHAT)
-    typed = [replace(protocol, functions=row.tools).parse(tool_call("add", number="7")) for row in box.rows]
-    assert [each.calls[0].arguments["number"] for each in typed] == [7, "7"], "by each kind's own schema"
-    box.close()
-    assert box.environments[1].count == 3, "for reward functions"
-
-
 class Notebook(Counter):
     """Written to by coroutines and read by functions; what it holds may be bound to its thread."""
 
@@ -183,13 +142,51 @@ class Notebook(Counter):
         return ", ".join(self.lines)
 
 
+class Appending(Notebook):
+    """Another kind of environment."""
+
+    def reset(self, number: int, **others: Any) -> str:  # type: ignore[override]
+        assert "environment" not in others, "which TRL keeps to itself"
+        super().reset()
+        self.count = number
+        return f"from {number}"
+
+    def add(self, number: str) -> str:  # type: ignore[override]
+        """
+        Append to a text.
+
+        Args:
+            number: What.
+        """
+        return f"{self.count}{number}"
+
+
+def test_rows_may_have_environments_of_several_kinds() -> None:
+    box = ToolBox([halve], {"counting": Counter, "appending": Appending})
+    examples: list[dict[str, Any]] = [{"environment": "counting"}, {"environment": "appending", "number": 3}]
+    assert [row.greeting for row in box.open(examples)] == [None, "from 3"]
+    assert call(box, ("write", {"line": "a"})) == ["{'error': 'Tool write not found.'}"]
+    assert call(box, ("write", {"line": "a"}), row=1) == ["written"]
+    assert [type(each) for each in box.environments] == [Counter, Appending]
+    protocol = box.protocol.in_chat(CHAT)
+    typed = [replace(protocol, functions=row.tools).parse(tool_call("add", number="7")) for row in box.rows]
+    assert [each.calls[0].arguments["number"] for each in typed] == [7, "7"], "by each kind's own schema"
+    box.close()
+    assert box.environments[1].lines == ["a"], "for reward functions"
+
+
 def broken() -> str:
     """Fail."""
     raise ConnectionError("no route")
 
 
+async def broken_later() -> str:
+    """Fail."""
+    raise TimeoutError
+
+
 def converse(*messages: str) -> tuple[Trajectory, ToolBox, list[tuple[int, ...]]]:
-    box = ToolBox([halve, broken], Notebook)
+    box = ToolBox([halve, broken, broken_later], Notebook)
     script = [Generation(encode(CHAT, f"{message}<|im_end|>"), None, True) for message in messages]
     engine = ScriptedGenerator({CHAT.encode("Begin.")[0]: script})
     collector = Collector(CHAT, box, box.protocol.in_chat(CHAT), LIMITS)
@@ -213,8 +210,9 @@ def test_a_message_calls_tools_in_order() -> None:
     assert rollout_statistics([trajectory])["tool_calls_per_trajectory"] == len(calls)
 
 
-def test_no_call_is_made_after_one_of_a_tool_that_is_down() -> None:
-    calls = [tool_call("write", line="c"), tool_call("broken"), tool_call("write", line="d")]
+@pytest.mark.parametrize("tool", ["broken", "broken_later"])
+def test_no_call_is_made_after_one_of_a_tool_that_is_down(tool: str) -> None:
+    calls = [tool_call("write", line="c"), tool_call(tool), tool_call("write", line="d")]
     trajectory, box, _ = converse("".join(calls))
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
     assert box.environments[0].lines == ["c"]

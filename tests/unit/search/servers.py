@@ -15,12 +15,11 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """What the server does with a request: `body` in pieces, each after `pause` was called, then perhaps a reset."""
+    """What the server does with a request, perhaps with a reset at the end."""
 
-    body: bytes | list[bytes] = b""
+    body: bytes = b""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    pause: Callable[[], object] = lambda: None
     reset: bool = False
 
 
@@ -55,16 +54,13 @@ class Server:
                 self._send(server.reply(request))
 
             def _send(self, reply: Reply) -> None:
-                pieces = reply.body if isinstance(reply.body, list) else [reply.body]
                 self.send_response(reply.status)
-                headers = {"Content-Length": str(sum(map(len, pieces))), **reply.headers}
+                headers = {"Content-Length": str(len(reply.body)), **reply.headers}
                 for name, value in headers.items():
                     self.send_header(name, value)
                 try:
                     self.end_headers()
-                    for piece in pieces:
-                        reply.pause()
-                        self.wfile.write(piece)
+                    self.wfile.write(reply.body)
                 except OSError:
                     self.close_connection = True  # The client has had enough.
                 if reply.reset:

@@ -10,6 +10,7 @@ from urllib.error import HTTPError, URLError
 import httpx2
 import pytest
 import requests
+from tests.unit.rollout.fakes import PARIS, FakeSearch
 
 from sorl_trl.search import RetryPolicy, SearchError, SearchUnavailable
 from sorl_trl.search.backend import is_down
@@ -18,23 +19,10 @@ NO_WAIT = RetryPolicy(attempts=3, initial_wait_s=0)
 DOWN = SearchUnavailable("down")
 
 
-class Failing:
-    """Raises these errors, one per call, before it answers."""
-
-    def __init__(self, *failures: Exception) -> None:
-        self.failures, self.calls = [*failures], 0
-
-    def search_batch(self, queries: list[str], k: int) -> str:
-        self.calls += 1
-        if self.failures:
-            raise self.failures.pop(0)
-        return f"{queries} {k}"
-
-
 def test_an_engine_that_recovers_is_waited_for() -> None:
-    backend = Failing(DOWN, ConnectionError("reset"))
-    assert NO_WAIT.retrying()(backend.search_batch, ["a", "bc"], 3) == "['a', 'bc'] 3"
-    assert backend.calls == 3
+    backend = FakeSearch([DOWN, ConnectionError("reset")])
+    assert NO_WAIT.retrying()(backend.search_batch, ["a", "bc"], 3) == [[PARIS], [PARIS]]
+    assert backend.calls == [["a", "bc"]] * 3
 
 
 @pytest.mark.parametrize(
@@ -44,11 +32,11 @@ def test_an_engine_that_recovers_is_waited_for() -> None:
 def test_an_engine_that_stays_down_is_given_up_and_a_mistake_is_not_repeated(
     error: Exception, patient: bool, attempts: int
 ) -> None:
-    backend = Failing(*[error] * 9)
+    backend = FakeSearch([error] * 9)
     with pytest.raises(type(error)) as caught:
         NO_WAIT.retrying(patient)(backend.search_batch, ["a"], 3)
     assert caught.value is error
-    assert backend.calls == attempts
+    assert backend.calls == [["a"]] * attempts
 
 
 def caused(*errors: BaseException) -> BaseException:

@@ -14,11 +14,40 @@ import bm25s
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.search.backends import PASSAGES
 
 from sorl_trl.search import BM25Index, CorpusError, IndexOutdated, write_corpus
 from sorl_trl.search.bm25 import tokenize
 from sorl_trl.types import Passage
+
+PASSAGES = [
+    Passage("fr", "France", "The capital of France is Paris."),
+    Passage("it", "Italy", "The capital of Italy is Rome; its river is the Tiber."),
+    Passage("cw", "Curaçao", "Willemstad is the largest town."),
+    Passage("jp", "東京", "東京は日本の首都。"),
+    Passage("twin1", "Twin", "Gemini stars"),
+    Passage("twin2", "Twin", "Gemini stars"),
+    Passage("blank", "", "?!"),
+]
+"""A corpus: accents, Japanese, twins, and one without a word."""
+
+
+@pytest.fixture(scope="session")
+def corpus_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    write_corpus(PASSAGES, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def index_dir(corpus_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("indexes") / "index"
+    BM25Index.build(corpus_path, directory, show_progress=False)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def index(index_dir: Path) -> BM25Index:
+    return BM25Index.load(index_dir)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +105,8 @@ def test_a_loaded_index_equals_bm25s_in_memory_with_ties_in_order(tmp_path_facto
     assert found == sorted((-score, i) for i, score in enumerate(scores.tolist()) if score > 0)[:k]
 
 
-def ids(index: Any, query: str, k: int = 3) -> list[str]:
-    return [passage.id for passage in index.search_batch([query], k)[0]]
+def ids(index: Any, query: str) -> list[str]:
+    return [passage.id for passage in index.search_batch([query], 3)[0]]
 
 
 def test_an_index_is_its_corpus(index_dir: Path, corpus_path: Path, tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server.close()
 
 
-def hit(query: str, k: int = 3) -> list[Passage]:
-    return [Passage("", str(k), query, 0.5)]
+def hit(query: str) -> list[Passage]:
+    return [Passage("", "3", query, 0.5)]
 
 
 def test_a_batch_is_one_request_over_a_connection_that_is_kept(server: Server) -> None:

@@ -12,16 +12,25 @@ from sorl_trl.cli.main import main
 from sorl_trl.search import BM25Index, IndexOutdated, SearchArguments, write_corpus
 from sorl_trl.types import Passage
 
+PARIS = Passage("7", "Paris", "capital of France")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    write_corpus([PARIS, Passage("8", "Rome", "capital of Italy")], path)
+    return path
+
 
 def index_command(*arguments: object) -> int:
     return main(["index", *map(str, arguments)])
 
 
-def test_the_command_line_reports_what_it_made(corpus_path, tmp_path, capsys):
+def test_the_command_line_reports_what_it_made(corpus, tmp_path, capsys):
     output = tmp_path / "deep/index"
-    assert index_command("--corpus", corpus_path, corpus_path, "--output", output) == 0
+    assert index_command("--corpus", corpus, corpus, "--output", output) == 0
     shown = capsys.readouterr()
-    assert shown.out.startswith("14 passages, ")
+    assert shown.out.startswith("4 passages, ")
     assert BM25Index.load(output).identity in shown.out
     assert "Reading passages" in shown.err
 
@@ -50,18 +59,8 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd, arg
     assert sorted(tmp_path.rglob("*")) == before
 
 
-PARIS = Passage("7", "Paris", "capital of France")
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    path = tmp_path / "corpus.jsonl"
-    write_corpus([PARIS, Passage("8", "Rome", "capital of Italy")], path)
-    return path
-
-
-def found(arguments: SearchArguments, query: str = "france") -> list[str]:
-    (passages,) = arguments.build_search().backend.search_batch([query], 1)
+def found(arguments: SearchArguments) -> list[str]:
+    (passages,) = arguments.build_search().backend.search_batch(["france"], 1)
     return [passage.id for passage in passages]
 
 

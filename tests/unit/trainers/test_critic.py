@@ -158,8 +158,6 @@ def test_an_adapter_that_a_critic_cannot_stand_beside_is_refused(config: Any, na
 # The `critic/` folder
 # ---------------------------------------------------------------------------------------------------------------------
 
-KINDS = ["head", "adapter", "model"]
-
 
 def changed(kind: str, **adapter: Any) -> tuple[Any, Critic]:
     """As trained for a while: the parameters of `policy_with(kind)` plus noise."""
@@ -178,26 +176,13 @@ def assert_same_critic(a: Any, b: Any) -> None:
         assert torch.equal(parameter, second[name]), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-class TestFolder:
-    def test_the_gathered_weights_are_what_is_written(self, tmp_path: Path, kind: str) -> None:
-        """Of shards the model itself has only placeholders."""
-        model, _ = changed(kind)
-        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        empty, placeholder = policy_with(kind)
-        for parameter in critic_parameters(empty).values():
-            parameter.data = torch.zeros_like(parameter)
-        save_critic(placeholder, empty, tmp_path, state)
-        again, other = policy_with(kind)
-        restore_critic(other, again, tmp_path)
-        assert_same_critic(again, model)
-
-    def test_where_the_engine_keeps_the_weights(self, tmp_path: Path, kind: str) -> None:
-        model, critic = changed(kind)
-        save_critic(critic, model, tmp_path, {})
-        files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-        assert files == {"critic_config.json", *(["adapter/adapter_config.json"] if kind == "adapter" else [])}
-        assert find_critic(tmp_path) == (tmp_path, kind)
+@pytest.mark.parametrize("kind", ["head", "adapter", "model"])
+def test_where_the_engine_keeps_the_weights(tmp_path: Path, kind: str) -> None:
+    model, critic = changed(kind)
+    save_critic(critic, model, tmp_path, {})
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"critic_config.json", *(["adapter/adapter_config.json"] if kind == "adapter" else [])}
+    assert find_critic(tmp_path) == (tmp_path, kind)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

@@ -45,12 +45,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 
 
-def laid_out(model: Any, layout: str, with_values: bool = False, scored: Tensor = SCORED) -> dict[str, Tensor]:
+def laid_out(model: Any, layout: str, with_values: bool = False) -> dict[str, Tensor]:
     """The results of a pass in a layout, in TRL's two chunks of rows."""
     ids, mask = whole(BATCH)
     labels = ids.masked_fill(mask == 0, -100)
     labels[:, :-LENGTH] = -100
-    asked = LaidOut(model, model, [layout], scored, BATCH["context_ids"], with_values)
+    asked = LaidOut(model, model, [layout], SCORED, BATCH["context_ids"], with_values)
     outputs = [
         asked(input_ids=ids[rows], attention_mask=mask[rows], labels=labels[rows], fused_lm_head=True)
         for rows in (slice(0, 2), slice(2, 3))

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from sorl_trl.trainers import layouts
-from sorl_trl.trainers.layouts import LAYOUTS, Segments, plan_of, segment_attention
+from sorl_trl.trainers.layouts import LAYOUTS, plan_of
 from tests import model_families as families
 from tests.critics import policy_with
 from tests.model_families import GQA, MIXED
@@ -91,26 +91,6 @@ def test_no_family_is_packed_that_mixes_texts() -> None:
     assert found.count(True) > 65 and found.count(False) > 60 and found.count(None) > 10
     known = {"mistral": True, "gemma3_text": True, "nemotron": False, "bert": None, "rembert": None}
     assert {kind: packs[kind] for kind in known} == known
-
-
-def test_a_model_that_fails_without_padding_reads_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a kernel may, that torch has and the GPU does not."""
-    monkeypatch.setattr(layouts, "_has_kernel", lambda *_: True)
-    monkeypatch.setattr(layouts, "_in_one_kernel", None)
-    model = families.build(families.SERVED["llama"])
-    plain = detached(one_by_one(model))
-    forward = forward_of(with_head(model, packs=False))
-    found = asked(forward, model)
-    assert (forward.layouts, forward.reason) == (("unfolded",), FAILS)
-    torch.testing.assert_close(found, {name: plain[name] for name in found}, **IN_SINGLE)
-
-
-@pytest.mark.parametrize(("width", "segments"), [(0, None), (4, Segments((4,), (), torch.tensor([0, 4])))])
-def test_segments_and_the_empty_mask_belong_together(width: int, segments: Segments | None) -> None:
-    """A layer that drops one, or makes a mask of its own, would mix texts or ignore what it masks."""
-    states, mask = torch.zeros(1, 1, 4, 8), torch.ones(1, 1, width, width, dtype=torch.bool)
-    with pytest.raises(RuntimeError, match="Linear does not pass on"):
-        segment_attention(torch.nn.Linear(1, 1), states, states, states, mask, segments=segments)
 
 
 CAUSAL = layouts._causal

@@ -1,4 +1,4 @@
-"""The metrics of a micro-batch, worked by hand, and how processes and micro-batches are put together."""
+"""The metrics of a micro-batch and of a critic, by hand, and how processes and micro-batches are put together."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
-from sorl_trl.methods import Clip, MicroBatch, Objective, Ratio
+from sorl_trl.methods import Clip, Experience, MicroBatch, Objective, Ratio
 from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.metrics import MetricLog, MetricSums, UpdateKL, batch_metrics, reduce_all
+from sorl_trl.trainers.so_ppo_trainer import critic_metrics
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
 LOG_RATIO = torch.tensor([[0.5, -0.1, math.nan, -0.4], [0.0, 9.0, math.inf, 0.0]], dtype=torch.float64)
 ONE = Accelerator(cpu=True)
 
 
-def micro_batch(turn_ids: torch.Tensor = TURN_IDS, level: str = "turn") -> MicroBatch:
+def micro_batch(turn_ids: torch.Tensor = TURN_IDS) -> MicroBatch:
     return MicroBatch(
         logps=LOG_RATIO,
         old_logps=torch.zeros_like(LOG_RATIO),
@@ -29,7 +31,7 @@ def micro_batch(turn_ids: torch.Tensor = TURN_IDS, level: str = "turn") -> Micro
         log_ratio=LOG_RATIO,
         turns=turn_layout(turn_ids),
         advantages=torch.tensor([[-1.0], [1.0]]),
-        unit=Ratio(level),
+        unit=Ratio("turn"),
         clip=Clip(0.2, by_length=False),
         age=1,
     )
@@ -137,3 +139,40 @@ def test_ranks_are_put_together() -> None:
     assert reduce_all([ranks[0]], both)[0] == pytest.approx(
         {"mean": 12 / 5, "scalar": (1 + 10 / 3) / 2, "least": 1.0, "most": 4.0}
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The critic
+# ---------------------------------------------------------------------------------------------------------------------
+
+MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1], [0] * 4]).bool()
+VALUES = torch.tensor([[0.0, 2.0, 5.0, math.nan], [2.0, math.nan, 5.0, 1.0], [math.nan] * 4])
+RETURNS = torch.tensor([[0.0, 3.0, 1.0, math.nan], [3.0, math.nan, 1.0, 5.0], [math.nan] * 4])
+ADVANTAGES = torch.tensor([[1.0, 2.0, -1.0, math.nan], [3.0, math.nan, 1.0, 0.0], [math.nan] * 4])
+
+
+def describe(
+    values: Tensor = VALUES, returns: Tensor = RETURNS, advantages: Tensor = ADVANTAGES, mask: Tensor = MASK
+) -> dict[str, float]:
+    """With targets that nothing may read."""
+    targets = torch.full_like(returns, math.nan)
+    return critic_metrics(Experience(turn_layout(MASK.long() - 1), values, advantages, targets, returns, mask))
+
+
+@pytest.mark.filterwarnings("error")
+class TestCriticMetrics:
+    def test_overall_by_hand(self) -> None:
+        metrics = describe()
+        # Returns 0, 3, 1, 3, 1, 5; residuals 0, 1, -4, 1, -4, 4: mean squares less squared means.
+        spread, error = 45 / 6 - (13 / 6) ** 2, 50 / 6 - (2 / 6) ** 2
+        assert metrics["critic/explained_variance"] == pytest.approx(1 - error / spread)
+        assert metrics["critic/value_mean"] == pytest.approx(15 / 6)
+        assert metrics["critic/return_mean"] == pytest.approx(13 / 6)
+        assert metrics["advantages/mean"] == 1.0
+        assert metrics["advantages/std"] == pytest.approx(math.sqrt(10 / 5))
+
+    @pytest.mark.parametrize("shape", [(3, 4), (3, 0), (0, 4)])
+    def test_no_unit(self, shape: tuple[int, int]) -> None:
+        metrics = describe(*(torch.full(shape, math.nan),) * 3, torch.zeros(shape).bool())
+        assert len(metrics) == 5
+        assert all(math.isnan(value) for value in metrics.values())

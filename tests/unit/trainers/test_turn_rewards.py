@@ -29,16 +29,6 @@ def split(sampled: list[Sample], rewards: Tensor, weights: Tensor) -> Any:
     return SimpleNamespace(**split_rewards(sampled, rewards, weights, longest))
 
 
-def test_trl_sees_the_sum_and_the_turns_are_kept() -> None:
-    sampled, totals = record([[1.0, 0.5], 0.25, None], [2, 3, 1])
-    assert totals == [1.5, 0.25, None]
-    per_func = torch.tensor([[1.5], [0.25], [math.nan]])
-    parts = split(sampled, per_func, torch.tensor([2.0]))
-    assert parts.turn_rewards.tolist() == [[2.0, 1.0, 0.0], [0.0] * 3, [0.0] * 3]
-    assert parts.has_turn_reward.tolist() == [[True, True, False], [False] * 3, [False] * 3]
-    assert parts.outcomes.tolist() == [0.0, 0.5, 0.0]
-
-
 def test_trl_has_nothing_to_say_of_a_trajectory_without_a_turn() -> None:
     """Which is masked out in any case: it prints all that functions were given where none returns a number."""
     assert record([None, None], [0, 1])[1] == [0.0, None]

@@ -38,6 +38,7 @@ from sorl_trl.rollout.engines.slots.engine import Sampler
 from sorl_trl.rollout.engines.slots.support import resolved
 from sorl_trl.rollout.routing import Routers
 from tests import model_families as families
+from tests.policies import play_turns
 from tests.unit.rollout.fakes import bpe_tokenizer
 
 GREEDY = GenerationConfig(do_sample=False)
@@ -288,13 +289,7 @@ def test_a_row_s_samples_depend_on_no_other(llama: Any) -> None:
 
 def turns_with(engine: Any, stops: list[tuple[str, ...]]) -> list[Generation]:
     """A turn of each row, which has these stops, from one context."""
-    engine.open(1)
-    for row, own in enumerate(stops):
-        engine.submit(TurnRequest(row, PROMPT, 30, own))
-    ended: dict[int, Generation] = {}
-    while not engine.idle:
-        ended |= dict(engine.poll())
-    return [ended[row] for row in range(len(stops))]
+    return play_turns(engine, [TurnRequest(row, PROMPT, 30, own) for row, own in enumerate(stops)])
 
 
 def test_each_row_of_a_poll_ends_at_its_own_stops(llama: Any) -> None:

@@ -20,7 +20,7 @@ from sorl_trl.rollout.engines.server import VLLMServer
 from sorl_trl.rollout.engines.vllm import EngineUnavailable, VLLMColocateEngine, VLLMServerEngine, vllm_engine
 from sorl_trl.trainers.vllm_policy import WeightClient, used_by_trl
 from tests.model_families import MIXTURES
-from tests.policies import take_turns
+from tests.policies import play_turns, take_turns
 from tests.scripted_vllm import (
     LOGPROB,
     WINDOW,
@@ -118,21 +118,15 @@ def test_a_turn_has_stops_and_a_schema_of_its_own(script: Script, wrap_either: C
     wrapper = wrap_either(structured_outputs_regex="a+")
     engine = vllm_engine(wrapper, END)
     assert engine.constrains
-    engine.open(1)
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
-    engine.submit(TurnRequest(0, [DOC], 4, ["Paris France", "Doc"]))
-    engine.submit(TurnRequest(1, [DOC] * 2, 4, ["Doc"], schema))
-    engine.submit(TurnRequest(2, [DOC] * 3, 4))
-    ended: dict[int, Any] = {}
-    while not engine.idle:
-        ended |= dict(engine.poll())
-    assert [ended[row].stopped for row in range(3)] == [True, False, False]
+    requests = [TurnRequest(0, [DOC], 4, ["Paris France", "Doc"]), TurnRequest(1, [DOC] * 2, 4, ["Doc"], schema)]
+    turns = play_turns(engine, [*requests, TurnRequest(2, [DOC] * 3, 4)])
+    assert [turn.stopped for turn in turns] == [True, False, False]
     asked = [settings for _, settings in sorted(script.requests, key=lambda request: len(request[0]))]
     closed = "</search>"
     assert [each["stop"] for each in asked] == [[closed, "Paris France", "Doc"], [closed, "Doc"], [closed]]
     kind = dict if wrapper.mode == "server" else SimpleNamespace
     assert [each["structured_outputs"] for each in asked] == [kind(regex="a+"), kind(json=schema), kind(regex="a+")]
-    engine.close()
 
 
 def in_three_layers(tokens: list[int]) -> Any:
