@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from examples.compacting_agent import solve
 from openai import AsyncOpenAI
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import EndpointRollout, SOGRPOTrainer, SOPPOTrainer, agent_reward
+from sorl_trl.ops import group_turn_advantages
 from sorl_trl.records.trained import read_trained
 from sorl_trl.rollout import EngineOptions
 from tests.agents import steps_after
+from tests.losses import assert_same_loss
 from tests.policies import build_policy
 from tests.tools import qwen_tokenizer
 from tests.training import settings
@@ -122,6 +125,42 @@ def test_lora_evaluation_and_records(tmp_path: Path) -> None:
     trained = next(iter(read_trained(tmp_path)))
     assert trained.agents == ("planner", "planner", "planner", "checker")
     assert max(trained.context_ids) == 1
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_a_summary_is_trained_on_once_and_with_the_trajectorys_reward(tmp_path: Path, gamma: float) -> None:
+    """An agent that begins anew from a summary after each turn: credit by trajectory and, with a discount, by turn."""
+    made: list[Any] = []
+
+    async def compacting(example: dict[str, Any], endpoint: Any) -> None:
+        mine = client().with_options(base_url=endpoint.base_url, api_key=endpoint.api_key)
+        await solve(example["question"], str, mine, longest=0)
+
+    def reward(trajectory: Any, **_: Any) -> list[float]:
+        made.extend(trajectory)
+        return [0.0, 3.0, 1.0, 2.0]
+
+    sizes = {"max_completion_length": 2000, "num_generations": 4, "gamma": gamma, "epsilon": 1.0}
+    policy = build_policy(vocab_size=len(qwen_tokenizer())).double()
+    trainer = build(tmp_path, model=policy, reward_funcs=reward, rollout_func=EndpointRollout(compacting, 6), **sizes)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([dict(rows(1)[0]) for _ in range(4)])
+
+    turns = len(made[0].turns)
+    assert [turn.agent for turn in made[0].turns] == ["summary", "policy"] * (turns // 2)
+    assert max(made[0].context_ids) == turns // 2
+    returns = torch.tensor([[r * gamma ** (turns - 1 - k) for k in range(turns)] for r in (0.0, 3.0, 1.0, 2.0)])
+    advantages = group_turn_advantages(returns, torch.ones(4, turns), 4)
+    assert gamma < 1 or (advantages == advantages[:, :1]).all()
+    loss = torch.zeros((), dtype=torch.float64)
+    for each, of_turns in zip(made, advantages, strict=True):
+        for (start, end), advantage in zip(each.spans, of_turns, strict=True):
+            read, said = each.read_before(start), torch.tensor(each.completion_ids[start:end])
+            logits = trainer.model(torch.tensor([[*read, *said]])).logits[0, len(read) - 1 : -1]
+            logp = logits.log_softmax(-1).gather(1, said[:, None]).mean()
+            loss -= advantage * (logp - logp.detach()).exp() / turns / 4
+    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), loss)
 
 
 def test_mistakes_are_named_before_the_first_call(tmp_path: Path) -> None:

@@ -241,6 +241,29 @@ def test_the_planner_asks_the_searcher() -> None:
     assert "Here, in Oslo." in ran.read[2]
 
 
+def test_an_agent_goes_on_from_the_policys_summary() -> None:
+    pytest.importorskip("openai")
+    from examples.compacting_agent import agent_with
+
+    turns = ["<search>oslo</search>", "It is Oslo.", "<answer> Oslo </answer>"]
+    example = {"prompt": "Which city?", "golden_answers": ["Oslo"]}
+    agent = agent_with(BM25Index.open("corpus.jsonl", "index"), longest=150)
+    ran = run_agent(agent, example, qwen_tokenizer(), lambda read, number: turns[number])
+    assert (ran.rewards, ran.counts) == ({"reward": 1.0}, (1, 0, 1))
+    assert [turn.agent for turn in ran.trajectory.turns] == ["policy", "summary", "policy"]
+    assert "where oslo" in ran.read[1] and "where oslo" not in ran.read[2]
+    assert "It is Oslo." in ran.read[2]
+
+
+def test_compacting_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openai")
+    tokenizer = qwen_tokenizer()
+    words = [*SEARCH, *BRIEF, "--longest", "100"]
+    trainer = run(monkeypatch, "compacting_agent", build_policy(vocab_size=len(tokenizer)), tokenizer, *words)
+    assert logged(trainer, "rewards/agent_reward/mean") == 0
+    assert logged(trainer, "agents/summary/turn_share") > 0
+
+
 @pytest.mark.agents
 def test_the_code_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.sdks.policies import brief_policy, brief_tokenizer
