@@ -1,0 +1,286 @@
+"""What does the method change when a pretrained language model learns to search a second time?
+
+    python -m examples.quickstart.model smollm2-135m models/smollm2-135m
+    python -m benchmarks.verdict             # every run of the plan that has no row yet: days on one core
+    python -m benchmarks.verdict --most 4    # so many of them
+    python -m benchmarks.verdict --report    # only writes the tables again
+
+Each run adds a line to `benchmarks/results/verdict.jsonl`, where the next start goes on, on any machine; several
+starts may work side by side. World, warm start and questions are made first, and stay in `runs/verdict/`, as does what
+a run logs of every update.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+
+os.environ.setdefault("PYTHONWARNINGS", "ignore")
+
+from examples.quickstart import LANGUAGE_MODEL
+from examples.quickstart.expert import PLAIN_LIMITS
+
+from benchmarks.common import ALLOCATION, RESULTS, Row, alone, claim, locked, table
+from benchmarks.stability_plan import ARMS as STABILITY
+from benchmarks.stability_report import error_of
+from benchmarks.stability_run import Job
+from benchmarks.verdict_run import ROLLOUTS, TRIES, WARM_START, Arm, Column, prepare, run
+from benchmarks.worlds.atlas import Ponderer
+from sorl_trl.command_line import Parser, at_least, run_command
+from sorl_trl.files import write_whole
+from sorl_trl.methods import METHODS
+
+RUNS = Path("runs/verdict")
+ROWS, PREPARED = RESULTS / "verdict.jsonl", RESULTS / "verdict_prepared.json"
+ALONE = {**ALLOCATION, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+
+# -------------------------------------------------------------------------------------------------------------------
+# The plan
+# -------------------------------------------------------------------------------------------------------------------
+
+_THOUGHTS = replace(PLAIN_LIMITS, max_turn_tokens=144, max_trajectory_tokens=640)
+_SHORT = Column("Turns of 10", "short", LANGUAGE_MODEL, trajectories=64, candidates=200, sampled=300)
+_LONG = Column("Turns of 80", "long", replace(LANGUAGE_MODEL, expert=Ponderer, limits=_THOUGHTS), 32, 80, 150)
+TURNS = {"short": _SHORT, "long": _LONG}
+HARD = {f"{name}-hard": replace(of, title=f"{of.title}, hard", updates=32, times=3) for name, of in TURNS.items()}
+COLUMNS = TURNS | HARD
+RATE = 5e-6
+"""That of `recipes/smollm2_search.yaml`."""
+GRID = (1.5e-6, 5e-6, 1.5e-5, 5e-5)
+"""Rates that are searched, in the setting of the recipe."""
+DEFAULT, YOKED, CONTROLLED = "so_grpo", "yoked_grpo", "grpo_target"
+_DEFAULT, _GRPO, _SO_PPO = (METHODS[name] for name in ("so_grpo", "grpo", "so_ppo"))
+ARMS = {
+    DEFAULT: Arm("**SO-GRPO**", _DEFAULT),
+    YOKED: Arm("GRPO, yoked", _GRPO, follows=DEFAULT),
+    CONTROLLED: Arm("GRPO + our target KL", replace(_GRPO, target_kl=_DEFAULT.target_kl)),
+    "grpo": Arm("GRPO", _GRPO, is_searched=True),
+    "gspo": Arm("GSPO", METHODS["gspo"], is_searched=True),
+    "sequence": Arm("`sequence`", replace(STABILITY["sequence"].method, target_kl=0.0), is_searched=True),
+    "so_grpo_constant": Arm("SO-GRPO, `target_kl=0`", replace(_DEFAULT, target_kl=0.0), is_searched=True),
+    "so_ppo": Arm("SO-PPO", _SO_PPO),
+    "so_ppo_slow": Arm("SO-PPO, head at .02", _SO_PPO, options={"value_head_learning_rate": 0.02}),
+    "so_ppo_fast": Arm("SO-PPO, head at .3", _SO_PPO, options={"value_head_learning_rate": 0.3}),
+    "so_ppo_model": Arm("SO-PPO, a model as critic", _SO_PPO, options={"critic": "model"}),
+}
+SEARCHED = tuple(name for name, arm in ARMS.items() if arm.is_searched)
+CHOOSING, JUDGING = (101, 102), tuple(range(501, 513))
+"""Seeds of the order of questions and of sampling; all arms but the pair are judged by the first six."""
+
+
+def job_of(row: Row) -> Job:
+    return Job(row["column"], row["arm"], row["rate"], row["seed"])
+
+
+def job(column: str, arm: str, seed: int, rate: float = RATE) -> Job:
+    return Job(column, arm, float(f"{COLUMNS[column].times * rate:.3g}"), seed)
+
+
+def searched(rows: Sequence[Row], turns: str, arm: str) -> dict[float, float]:
+    """Learning rate to the mean score of the choosing seeds, of the rates with which all of them have run."""
+    made = {job_of(row): row["sampled"] for row in rows}
+    tried = {rate: [made.get(job(turns, arm, seed, rate)) for seed in CHOOSING] for rate in GRID}
+    return {rate: fmean(scores) for rate, scores in tried.items() if None not in scores}
+
+
+def judged(rows: Sequence[Row], column: str, arm: str) -> list[Job]:
+    """The runs that judge an arm: none until its rate is known, which is the best, and of equals the lowest."""
+    scores = searched(rows, COLUMNS[column].turns, arm) if ARMS[arm].is_searched else dict.fromkeys(GRID, 0.0)
+    if len(scores) < len(GRID):
+        return []
+    rate = max(scores, key=lambda rate: (scores[rate], -rate)) if ARMS[arm].is_searched else RATE
+    return [job(column, arm, seed, rate) for seed in (JUDGING if arm in (DEFAULT, YOKED) else JUDGING[:6])]
+
+
+def plan(rows: Sequence[Row]) -> Iterator[tuple[str, Job]]:
+    """Every run with its stage, what matters most first."""
+    for seed in JUDGING:
+        yield from (("the pair", job(column, arm, seed)) for column in COLUMNS for arm in (DEFAULT, YOKED))
+    for seed in JUDGING[:6]:
+        yield from ((ARMS[CONTROLLED].title, job(column, CONTROLLED, seed)) for column in COLUMNS)
+    for turns in TURNS:
+        tried = (job(turns, arm, seed, rate) for arm in SEARCHED for rate in GRID for seed in CHOOSING)
+        yield from (("search of rates", each) for each in tried)
+    for column in COLUMNS:
+        yield from (("at searched rates", each) for arm in SEARCHED for each in judged(rows, column, arm))
+    for seed in JUDGING[:6]:
+        yield from (("with a critic", job("short", arm, seed)) for arm in ARMS if ARMS[arm].method.needs_critic)
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# Runs
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def load() -> list[Row]:
+    """Each run once, in the order in which they were made."""
+    text = ROWS.read_text() if ROWS.is_file() else ""
+    rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]  # else it was cut off
+    return [*{job_of(row): row for row in rows}.values()]
+
+
+def known() -> Row:
+    """What was prepared of each length of turns, here or elsewhere."""
+    return dict(json.loads(PREPARED.read_text())) if PREPARED.is_file() else {}
+
+
+def prepared_for(turns: str, model: str) -> Row:
+    with locked(RUNS / "prepare.lock"):
+        found = known()
+        if turns not in found or not (RUNS / turns / WARM_START).is_dir():
+            found[turns] = alone(ALONE, prepare, TURNS[turns], model, RUNS, found.get(turns, {}))
+            write_whole(PREPARED, f"{json.dumps(found)}\n".encode())
+    return dict(found[turns])
+
+
+def followed(job: Job) -> Job:
+    """The run whose learning rates it takes: its own, if the arm follows none."""
+    return replace(job, arm=ARMS[job.arm].follows or job.arm)
+
+
+def next_job(rows: Sequence[Row]) -> Job | None:
+    """What nobody has made or makes, and follows nothing that is still to be made."""
+    done = {*map(job_of, rows)}
+    todo = (job for _, job in plan(rows) if job not in done and followed(job) in {*done, job})
+    return next((job for job in todo if claim(RUNS / f"{job.name}.claim", RUNS / "lock")), None)
+
+
+def make(job: Job, rows: Sequence[Row], model: str) -> None:
+    """Run, and add the row."""
+    rates = next((row["rates"] for row in rows if job_of(row) == followed(job)), [])
+    column = COLUMNS[job.column]
+    row = alone(ALONE, run, job, column, ARMS[job.arm], RUNS, prepared_for(column.turns, model), rates)
+    row["rates"] = row["rates"] if job.arm == DEFAULT else [fmean(row["rates"])]
+    with locked(RUNS / "lock"), ROWS.open("a") as file:
+        file.write(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n")
+    print(f"{datetime.now():%H:%M} {job.name}: {row['sampled']:.3f}, CPU-seconds {row['seconds']}", flush=True)
+
+
+# -------------------------------------------------------------------------------------------------------------------
+# The report
+# -------------------------------------------------------------------------------------------------------------------
+
+HEADER = f"""# The verdict on a language model
+
+Written by `python -m benchmarks.verdict` from its runs (`verdict.jsonl`): SmolLM2-135M-Instruct in float32, in a world
+of real facts. Its warm start has learnt the protocol, and mostly searches once; half of the questions need two
+searches. A run has {ROLLOUTS} rollouts of questions that the warm start answers in 1 to {TRIES - 1} of {TRIES} tries.
+A score is the exact match of sampled answers to other questions, the same for all runs, which nobody chose. ± is the
+standard error over seeds, and brackets hold 95 % intervals of Student's t. [Predictions](verdict_predictions.md) were
+committed before the first run.
+
+In the setting of the recipe, a rollout has 16 updates, and the learning rate is {RATE:g}. In the hard one, it has 32,
+and every arm three times its rate. Yoked GRPO has, update for update, the rates of SO-GRPO with the same seed. A
+constant rate is the best of {len(GRID)}, searched in the setting of the recipe for each length of turns.
+
+The second table of a column has the mean of each rollout, as others plot it: reward, share of tokens that are clipped,
+KL per token to the policy of the rollout, entropy per token, and what the critic explains of the returns. A reader can
+lay the curves of larger models beside them; nothing is claimed of models that were not trained."""
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 11: 2.23, 12: 2.20}
+"""Number of seeds -> how many standard errors a 95 % interval reaches to either side."""
+NAMES = (
+    *("", "seeds", "rate", "mean rate", "exact match", "SO-GRPO less it", "below start", "two hops", "greedy"),
+    *("largest KL", "score of each seed"),
+)
+SHAPES = {"reward": ".2f", "clipped": ".3f", "kl": ".0e", "entropy": ".3f", "explained": ".2f"}
+Cells = Mapping[str, Mapping[int, Row]]
+"""Arm -> seed -> row."""
+
+
+def report(rows: Sequence[Row], prepared: Row) -> str:
+    """`verdict.md`."""
+    by_job, blocks = {job_of(row): row for row in rows}, [HEADER, _stages(rows)]
+    for column, about in COLUMNS.items():
+        jobs = {arm: [job for job in judged(rows, column, arm) if job in by_job] for arm in ARMS}
+        cells = {arm: {job.seed: by_job[job] for job in of} for arm, of in jobs.items() if of}
+        if cells:
+            start = prepared[about.turns]["start"]
+            said = f"The warm start scores {start['sampled']:.3f}, {start['by_hops'][1]:.3f} where there are two hops."
+            lines = [[ARMS[arm].title, *(_curve(of, *shape) for shape in SHAPES.items())] for arm, of in cells.items()]
+            blocks += [f"## {about.title}", said, table(NAMES, [_line(arm, cells) for arm in cells], 1)]
+            blocks += [table(["", *SHAPES], lines, 1)]
+    return "\n\n".join(block.strip() for block in [*blocks, *_search(rows)]) + "\n"
+
+
+def _stages(rows: Sequence[Row]) -> str:
+    """How many runs of the plan were made."""
+    hours = {job_of(row): sum(row["seconds"]) / 3600 for row in rows}
+    stages: dict[str, list[float | None]] = {}
+    for stage, job in dict.fromkeys(plan(rows)):
+        stages.setdefault(stage, []).append(hours.get(job))
+    made = {stage: [each for each in of if each] for stage, of in stages.items()}
+    lines = [[stage, str(len(of)), str(len(made[stage])), f"{sum(made[stage]):.1f}"] for stage, of in stages.items()]
+    return table(["", "runs planned", "made", "CPU-hours"], lines, 1)
+
+
+def _line(arm: str, cells: Cells) -> list[str]:
+    rows, own = [*cells[arm].values()], cells.get(DEFAULT, {})
+    less = [own[seed]["sampled"] - row["sampled"] for seed, row in cells[arm].items() if seed in own]
+    return [
+        *(
+            ARMS[arm].title,
+            str(len(rows)),
+            f"{rows[0]['rate']:g}",
+            f"{fmean(fmean(row['rates']) for row in rows):.1e}",
+        ),
+        *(_with_error([row["sampled"] for row in rows]), "" if arm == DEFAULT else _with_error(less, "+")),
+        str(sum(row["sampled"] < row["start"] for row in rows)),
+        *(f"{fmean(row['by_hops'][1] for row in rows):.3f}", f"{fmean(row['greedy'] for row in rows):.3f}"),
+        f"{max(kl or 0 for row in rows for kl in row['kl_max']):.1e}",
+        " ".join(f"{row['sampled']:.3f}" for row in rows),
+    ]
+
+
+def _with_error(values: Sequence[float], sign: str = "") -> str:
+    """Mean and standard error; of a difference, with its sign, also the interval."""
+    if len(values) < 2:
+        return " ".join(f"{value:{sign}.3f}" for value in values)
+    mean, error = fmean(values), error_of(values)
+    reach = STUDENT[len(values)] * error
+    return f"{mean:{sign}.3f} ± {error:.3f}" + (f" [{mean - reach:+.3f}, {mean + reach:+.3f}]" if sign else "")
+
+
+def _curve(cells: Mapping[int, Row], name: str, how: str) -> str:
+    """The mean of each rollout over seeds."""
+    rollouts = zip(*(row[name] for row in cells.values()), strict=True)
+    values = [[each for each in of if each is not None] for of in rollouts]
+    return " ".join(format(fmean(of), how) for of in values if of)
+
+
+def _search(rows: Sequence[Row]) -> Iterator[str]:
+    scores = {(turns, arm): searched(rows, turns, arm) for turns in TURNS for arm in SEARCHED}
+    lines = [
+        [TURNS[turns].title, ARMS[arm].title, *(f"{of[rate]:.3f}" if rate in of else "–" for rate in GRID)]
+        for (turns, arm), of in scores.items()
+        if of
+    ]
+    if lines:
+        yield "## Searched learning rates"
+        yield f"Mean score of seeds {' and '.join(map(str, CHOOSING))}. The best rate of a row judges its arm."
+        yield table(["turns", "arm", *(f"{rate:g}" for rate in GRID)], lines, 2)
+
+
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", default="models/smollm2-135m", help="folder that `make model` wrote")
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--most", type=at_least(1), default=10**6, help="stop after so many runs")
+    arguments = parser.parse_args(words)
+    RUNS.mkdir(parents=True, exist_ok=True)
+    left = 0 if arguments.report else arguments.most
+    while left and (job := next_job(rows := load())):
+        make(job, rows, arguments.model)
+        left -= 1
+    write_whole(RESULTS / "verdict.md", report(load(), known()).encode())
+    print(f"The report is in {RESULTS / 'verdict.md'}.")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    sys.exit(run_command(main))
