@@ -44,10 +44,14 @@ ALONE = {**ALLOCATION, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 # The plan
 # -------------------------------------------------------------------------------------------------------------------
 
-_THOUGHTS = replace(PLAIN_LIMITS, max_turn_tokens=144, max_trajectory_tokens=640)
-_SHORT = Column("Turns of 10", "short", LANGUAGE_MODEL, trajectories=64, candidates=200, sampled=300)
-_LONG = Column("Turns of 80", "long", replace(LANGUAGE_MODEL, expert=Ponderer, limits=_THOUGHTS), 32, 80, 150)
-TURNS = {"short": _SHORT, "long": _LONG}
+_LIMITS = replace(PLAIN_LIMITS, max_turn_tokens=128, max_trajectory_tokens=512)
+_THOUGHTS = replace(
+    LANGUAGE_MODEL, expert=Ponderer, limits=_LIMITS, batch_size=3, steps=40
+)  # memory for 8 is too much
+TURNS = {
+    "short": Column("Turns of 10", "short", LANGUAGE_MODEL, trajectories=64, candidates=200, sampled=300),
+    "long": Column("Turns of 80", "long", _THOUGHTS, trajectories=32, candidates=80, sampled=150),
+}
 HARD = {f"{name}-hard": replace(of, title=f"{of.title}, hard", updates=32, times=3) for name, of in TURNS.items()}
 COLUMNS = TURNS | HARD
 RATE = 5e-6
