@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 
@@ -252,7 +253,7 @@ def _with_error(values: Sequence[float], sign: str = "") -> str:
 
 def _curve(cells: Mapping[int, Row], name: str, how: str) -> str:
     """The mean of each rollout over seeds."""
-    rollouts = zip(*(row[name] for row in cells.values()), strict=True)
+    rollouts = zip_longest(*(row[name] for row in cells.values()))  # a run that died has fewer
     values = [[each for each in of if each is not None] for of in rollouts]
     return " ".join(format(fmean(of), how) for of in values if of)
 

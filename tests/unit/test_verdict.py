@@ -52,6 +52,7 @@ def test_the_report_compares_runs_of_one_seed() -> None:
         for arm, of in scores.items()
         for seed, score in zip(verdict.JUDGING, of, strict=False)
     ]
+    rows[-1]["reward"] = [0.0]  # it died after its first rollout
     prepared = {"short": {"start": {"sampled": 0.5, "by_hops": [0.5, 0.5]}}}
     lines = verdict.report(rows, prepared).splitlines()
     yoked = next(line for line in lines if line.startswith("| GRPO, yoked"))
