@@ -130,14 +130,10 @@ def load() -> list[Row]:
     return [*{job_of(row): row for row in rows}.values()]
 
 
-def known() -> Row:
-    """What was prepared of each length of turns, here or elsewhere."""
-    return dict(json.loads(PREPARED.read_text())) if PREPARED.is_file() else {}
-
-
 def prepared_for(turns: str, model: str) -> Row:
+    """What runs with such turns share, made here unless this machine has it."""
     with locked(RUNS / "prepare.lock"):
-        found = known()
+        found = dict(json.loads(PREPARED.read_text())) if PREPARED.is_file() else {}
         if turns not in found or not (RUNS / turns / WARM_START).is_dir():
             found[turns] = alone(ALONE, prepare, TURNS[turns], model, RUNS, found.get(turns, {}))
             write_whole(PREPARED, f"{json.dumps(found)}\n".encode())
@@ -198,14 +194,14 @@ Cells = Mapping[str, Mapping[int, Row]]
 """Arm -> seed -> row."""
 
 
-def report(rows: Sequence[Row], prepared: Row) -> str:
+def report(rows: Sequence[Row]) -> str:
     """`verdict.md`."""
     by_job, blocks = {job_of(row): row for row in rows}, [HEADER, _stages(rows)]
     for column, about in COLUMNS.items():
         jobs = {arm: [job for job in judged(rows, column, arm) if job in by_job] for arm in ARMS}
         cells = {arm: {job.seed: by_job[job] for job in of} for arm, of in jobs.items() if of}
-        if cells:
-            start = prepared[about.turns]["start"]
+        if made := [job for of in jobs.values() for job in of]:
+            start = by_job[made[0]]["start"]
             said = f"The warm start scores {start['sampled']:.3f}, {start['by_hops'][1]:.3f} where there are two hops."
             lines = [[ARMS[arm].title, *(_curve(of, *shape) for shape in SHAPES.items())] for arm, of in cells.items()]
             blocks += [f"## {about.title}", said, table(NAMES, [_line(arm, cells) for arm in cells], 1)]
@@ -235,7 +231,7 @@ def _line(arm: str, cells: Cells) -> list[str]:
             f"{fmean(fmean(row['rates']) for row in rows):.1e}",
         ),
         *(_with_error([row["sampled"] for row in rows]), "" if arm == DEFAULT else _with_error(less, "+")),
-        str(sum(row["sampled"] < row["start"] for row in rows)),
+        str(sum(row["sampled"] < row["start"]["sampled"] for row in rows)),
         *(f"{fmean(row['by_hops'][1] for row in rows):.3f}", f"{fmean(row['greedy'] for row in rows):.3f}"),
         f"{max(kl or 0 for row in rows for kl in row['kl_max']):.1e}",
         " ".join(f"{row['sampled']:.3f}" for row in rows),
@@ -282,7 +278,7 @@ def main(words: Sequence[str]) -> None:
     while left and (job := next_job(rows := load())):
         make(job, rows, arguments.model)
         left -= 1
-    write_whole(RESULTS / "verdict.md", report(load(), known()).encode())
+    write_whole(RESULTS / "verdict.md", report(load()).encode())
     print(f"The report is in {RESULTS / 'verdict.md'}.")
 
 

@@ -201,7 +201,7 @@ def run(job: Job, column: Column, arm: Arm, runs: Path, prepared: Row, rates: Se
     rollouts = summarize_rollouts(updates, column.updates)
     return {
         **{**vars(job), **judged, "error": error},
-        **{"start": prepared["start"]["sampled"], "warm_start": prepared["warm_start"]},
+        **{"start": prepared["start"], "warm_start": prepared["warm_start"]},
         "seconds": [round(trained - started), round(time.process_time() - trained)],
         **{name: [each.get(metric) for each in rollouts] for name, metric in CURVES.items()},
         "rates": callback_of(trainer, Rates).taken,

@@ -10,10 +10,12 @@ from benchmarks.common import Row
 from benchmarks.stability_run import Job
 from benchmarks.verdict_run import CURVES, ROLLOUTS
 
+START = {"sampled": 0.5, "by_hops": [0.9, 0.1], "greedy": 0.5}
+
 
 def row(job: Job, sampled: float) -> Row:
     curves = {name: [0.0] * ROLLOUTS for name in CURVES}
-    judged = {"sampled": sampled, "by_hops": [sampled, sampled], "greedy": sampled, "start": 0.5, "error": None}
+    judged = {"sampled": sampled, "by_hops": [sampled, sampled], "greedy": sampled, "start": START, "error": None}
     return {**vars(job), **judged, **curves, "seconds": [360, 0], "rates": [job.rate]}
 
 
@@ -53,8 +55,7 @@ def test_the_report_compares_runs_of_one_seed() -> None:
         for seed, score in zip(verdict.JUDGING, of, strict=False)
     ]
     rows[-1]["reward"] = [0.0]  # it died after its first rollout
-    prepared = {"short": {"start": {"sampled": 0.5, "by_hops": [0.5, 0.5]}}}
-    lines = verdict.report(rows, prepared).splitlines()
+    lines = verdict.report(rows).splitlines()
     yoked = next(line for line in lines if line.startswith("| GRPO, yoked"))
     assert "0.500 ± 0.100 | +0.150 ± 0.050 [-0.485, +0.785] | 1 |" in yoked
     assert "| the pair | 96 | 5 | 0.5 |" in lines
