@@ -29,9 +29,10 @@ from examples.quickstart.expert import PLAIN_LIMITS
 
 from benchmarks.common import ALLOCATION, RESULTS, Row, alone, claim, locked, table
 from benchmarks.stability_plan import ARMS as STABILITY
+from benchmarks.stability_plan import BenchmarkMethod
 from benchmarks.stability_report import error_of
 from benchmarks.stability_run import Job
-from benchmarks.verdict_run import ROLLOUTS, TRIES, WARM_START, Arm, Column, prepare, run
+from benchmarks.verdict_run import ROLLOUTS, TRIES, WARM_START, Column, prepare, run
 from benchmarks.worlds.atlas import Ponderer
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.files import write_whole
@@ -41,14 +42,9 @@ RUNS = Path("runs/verdict")
 ROWS, PREPARED = RESULTS / "verdict.jsonl", RESULTS / "verdict_prepared.json"
 ALONE = {**ALLOCATION, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
-# -------------------------------------------------------------------------------------------------------------------
-# The plan
-# -------------------------------------------------------------------------------------------------------------------
-
 _LIMITS = replace(PLAIN_LIMITS, max_turn_tokens=128, max_trajectory_tokens=512)
-_THOUGHTS = replace(
-    LANGUAGE_MODEL, expert=Ponderer, limits=_LIMITS, batch_size=3, steps=40
-)  # memory for 8 is too much
+# Eight examples in a batch would take more memory than a run.
+_THOUGHTS = replace(LANGUAGE_MODEL, expert=Ponderer, limits=_LIMITS, batch_size=3, steps=40)
 TURNS = {
     "short": Column("Turns of 10", "short", LANGUAGE_MODEL, trajectories=64, candidates=200, sampled=300),
     "long": Column("Turns of 80", "long", _THOUGHTS, trajectories=32, candidates=80, sampled=150),
@@ -62,17 +58,17 @@ GRID = (1.5e-6, 5e-6, 1.5e-5, 5e-5)
 DEFAULT, YOKED, CONTROLLED = "so_grpo", "yoked_grpo", "grpo_target"
 _DEFAULT, _GRPO, _SO_PPO = (METHODS[name] for name in ("so_grpo", "grpo", "so_ppo"))
 ARMS = {
-    DEFAULT: Arm("**SO-GRPO**", _DEFAULT),
-    YOKED: Arm("GRPO, yoked", _GRPO, follows=DEFAULT),
-    CONTROLLED: Arm("GRPO + our target KL", replace(_GRPO, target_kl=_DEFAULT.target_kl)),
-    "grpo": Arm("GRPO", _GRPO, is_searched=True),
-    "gspo": Arm("GSPO", METHODS["gspo"], is_searched=True),
-    "sequence": Arm("`sequence`", replace(STABILITY["sequence"].method, target_kl=0.0), is_searched=True),
-    "so_grpo_constant": Arm("SO-GRPO, `target_kl=0`", replace(_DEFAULT, target_kl=0.0), is_searched=True),
-    "so_ppo": Arm("SO-PPO", _SO_PPO),
-    "so_ppo_slow": Arm("SO-PPO, head at .02", _SO_PPO, options={"value_head_learning_rate": 0.02}),
-    "so_ppo_fast": Arm("SO-PPO, head at .3", _SO_PPO, options={"value_head_learning_rate": 0.3}),
-    "so_ppo_model": Arm("SO-PPO, a model as critic", _SO_PPO, options={"critic": "model"}),
+    DEFAULT: BenchmarkMethod("**SO-GRPO**", _DEFAULT),
+    YOKED: BenchmarkMethod("GRPO, yoked", _GRPO, follows=DEFAULT),
+    CONTROLLED: BenchmarkMethod("GRPO + our target KL", replace(_GRPO, target_kl=_DEFAULT.target_kl)),
+    "grpo": BenchmarkMethod("GRPO", _GRPO, is_searched=True),
+    "gspo": BenchmarkMethod("GSPO", METHODS["gspo"], is_searched=True),
+    "sequence": BenchmarkMethod("`sequence`", replace(STABILITY["sequence"].method, target_kl=0.0), is_searched=True),
+    "so_grpo_constant": BenchmarkMethod("SO-GRPO, `target_kl=0`", replace(_DEFAULT, target_kl=0.0), is_searched=True),
+    "so_ppo": BenchmarkMethod("SO-PPO", _SO_PPO),
+    "so_ppo_slow": BenchmarkMethod("SO-PPO, head at .02", _SO_PPO),
+    "so_ppo_fast": BenchmarkMethod("SO-PPO, head at .3", _SO_PPO),
+    "so_ppo_model": BenchmarkMethod("SO-PPO, a model as critic", _SO_PPO),
 }
 SEARCHED = tuple(name for name, arm in ARMS.items() if arm.is_searched)
 CHOOSING, JUDGING = (101, 102), tuple(range(501, 513))
@@ -118,11 +114,6 @@ def plan(rows: Sequence[Row]) -> Iterator[tuple[str, Job]]:
         yield from (("with a critic", job("short", arm, seed)) for arm in ARMS if ARMS[arm].method.needs_critic)
 
 
-# -------------------------------------------------------------------------------------------------------------------
-# Runs
-# -------------------------------------------------------------------------------------------------------------------
-
-
 def load() -> list[Row]:
     """Each run once, in the order in which they were made."""
     text = ROWS.read_text() if ROWS.is_file() else ""
@@ -155,17 +146,13 @@ def next_job(rows: Sequence[Row]) -> Job | None:
 def make(job: Job, rows: Sequence[Row], model: str) -> None:
     """Run, and add the row."""
     rates = next((row["rates"] for row in rows if job_of(row) == followed(job)), [])
-    column = COLUMNS[job.column]
-    row = alone(ALONE, run, job, column, ARMS[job.arm], RUNS, prepared_for(column.turns, model), rates)
+    column, arm = COLUMNS[job.column], ARMS[job.arm]
+    row = alone(ALONE, run, job, column, arm, RUNS, prepared_for(column.turns, model), rates)
     row["rates"] = row["rates"] if job.arm == DEFAULT else [fmean(row["rates"])]
     with locked(RUNS / "lock"), ROWS.open("a") as file:
         file.write(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n")
     print(f"{datetime.now():%H:%M} {job.name}: {row['sampled']:.3f}, CPU-seconds {row['seconds']}", flush=True)
 
-
-# -------------------------------------------------------------------------------------------------------------------
-# The report
-# -------------------------------------------------------------------------------------------------------------------
 
 HEADER = f"""# The verdict on a language model
 
@@ -178,11 +165,12 @@ committed before the first run.
 
 In the setting of the recipe, a rollout has 16 updates, and the learning rate is {RATE:g}. In the hard one, it has 32,
 and every arm three times its rate. Yoked GRPO has, update for update, the rates of SO-GRPO with the same seed. A
-constant rate is the best of {len(GRID)}, searched in the setting of the recipe for each length of turns.
+constant rate is the best of {len(GRID)}, searched in the setting of the recipe for each length of turns. The runs that
+judge it, {len(COLUMNS) * len(SEARCHED) * 6}, are planned once it is known.
 
 The second table of a column has the mean of each rollout, as others plot it: reward, share of tokens that are clipped,
-KL per token to the policy of the rollout, entropy per token, and what the critic explains of the returns. A reader can
-lay the curves of larger models beside them; nothing is claimed of models that were not trained."""
+KL per token to the policy of the rollout, entropy per token, and what the critic explains of the returns. Nothing is
+claimed of models that were not trained."""
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 11: 2.23, 12: 2.20}
 """Number of seeds -> how many standard errors a 95 % interval reaches to either side."""
 NAMES = (
@@ -212,11 +200,10 @@ def report(rows: Sequence[Row]) -> str:
 def _stages(rows: Sequence[Row]) -> str:
     """How many runs of the plan were made."""
     hours = {job_of(row): sum(row["seconds"]) / 3600 for row in rows}
-    stages: dict[str, list[float | None]] = {}
+    stages: dict[str, list[float]] = {}
     for stage, job in dict.fromkeys(plan(rows)):
-        stages.setdefault(stage, []).append(hours.get(job))
-    made = {stage: [each for each in of if each] for stage, of in stages.items()}
-    lines = [[stage, str(len(of)), str(len(made[stage])), f"{sum(made[stage]):.1f}"] for stage, of in stages.items()]
+        stages.setdefault(stage, []).append(hours.get(job, 0.0))
+    lines = [[stage, str(len(of)), str(sum(map(bool, of))), f"{sum(of):.1f}"] for stage, of in stages.items()]
     return table(["", "runs planned", "made", "CPU-hours"], lines, 1)
 
 
@@ -259,12 +246,9 @@ def _search(rows: Sequence[Row]) -> Iterator[str]:
     lines = [
         [TURNS[turns].title, ARMS[arm].title, *(f"{of[rate]:.3f}" if rate in of else "–" for rate in GRID)]
         for (turns, arm), of in scores.items()
-        if of
     ]
-    if lines:
-        yield "## Searched learning rates"
-        yield f"Mean score of seeds {' and '.join(map(str, CHOOSING))}. The best rate of a row judges its arm."
-        yield table(["turns", "arm", *(f"{rate:g}" for rate in GRID)], lines, 2)
+    yield f"## Searched learning rates\n\nMean score of seeds {CHOOSING[0]} and {CHOOSING[1]}; the best rate judges."
+    yield table(["turns", "arm", *(f"{rate:g}" for rate in GRID)], lines, 2)
 
 
 def main(words: Sequence[str]) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,12 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from benchmarks.common import QUIET, Row
+from benchmarks.stability_plan import BenchmarkMethod
 from benchmarks.stability_run import Job, Rates, callback_of, summarize_rollouts, train
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, qa
 from sorl_trl.command_line import UserMistake
 from sorl_trl.evaluation.policy import generation_config, message_ends
 from sorl_trl.files import write_whole
-from sorl_trl.methods import Method
 from sorl_trl.qa import Question
 from sorl_trl.rollout import EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.chat import RolloutSetup
@@ -46,6 +45,12 @@ FIXED: Row = {
     **{"gradient_checkpointing": False, "logging_steps": 1, "log_turn_details": True, **QUIET},
 }
 """Fields of every trainer's config."""
+CRITICS: dict[str, Row] = {
+    "so_ppo_slow": {"value_head_learning_rate": 0.02},
+    "so_ppo_fast": {"value_head_learning_rate": 0.3},
+    "so_ppo_model": {"critic": "model"},
+}
+"""More of them, of arms whose critic is not the default."""
 CURVES = {
     **{"reward": "reward", "clipped": "clip_ratio/region_mean", "kl": "kl_to_old", "kl_max": "kl_to_old max"},
     **{"entropy": "entropy", "explained": "critic/explained_variance"},
@@ -71,18 +76,6 @@ class Column:
     """Per rollout."""
     times: int = 1
     """How many times the rate of an arm: that of the recipe, or what the search chose."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    title: str
-    method: Method
-    follows: str = ""
-    """The arm with whose recorded learning rates it trains, update for update."""
-    is_searched: bool = False
-    """Whether its learning rate is constant, and the one that the search chose for the turns' length."""
-    options: Row = field(default_factory=dict)
-    """Of its trainer's config."""
 
 
 class Asked:
@@ -149,14 +142,15 @@ def _learnable(asked: Asked, digest: str) -> Row:
     model = AutoModelForCausalLM.from_pretrained(asked.folder / WARM_START, dtype=torch.float32)
     candidates = qa.load_questions(asked.folder / TRAIN_FILE)[: asked.column.candidates]
     tries = [question for question in candidates for _ in range(TRIES)]
-    right: Counter[str] = Counter()
-    for question, score in zip(tries, asked.right(model, tries, 1.0), strict=True):
-        right[question.id] += int(score)
-    questions = [question.id for question in candidates if 0 < right[question.id] < TRIES]
+    right = asked.right(model, tries, 1.0)
+    counts = [sum(right[start : start + TRIES]) for start in range(0, len(right), TRIES)]
+    questions = [question.id for question, count in zip(candidates, counts, strict=True) if 0 < count < TRIES]
     return {"warm_start": digest, "start": asked.judge(model), "questions": questions}
 
 
-def build_trainer(job: Job, arm: Arm, asked: Asked, prepared: Row, rates: Sequence[float], output: Path) -> Any:
+def build_trainer(
+    job: Job, arm: BenchmarkMethod, asked: Asked, prepared: Row, rates: Sequence[float], output: Path
+) -> Any:
     """The trainer of a job, which takes these learning rates, if there are any, update for update."""
     has_critic, column = arm.method.needs_critic, asked.column
     trainer_class: Any = SOPPOTrainer if has_critic else SOGRPOTrainer
@@ -169,7 +163,8 @@ def build_trainer(job: Job, arm: Arm, asked: Asked, prepared: Row, rates: Sequen
         max_completion_length=asked.limits.max_trajectory_tokens,
         learning_rate=job.rate,
         seed=job.seed,
-        **{**FIXED, **arm.options},
+        **FIXED,
+        **CRITICS.get(job.arm, {}),
     )
     questions = qa.load_questions(asked.folder / TRAIN_FILE)
     return trainer_class(
@@ -184,7 +179,7 @@ def build_trainer(job: Job, arm: Arm, asked: Asked, prepared: Row, rates: Sequen
     )
 
 
-def run(job: Job, column: Column, arm: Arm, runs: Path, prepared: Row, rates: Sequence[float]) -> Row:
+def run(job: Job, column: Column, arm: BenchmarkMethod, runs: Path, prepared: Row, rates: Sequence[float]) -> Row:
     """Train, judge, and make the row. A run whose weights become NaN has an `error` and scores 0."""
     torch.set_num_threads(1)
     output = runs / job.name
