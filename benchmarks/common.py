@@ -78,6 +78,11 @@ def descend(trainer: Any) -> None:
     trainer.optimizer.zero_grad()
 
 
+def read_rows(file: Path) -> list[Row]:
+    """Those of a file, none where it is not there."""
+    return list(json.loads(file.read_text())) if file.is_file() else []
+
+
 def write_rows(rows: Sequence[Row], file: Path) -> None:
     """A line each. Whoever reads the file meanwhile finds what was there before.
 

@@ -62,7 +62,7 @@ ARMS = {
     YOKED: BenchmarkMethod("GRPO, yoked", _GRPO, follows=DEFAULT),
     CONTROLLED: BenchmarkMethod("GRPO + our target KL", replace(_GRPO, target_kl=_DEFAULT.target_kl)),
     "grpo": BenchmarkMethod("GRPO", _GRPO, is_searched=True),
-    "gspo": BenchmarkMethod("GSPO", METHODS["gspo"], is_searched=True),
+    "gspo": STABILITY["gspo"],  # with TRL's range: that of its authors is for long texts
     "sequence": BenchmarkMethod("`sequence`", replace(STABILITY["sequence"].method, target_kl=0.0), is_searched=True),
     "so_grpo_constant": BenchmarkMethod("SO-GRPO, `target_kl=0`", replace(_DEFAULT, target_kl=0.0), is_searched=True),
     "so_ppo": BenchmarkMethod("SO-PPO", _SO_PPO),
