@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from statistics import fmean
 
@@ -101,8 +101,9 @@ def judged(rows: Sequence[Row], column: str, arm: str) -> list[Job]:
 
 def plan(rows: Sequence[Row]) -> Iterator[tuple[str, Job]]:
     """Every run with its stage, what matters most first."""
-    for seed in JUDGING:
-        yield from (("the pair", job(column, arm, seed)) for column in COLUMNS for arm in (DEFAULT, YOKED))
+    for seeds, turns in product((JUDGING[:6], JUDGING[6:]), TURNS):
+        pairs = product(seeds, (turns, f"{turns}-hard"), (DEFAULT, YOKED))
+        yield from (("the pair", job(column, arm, seed)) for seed, column, arm in pairs)
     for seed in JUDGING[:6]:
         yield from ((ARMS[CONTROLLED].title, job(column, CONTROLLED, seed)) for column in COLUMNS)
     for turns in TURNS:
