@@ -78,6 +78,12 @@ def descend(trainer: Any) -> None:
     trainer.optimizer.zero_grad()
 
 
+def read_lines(file: Path) -> list[Row]:
+    """The rows of a file with one on each line, none where it is not there, and no last one that was cut off."""
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
 def read_rows(file: Path) -> list[Row]:
     """Those of a file, none where it is not there."""
     return list(json.loads(file.read_text())) if file.is_file() else []

@@ -5,6 +5,7 @@ both records do not fit into its window. The agent of `examples/compacting_agent
 control, the agent drops its oldest messages. All runs start from a policy that has imitated both, and often keeps the
 first thing of a record, whatever is asked. Before and after 24 rollouts of 64 trajectories, sampled, on 100 held-out
 questions: the shares of first and second answers that are right, where no agent failed, and of what the summary kept.
+`python -m benchmarks.compacting` makes every run that is not there yet, in about 95 CPU-seconds a seed.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from tests.tools import qwen_tokenizer, tool_call
 
 from benchmarks.common import table
 from benchmarks.rollout.engines import cpu_of_thread
-from sorl_trl.command_line import Parser, listen, run_command
+from sorl_trl.command_line import Parser, at_least, listen, run_command
 from sorl_trl.endpoint import EndpointRollout
 from sorl_trl.threads import start
 
@@ -165,7 +165,7 @@ class HTTPAlone:
 
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--calls", type=int, default=8, help="of each trajectory")
+    parser.add_argument("--calls", type=at_least(1), default=8, help="of each trajectory")
     size = parser.parse_args(words).calls
     logging.disable(logging.WARNING)
     rows = []

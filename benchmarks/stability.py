@@ -29,7 +29,7 @@ os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**33))
 
 from tqdm.auto import tqdm
 
-from benchmarks.common import RESULTS, Row, locked
+from benchmarks.common import RESULTS, Row, locked, read_lines
 from benchmarks.stability_plan import (
     ARMS,
     CHOOSING_SEEDS,
@@ -88,9 +88,7 @@ def job(column: str, arm: str, seed: int) -> Job:
 
 
 def load() -> list[Row]:
-    text = ROWS.read_text() if ROWS.is_file() else ""
-    rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]  # else it was cut off
-    return sorted({key(row): row for row in rows}.values(), key=lambda row: row["seed"])
+    return sorted({key(row): row for row in read_lines(ROWS)}.values(), key=lambda row: row["seed"])
 
 
 def key(row: Row) -> Job:

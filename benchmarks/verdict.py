@@ -27,7 +27,7 @@ os.environ.setdefault("PYTHONWARNINGS", "ignore")
 from examples.quickstart import LANGUAGE_MODEL
 from examples.quickstart.expert import PLAIN_LIMITS
 
-from benchmarks.common import ALLOCATION, RESULTS, Row, alone, claim, locked, table
+from benchmarks.common import ALLOCATION, RESULTS, Row, alone, claim, locked, read_lines, table
 from benchmarks.stability_plan import ARMS as STABILITY
 from benchmarks.stability_plan import BenchmarkMethod
 from benchmarks.stability_report import error_of
@@ -117,9 +117,7 @@ def plan(rows: Sequence[Row]) -> Iterator[tuple[str, Job]]:
 
 def load() -> list[Row]:
     """Each run once, in the order in which they were made."""
-    text = ROWS.read_text() if ROWS.is_file() else ""
-    rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]  # else it was cut off
-    return [*{job_of(row): row for row in rows}.values()]
+    return [*{job_of(row): row for row in read_lines(ROWS)}.values()]
 
 
 def prepared_for(turns: str, model: str) -> Row:
@@ -160,7 +158,7 @@ HEADER = f"""# The verdict on a language model
 Written by `python -m benchmarks.verdict` from its runs (`verdict.jsonl`): SmolLM2-135M-Instruct in float32, in a world
 of real facts. Its warm start has learnt the protocol, and mostly searches once; half of the questions need two
 searches. A run has {ROLLOUTS} rollouts of questions that the warm start answers in 1 to {TRIES - 1} of {TRIES} tries.
-A score is the exact match of sampled answers to other questions, the same for all runs, which nobody chose. ± is the
+A score is the exact match of sampled answers to other questions, the same for all runs. ± is the
 standard error over seeds, and brackets hold 95 % intervals of Student's t. [Predictions](verdict_predictions.md) were
 committed before the first run.
 
@@ -247,7 +245,10 @@ def _search(rows: Sequence[Row]) -> Iterator[str]:
     lines = [
         [TURNS[turns].title, ARMS[arm].title, *(f"{of[rate]:.3f}" if rate in of else "–" for rate in GRID)]
         for (turns, arm), of in scores.items()
+        if of
     ]
+    if not lines:
+        return
     yield f"## Searched learning rates\n\nMean score of seeds {CHOOSING[0]} and {CHOOSING[1]}; the best rate judges."
     yield table(["turns", "arm", *(f"{rate:g}" for rate in GRID)], lines, 2)
 

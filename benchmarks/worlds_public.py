@@ -34,7 +34,7 @@ from examples.worlds.textworld_game import TextWorldGame
 from examples.worlds.textworld_game import rows as cooking_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.common import ALLOCATION, QUIET, RESULTS, Row, alone, sorl, table
+from benchmarks.common import ALLOCATION, QUIET, RESULTS, Row, alone, read_lines, sorl, table
 from sorl_trl import AgentRollout
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.files import write_whole
@@ -175,8 +175,7 @@ def run(name: str, seed: int, prepared: Row, runs: Path) -> Row:
 
 
 def read(file: Path) -> dict[tuple[str, int], Row]:
-    rows = map(json.loads, file.read_text().splitlines() if file.is_file() else ())
-    return {(row["world"], row["seed"]): row for row in rows}
+    return {(row["world"], row["seed"]): row for row in read_lines(file)}
 
 
 HEADER = f"""# Worlds that others wrote

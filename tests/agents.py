@@ -75,7 +75,11 @@ def turns_reward(trajectory: Any, **_: Any) -> list[float]:
 
 def build_agent(tmp_path: Path, search: Any = None, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
     """A trainer whose random policy searches a corpus of four passages."""
-    to_trainer = {name: overrides.pop(name) for name in ("peft_config", "eval_dataset", "method") if name in overrides}
+    to_trainer = {
+        name: overrides.pop(name)
+        for name in ("peft_config", "eval_dataset", "method", "callbacks")
+        if name in overrides
+    }
     reward_funcs = overrides.pop("reward_funcs", [turns_reward])
     limits = overrides.pop("limits", LIMITS)
     model = overrides.pop("model", None) or agent_policy()

@@ -69,8 +69,8 @@ def mean(values: Sequence[float]) -> float:
 _SLOWER = "lower the learning rate or make fewer updates per rollout"
 _ANEW = "start a new run, possibly with another learning rate, from a checkpoint before"
 
-# The thresholds are fitted to tiny policies. The loss would add nothing to the gradient norm: if it is NaN, so is its
-# gradient.
+# Thresholds of reward and KL are fitted to tiny policies. The loss would add nothing to the gradient norm: if it is
+# NaN, so is its gradient.
 DEFAULT_RULES = (
     Rule(
         "not_finite",

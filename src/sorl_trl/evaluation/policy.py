@@ -107,11 +107,11 @@ class Parts:
         return self.search.build_search() if self.rollout.searches else None
 
     @cached_property
-    def rollout_func(self) -> Any:
+    def rollout_func(self) -> PolicyRollout:
         """The `PolicyRollout` with the search engine, the environment or the agent."""
         return self._rollout_with(self.built_search.backend if self.built_search else NoSearch())
 
-    def _rollout_with(self, search: SearchBackend) -> Any:
+    def _rollout_with(self, search: SearchBackend) -> PolicyRollout:
         from sorl_trl.rollout.agent_rollout import AgentRollout, SearchRollout
 
         asked, limits = self.rollout, self.limits

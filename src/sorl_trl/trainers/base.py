@@ -110,7 +110,9 @@ class TurnLevelTrainer(GRPOTrainer):
                 given["processing_class"] = ensure_response_template(name, given, args.trust_remote_code)
         with used_by_trl(asks_for_routes(args)):
             super().__init__(**given)
-        if self.pop_callback(ProgressCallback):  # it would print dozens of metrics at each step
+        bars = [each for each in self.callback_handler.callbacks if type(each) is ProgressCallback]
+        for bar in bars:  # it would print dozens of metrics at each step; a user's own subclass stays
+            self.remove_callback(bar)
             self.add_callback(TurnProgressCallback)
         self._tokenizer = MessageReader(self._tokenizer)  # with which TRL parses whatever the policy writes
         if args.disable_dropout:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from tqdm.std import tqdm
+from transformers import ProgressCallback
 
+from sorl_trl.diagnostics.callbacks import TurnProgressCallback
 from sorl_trl.rollout import Collector, SearchResponder, progress
 from sorl_trl.rollout.progress import RolloutBar
 from tests.agents import build_agent, questions
@@ -111,3 +113,12 @@ def test_a_script_shows_rollouts_and_a_compact_line(
     trainer.args.disable_tqdm = True
     trainer.evaluate()
     assert "rollout" not in terminal.getvalue()[len(drawn) :]
+
+
+def test_a_users_own_bar_stays(tmp_path: Path) -> None:
+    class Own(ProgressCallback):
+        pass
+
+    trainer = build_agent(tmp_path, callbacks=[Own()], disable_tqdm=False)
+    shown = [type(each) for each in trainer.callback_handler.callbacks if isinstance(each, ProgressCallback)]
+    assert shown == [Own, TurnProgressCallback]
