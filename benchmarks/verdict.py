@@ -101,18 +101,23 @@ def judged(rows: Sequence[Row], column: str, arm: str) -> list[Job]:
 
 def plan(rows: Sequence[Row]) -> Iterator[tuple[str, Job]]:
     """Every run with its stage, what matters most first."""
-    for seeds, turns in product((JUDGING[:6], JUDGING[6:]), TURNS):
-        pairs = product(seeds, (turns, f"{turns}-hard"), (DEFAULT, YOKED))
+    first, more = JUDGING[:6], JUDGING[6:]
+    both = {turns: [name for name, column in COLUMNS.items() if column.turns == turns] for turns in TURNS}
+    for columns in both.values():
+        pairs = product(first, columns, (DEFAULT, YOKED))
         yield from (("the pair", job(column, arm, seed)) for seed, column, arm in pairs)
-    for seed in JUDGING[:6]:
-        yield from ((ARMS[CONTROLLED].title, job(column, CONTROLLED, seed)) for column in COLUMNS)
-    for turns in TURNS:
+        controlled = product(first, columns)
+        yield from ((ARMS[CONTROLLED].title, job(column, CONTROLLED, seed)) for seed, column in controlled)
+    critics = product(first, (arm for arm in ARMS if ARMS[arm].method.needs_critic))
+    yield from (("with a critic", job("short", arm, seed)) for seed, arm in critics)
+    for turns, columns in both.items():
         tried = (job(turns, arm, seed, rate) for arm in SEARCHED for rate in GRID for seed in CHOOSING)
         yield from (("search of rates", each) for each in tried)
-    for column in COLUMNS:
-        yield from (("at searched rates", each) for arm in SEARCHED for each in judged(rows, column, arm))
-    for seed in JUDGING[:6]:
-        yield from (("with a critic", job("short", arm, seed)) for arm in ARMS if ARMS[arm].method.needs_critic)
+        yield from (
+            ("at searched rates", each) for name in columns for arm in SEARCHED for each in judged(rows, name, arm)
+        )
+        pairs = product(more, columns, (DEFAULT, YOKED))
+        yield from (("the pair", job(column, arm, seed)) for seed, column, arm in pairs)
 
 
 def load() -> list[Row]:
@@ -155,10 +160,10 @@ def make(job: Job, rows: Sequence[Row], model: str) -> None:
 
 HEADER = f"""# The verdict on a language model
 
-Written by `python -m benchmarks.verdict` from its runs (`verdict.jsonl`): SmolLM2-135M-Instruct in float32, in a world
-of real facts. Its warm start has learnt the protocol, and mostly searches once; half of the questions need two
-searches. A run has {ROLLOUTS} rollouts of questions that the warm start answers in 1 to {TRIES - 1} of {TRIES} tries.
-A score is the exact match of sampled answers to other questions, the same for all runs. ± is the
+Written by `python -m benchmarks.verdict` from its runs (`verdict.jsonl`): SmolLM2-135M-Instruct in mixed precision
+(bfloat16), in a world of real facts. Its warm start has learnt the protocol, and mostly searches once; half of the
+questions need two searches. A run has {ROLLOUTS} rollouts of questions that the warm start answers in 1 to {TRIES - 1}
+of {TRIES} tries. A score is the exact match of sampled answers to other questions, the same for all runs. ± is the
 standard error over seeds, and brackets hold 95 % intervals of Student's t. [Predictions](verdict_predictions.md) were
 committed before the first run.
 

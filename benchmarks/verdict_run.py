@@ -19,7 +19,7 @@ from examples.quickstart.demo import PRETRAINED, build_worlds
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from benchmarks.common import QUIET, Row
+from benchmarks.common import MIXED, QUIET, Row
 from benchmarks.stability_plan import BenchmarkMethod
 from benchmarks.stability_run import Job, Rates, callback_of, summarize_rollouts, train
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, qa
@@ -42,7 +42,7 @@ BATCH = 100
 INDEX, WARM_START = "index", "warm-start"
 FIXED: Row = {
     **{"num_generations": GROUP, "num_iterations": EPOCHS, "lr_scheduler_type": "constant"},
-    **{"gradient_checkpointing": False, "logging_steps": 1, "log_turn_details": True, **QUIET},
+    **{"gradient_checkpointing": False, "logging_steps": 1, "log_turn_details": True, **QUIET, "bf16": True},
 }
 """Fields of every trainer's config."""
 CRITICS: dict[str, Row] = {
@@ -99,7 +99,7 @@ class Asked:
         end = TurnEnd(self.tokenizer, self.rollout.stop_strings, ends)
         engine = model_engine(model.eval(), end, generation_config(temperature), self.rollout.engine)
         scores = []
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.random.fork_rng(), torch.no_grad(), MIXED:
             for start in range(0, len(questions), BATCH):
                 torch.manual_seed(start)
                 asked = questions[start : start + BATCH]

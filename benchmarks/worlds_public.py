@@ -34,7 +34,7 @@ from examples.worlds.textworld_game import TextWorldGame
 from examples.worlds.textworld_game import rows as cooking_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.common import ALLOCATION, QUIET, RESULTS, Row, alone, read_lines, sorl, table
+from benchmarks.common import ALLOCATION, MIXED, QUIET, RESULTS, Row, alone, read_lines, sorl, table
 from sorl_trl import AgentRollout
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.files import write_whole
@@ -50,24 +50,25 @@ TRAIN, HELD_OUT = 1000, 9000
 MODES = {"sampled": 1, "greedy": 0}
 """How an evaluation asks the policy -> its temperature."""
 OPTIONS: Row = {
-    **{"rewards": ["environment"], "max_turns": 12, "max_turn_tokens": 16, "max_observation_tokens": 1000},
+    **{"rewards": ["environment"], "max_turns": 8, "max_turn_tokens": 16, "max_observation_tokens": 1000},
     **{"max_completion_length": 4000, "num_generations": 8, "per_device_train_batch_size": 2},
-    **{"gradient_accumulation_steps": 4, "steps_per_generation": 16, "learning_rate": 5e-6, "logging_steps": 1},
-    **{"gradient_checkpointing": False, "kv_cache_gib": 1, "dtype": "float32", **QUIET},
+    **{"gradient_accumulation_steps": 2, "steps_per_generation": 8, "learning_rate": 1e-5, "logging_steps": 1},
+    **{"gradient_checkpointing": False, "kv_cache_gib": 1, "dtype": "float32", **QUIET, "bf16": True},
 }
-"""Sizes, and the learning rate of `recipes/smollm2_search.yaml`; all else is the default. A rollout is four groups."""
+"""Sizes, and twice the learning rate of `recipes/smollm2_search.yaml`; all else is the default. A rollout has two
+groups and serves four updates."""
 Player = Callable[[str], str]
 """What a scripted player says to a text, which ends with what it has read last."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is played; a batch has four imitated games, and an update eight trajectories."""
+    """How much is played; a batch has four imitated games, and an update four trajectories."""
 
     imitated: int = 64
     batches: int = 24
     held_out: int = 48
-    updates: int = 12
+    updates: int = 24
 
 
 def cook(row: Row) -> Player:
@@ -124,7 +125,9 @@ def teach(model: str, name: str, scale: Scale, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     games = [*imitated(WORLDS[name], WORLDS[name].rows(scale.imitated), tokenizer)]
-    imitate(policy, games, scale.batches, batch_size=4, learning_rate=5e-5, seed=0, warmup_steps=2, stratified=True)
+    how = (scale.batches, 4, 5e-5, 0)  # steps, examples in a batch, learning rate, seed
+    with MIXED:
+        imitate(policy, games, *how, warmup_steps=2, stratified=True)
     policy.save_pretrained(folder / "warm-start")
     tokenizer.save_pretrained(folder / "warm-start")
 
@@ -180,8 +183,8 @@ def read(file: Path) -> dict[tuple[str, int], Row]:
 
 HEADER = f"""# Worlds that others wrote
 
-`python -m benchmarks.worlds_public`: SmolLM2-135M-Instruct in float32 after a warm start of a scripted player's games,
-before and after training with the default method and the learning rate {OPTIONS["learning_rate"]:g}, eight
+`python -m benchmarks.worlds_public`: SmolLM2-135M-Instruct after a warm start of a scripted player's games, before and
+after training with the default method and the learning rate {OPTIONS["learning_rate"]:g}, in mixed precision, four
 trajectories an update. Success is the share of held-out games that it wins. All seeds of a world share the warm start.
 """
 
