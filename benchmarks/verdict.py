@@ -108,14 +108,15 @@ def plan(rows: Sequence[Row]) -> Iterator[tuple[str, Job]]:
         yield from (("the pair", job(column, arm, seed)) for seed, column, arm in pairs)
         controlled = product(first, columns)
         yield from ((ARMS[CONTROLLED].title, job(column, CONTROLLED, seed)) for seed, column in controlled)
-    critics = product(first, (arm for arm in ARMS if ARMS[arm].method.needs_critic))
-    yield from (("with a critic", job("short", arm, seed)) for seed, arm in critics)
     for turns, columns in both.items():
-        tried = (job(turns, arm, seed, rate) for arm in SEARCHED for rate in GRID for seed in CHOOSING)
-        yield from (("search of rates", each) for each in tried)
-        yield from (
-            ("at searched rates", each) for name in columns for arm in SEARCHED for each in judged(rows, name, arm)
-        )
+        for arm in SEARCHED:
+            tried = (job(turns, arm, seed, rate) for rate, seed in product(GRID, CHOOSING))
+            yield from (("search of rates", each) for each in tried)
+            for column in columns:
+                yield from (("at searched rates", each) for each in judged(rows, column, arm))
+        if turns == "short":
+            critics = product(first, (arm for arm in ARMS if ARMS[arm].method.needs_critic))
+            yield from (("with a critic", job(turns, arm, seed)) for seed, arm in critics)
         pairs = product(more, columns, (DEFAULT, YOKED))
         yield from (("the pair", job(column, arm, seed)) for seed, column, arm in pairs)
 
