@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart model train-lm test test-fast test-all test-rounding test-launch test-distributed test-vllm test-agents test-worlds test-wheel test-model \
-	gpu-check lint docs docs-links bench bench-rollout bench-stability clean
+	release gpu-check lint docs docs-links bench bench-rollout bench-stability clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -110,6 +110,10 @@ test-worlds: .venv-worlds/.installed
 test-wheel: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/wheel
 
+# The same, and keeps wheel and source archive in dist/, for the version of a clean tree that the changelog describes.
+release: $(VENV)/.installed
+	$(BIN)/python -m tests.wheel.release
+
 # With a real tokenizer and a real chat template. The allocator keeps what it has, as for train-lm.
 test-model: export MALLOC_MMAP_THRESHOLD_ = 4294967296
 test-model: export MALLOC_TRIM_THRESHOLD_ = 8589934592
@@ -147,4 +151,4 @@ bench-stability: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-agents .venv-worlds .harnesses build/docs runs
+	rm -rf $(VENV) .venv-vllm .venv-agents .venv-worlds .harnesses build/docs dist runs
