@@ -62,7 +62,7 @@ def break_lines_well(
     if document is not None:
         long = re.sub(
             r'(?<=<span class="pre">)[^<]+',
-            lambda code: re.sub(r"([_/.])(?=\w)", r"\1<wbr>", code[0]),
+            lambda code: re.sub(r"([_.])(?=\w)", r"\1<wbr>", re.sub(r"/(?=\w)", '/<wbr class="slash">', code[0])),
             context["body"],
         )
         context["body"] = re.sub(
