@@ -38,7 +38,7 @@ def main() -> int | pytest.ExitCode:
     if failed := pytest.main([str(ROOT / "tests/wheel"), f"--distributions={DIST}"]):
         return failed
     print(f"""
-dist/ has what these tests have run. Left to do, in a clone of the same commit:
+dist/ has what these tests have run. Left to do by hand:
 
   git tag -a v{version} -m 'sorl-trl {version}' && git push origin v{version}
   python -m pip install twine && python -m twine upload dist/sorl_trl-{version}*""")
