@@ -17,7 +17,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import ProgressCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_decorator
@@ -110,7 +110,7 @@ class TurnLevelTrainer(GRPOTrainer):
                 given["processing_class"] = ensure_response_template(name, given, args.trust_remote_code)
         with used_by_trl(asks_for_routes(args)):
             super().__init__(**given)
-        bars = [each for each in self.callback_handler.callbacks if type(each) is ProgressCallback]
+        bars = [each for each in self.callback_handler.callbacks if type(each) is DEFAULT_PROGRESS_CALLBACK]
         for bar in bars:  # it would print dozens of metrics at each step; a user's own subclass stays
             self.remove_callback(bar)
             self.add_callback(TurnProgressCallback)
