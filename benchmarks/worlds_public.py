@@ -65,8 +65,8 @@ Player = Callable[[str], str]
 class Scale:
     """How much is played; a batch has four imitated games, and an update four trajectories."""
 
-    imitated: int = 64
-    batches: int = 24
+    imitated: int = 128
+    batches: int = 40
     held_out: int = 48
     updates: int = 24
 
@@ -89,8 +89,8 @@ class World:
 LAKE = partial(lake_rows, "FrozenLake-v0-random")
 COOKING = partial(cooking_rows, "tw-cooking", folder=str(RUNS / "games"))
 WORLDS = {
-    "lake": World("FrozenLake (TextArena)", TextArenaGame, LAKE, lambda _: step_to_goal),
     "cooking": World("Cooking (TextWorld)", TextWorldGame, COOKING, cook),
+    "lake": World("FrozenLake (TextArena)", TextArenaGame, LAKE, lambda _: step_to_goal),
 }
 
 
@@ -125,7 +125,7 @@ def teach(model: str, name: str, scale: Scale, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     games = [*imitated(WORLDS[name], WORLDS[name].rows(scale.imitated), tokenizer)]
-    how = (scale.batches, 4, 5e-5, 0)  # steps, examples in a batch, learning rate, seed
+    how = (scale.batches, 4, 1e-4, 0)  # steps, examples in a batch, learning rate, seed
     with MIXED:
         imitate(policy, games, *how, warmup_steps=2, stratified=True)
     policy.save_pretrained(folder / "warm-start")
