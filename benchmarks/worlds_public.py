@@ -65,8 +65,8 @@ Player = Callable[[str], str]
 class Scale:
     """How much is played; a batch has four imitated games, and an update four trajectories."""
 
-    imitated: int = 128
-    batches: int = 40
+    imitated: int = 96
+    batches: int = 24
     held_out: int = 48
     updates: int = 24
 
