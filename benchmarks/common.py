@@ -33,8 +33,8 @@ QUIET: Row = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strateg
 """Fields of a trainer's config: float32 on the CPU, and nothing is reported or saved."""
 
 MIXED = torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
-"""TRL's default precision. On a CPU with instructions for it, a language model takes half of the time of float32. Without
-the cache, because it would keep the first weights as long as the context lasts."""
+"""TRL's default precision. On a CPU with instructions for it, a language model takes half of the time of float32. The
+cache would keep the first weights as long as the context lasts."""
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> str:
