@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Byte code is kept, whatever the environment sets: dozens of processes import what is here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart model train-lm test test-fast test-all test-rounding test-launch test-distributed test-vllm test-agents test-worlds test-wheel test-model \
+.PHONY: quickstart model train-lm flagship test test-fast test-all test-rounding test-launch test-distributed test-vllm test-agents test-worlds test-wheel test-model \
 	release gpu-check lint docs docs-links bench bench-rollout bench-stability clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
@@ -29,6 +29,22 @@ model: models/smollm2-135m/config.json
 train-lm: $(VENV)/.installed model
 	OMP_NUM_THREADS=2 MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592 \
 		$(BIN)/python quickstart.py --model models/smollm2-135m
+
+# vLLM beside what is installed; it takes older versions of these two.
+$(VENV)/.vllm: $(VENV)/.installed
+	grep -vE '^(numpy|fastapi)==' constraints.txt > $(VENV)/constraints-gpu.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints-gpu.txt -e '.[serve,vllm]'
+	touch $@
+
+# On a GPU: checks its memory, installs vLLM and trains. Elsewhere a small model goes the same way.
+FLAGSHIP = $(BIN)/python -m examples.flagship $(if $(MODEL),--model $(MODEL)) $(OPTIONS)
+flagship: export HF_HUB_OFFLINE = 0
+flagship: export MALLOC_MMAP_THRESHOLD_ = 4294967296
+flagship: export MALLOC_TRIM_THRESHOLD_ = 8589934592
+flagship: $(VENV)/.installed
+	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+		then $(FLAGSHIP) --check && $(MAKE) $(VENV)/.vllm; else $(MAKE) model; fi
+	$(FLAGSHIP)
 
 # A worker for each core, up to eight: each loads torch and TRL anew.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal

@@ -1,4 +1,4 @@
-"""Writes the quickstart's atlas, and teaches a chat model to call the search tool of `langgraph_agent.py`.
+"""Writes the quickstart's atlas, and teaches a chat model to call an agent's search tool, here `langgraph_agent.py`'s.
 
 The model learns from an expert that often answers after too few searches.
 
@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from examples import langgraph_agent
 from examples.quickstart import World, WorldSize, build_atlas, example_of, imitate
 from examples.quickstart.expert import ExpertNoise, Hasty
 from sorl_trl import EndpointRollout
@@ -25,6 +24,9 @@ HASTE = ExpertNoise(missing_keyword=0.0, wrong_keyword=0.0, half_name=0.0, early
 """On four of ten questions that need two searches, the expert searches only once."""
 QUESTION = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>")
 
+RESULT = re.compile(r"<tool_response>\n(.*?)\n.*?</tool_response>", re.DOTALL)
+"""Of which the expert reads the first passage."""
+
 
 class CallingExpert(Hasty):
     """The quickstart's hasty expert, which calls a tool instead of writing tags."""
@@ -35,7 +37,7 @@ class CallingExpert(Hasty):
 
     def _read(self, context) -> tuple[Question, str]:
         text = self._tokenizer.decode(context)
-        text = text.replace("<tool_response>\n", "<information>").replace("\n</tool_response>", "</information>")
+        text = RESULT.sub(r"<information>\1</information>", text)
         return self.questions[QUESTION.search(text)[1]], text
 
     def _turn(self, question: Question, text: str) -> str:
@@ -46,30 +48,35 @@ class CallingExpert(Hasty):
         return said + self._tokenizer.eos_token
 
 
-def conversations(tokenizer, world: World, number: int, seed: int):
+def conversations(agent, tokenizer, world: World, number: int, seed: int):
     """What the agent's API calls make the policy read and write if the expert answers them."""
     setup = RolloutSetup(tokenizer, None, {}, [tokenizer.eos_token_id], RolloutLimits(sys.maxsize, 64, 512, 512))
     rows = [vars(each) for each in world.train[:number]]
     engine = LockStepEngine(CallingExpert(tokenizer, world, seed))
     prompts = [each["question"] for each in rows]
-    made, metrics = EndpointRollout(langgraph_agent.agent).collect(setup, prompts, rows, engine)
+    made, metrics = EndpointRollout(agent).collect(setup, prompts, rows, engine)
     print({name: round(value, 3) for name, value in metrics.items() if name.startswith("endpoint/")})
     print(f"The expert is right in {sum(each.columns['agent_rewards']['reward'] for each in made)} of {number}")
     return [example_of(each.prompt_ids, each.completion_ids, each.env_mask) for each in made]
 
 
-def main(name: str, folder: Path, seed: int = 0) -> None:
+def main(name: str, folder: Path, agent, examples: int = 192, batch_size: int = 8, seed: int = 0) -> None:
+    """Write `world` and `warm-start` into the folder. The agent must search in the folder's `practice`."""
     tokenizer = chatml_tools(AutoTokenizer.from_pretrained(name))
     model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     size = WorldSize(evaluation_questions=100)
     build_atlas(seed, size, plain=True).write(folder / "world")
     practice = build_atlas(seed + 1, size, shuffled=True, plain=True)  # the same names, but other facts
-    langgraph_agent.WORLD = practice.write(folder / "practice")
-    taught = conversations(tokenizer, practice, 192, seed)
-    imitate(model, taught, steps=24, batch_size=8, learning_rate=5e-5, seed=seed, warmup_steps=2, stratified=True)
+    practice.write(folder / "practice")
+    taught = conversations(agent, tokenizer, practice, examples, seed)
+    steps = examples // batch_size  # each example once, about
+    imitate(model, taught, steps, batch_size, learning_rate=5e-5, seed=seed, warmup_steps=2, stratified=True)
     model.save_pretrained(folder / "warm-start")
     tokenizer.save_pretrained(folder / "warm-start")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    from examples import langgraph_agent
+
+    langgraph_agent.WORLD = Path(sys.argv[2]) / "practice"
+    main(sys.argv[1], Path(sys.argv[2]), langgraph_agent.agent)

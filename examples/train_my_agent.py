@@ -18,6 +18,7 @@ from sorl_trl.rollout.chat import ensure_response_template
 from sorl_trl.search import BM25Index
 
 WORLD = "runs/quickstart/world"
+CORPUS = f"{WORLD}/corpus.jsonl"
 INSTRUCTIONS = "Look facts up with `search`, one at a time. Then give the answer alone, without a sentence."
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = {"name": "search", "description": "Finds passages.", "parameters": PARAMETERS}
@@ -29,15 +30,16 @@ open_index = cache(BM25Index.open)
 class Arguments:
     questions: str = f"{WORLD}/train.jsonl"
     held_out: str = f"{WORLD}/eval.jsonl"
+    corpus: str = CORPUS
     max_turn_tokens: int = 2048  # thoughts included
     judge: str | None = None  # a model at OPENAI_BASE_URL, which then decides what is right
 
 
-async def agent(example, endpoint, judge=None):
+async def agent(example, endpoint, corpus=CORPUS, judge=None):
     """Your agent. It gets one question and returns its reward; each API call is a turn of the policy."""
     client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
     messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": example["question"]}]
-    tools, index = [{"type": "function", "function": SEARCH}], open_index(f"{WORLD}/corpus.jsonl", f"{WORLD}/index")
+    tools, index = [{"type": "function", "function": SEARCH}], open_index(corpus, f"{corpus}.index")
     for _ in range(6):
         reply = await client.chat.completions.create(model="policy", messages=messages, tools=tools)
         messages.append(message := reply.choices[0].message)
@@ -60,20 +62,26 @@ async def judged(answer, example, judge):
     return float(reply.choices[0].message.content.strip().lower().startswith("yes"))
 
 
-if __name__ == "__main__":
+def options(words=None):
+    """The options of a command line. These are the defaults."""
     parser = TrlParser((Arguments, SOGRPOConfig, ModelConfig))
     lora = {"use_peft": True, "lora_r": 32, "lora_target_modules": "all-linear", "learning_rate": 1e-5}
     size = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 32, "steps_per_generation": 64}
     test = {"eval_on_start": True, "num_generations_eval": 1, "per_device_eval_batch_size": 32}
     vllm = {"vllm_mode": "colocate", "vllm_enable_sleep_mode": True, "vllm_importance_sampling_mode": "token_truncate"}
+    window = {"vllm_max_model_length": 8192}  # vLLM starts only with room for one so long
     base = {"model_name_or_path": "Qwen/Qwen3-4B", "dtype": "bfloat16", "max_completion_length": 6144}
     logs = {"output_dir": "out", "max_steps": 200, "logging_steps": 1, "save_steps": 50, "save_trajectories_steps": 20}
-    parser.set_defaults(**base, **lora, **size, **test, **vllm, **logs)
-    args, config, model = parser.parse_args_and_config()
+    parser.set_defaults(**base, **lora, **size, **test, **vllm, **window, **logs)
+    return parser.parse_args_and_config(words)
+
+
+if __name__ == "__main__":
+    args, config, model = options()
     config.model_init_kwargs = {"dtype": model.dtype}
     loaded = map(load_questions, (args.questions, args.held_out))
     sets = [Dataset.from_list([{"prompt": each.question, **vars(each)} for each in rows]) for rows in loaded]
-    rollout = EndpointRollout(partial(agent, judge=args.judge), args.max_turn_tokens)
+    rollout = EndpointRollout(partial(agent, corpus=args.corpus, judge=args.judge), args.max_turn_tokens)
     more = {"rollout_func": rollout, "peft_config": get_peft_config(model), "callbacks": [CollapseGuard("stop")]}
     # refuses a model whose chat template shows no tools, before its weights are loaded
     more["processing_class"] = ensure_response_template(model.model_name_or_path, {}, config.trust_remote_code)

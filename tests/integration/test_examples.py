@@ -6,12 +6,15 @@ import json
 import re
 import runpy
 import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sorl_trl.endpoint import command_agent
 from sorl_trl.records.view import write_page
@@ -198,6 +201,29 @@ def test_a_model_without_tools_is_refused_before_it_is_loaded(monkeypatch: pytes
     monkeypatch.setattr("sys.argv", [script, "--model_name_or_path", "policy", "--use_cpu", "--bf16", "False"])
     with pytest.raises(ValueError, match=r"chatml_tools\(tokenizer\)"):
         runpy.run_path(script, run_name="__main__")
+
+
+def test_the_flagship(tmp_path: Path) -> None:
+    """What `make flagship` runs on a CPU, with a model whose template shows no tools."""
+    pytest.importorskip("openai")
+    tokenizer = qwen_tokenizer()
+    tokenizer.chat_template = SIMPLE
+    tokenizer.save_pretrained("policy")
+    policy = build_policy(vocab_size=len(tokenizer))
+    policy.config.max_position_embeddings = 4096
+    policy.save_pretrained("policy")
+    given = ["--model", str(tmp_path / "policy"), "--output", str(tmp_path / "out"), "--max_steps", "5"]
+    command = [sys.executable, "-m", "examples.flagship", *given]
+    ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    page = Path("out/README.md").read_text()
+    assert page.startswith("# A CPU run of a small model: it shows the path, not the result")
+    assert re.search(r"\| Held-out reward \| \d\.\d+ \(step 0\) → \d\.\d+ \(step 5\), .+ 32 questions\)", page)
+    assert re.search(r"\| Peak memory \| loading .+ GiB, generating .+ GiB, training (?!0\.0)\d+\.\d GiB \|", page)
+    assert re.search(r"\| Tokens sampled a second \| [\d,]+, mean of 2 rollouts \|", page)
+    assert f"torch {torch.__version__}" in page and "python examples/train_my_agent.py --model_name_or_path" in page
+    assert "train_runtime" in page and Path("out/reward.svg").read_text().count("<path") > 5
+    assert Path("out/adapter_model.safetensors").exists() and "step 0" in Path("out/log.txt").read_text()
 
 
 def test_my_agent_thinks_and_searches(my_agent: Any) -> None:
