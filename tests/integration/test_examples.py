@@ -8,14 +8,16 @@ import runpy
 import shutil
 import subprocess
 import sys
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
+from sorl_trl.command_line import UserMistake
 from sorl_trl.endpoint import command_agent
 from sorl_trl.records.view import write_page
 from sorl_trl.search import BM25Index
@@ -217,13 +219,42 @@ def test_the_flagship(tmp_path: Path) -> None:
     ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert ran.returncode == 0, ran.stdout[-3000:]
     page = Path("out/README.md").read_text()
-    assert page.startswith("# A CPU run of a small model: it shows the path, not the result")
+    assert page.startswith("# A CPU run of a small model, which shows the path, not the result: ")
     assert re.search(r"\| Held-out reward \| \d\.\d+ \(step 0\) → \d\.\d+ \(step 5\), .+ 32 questions\)", page)
-    assert re.search(r"\| Peak memory \| loading .+ GiB, generating .+ GiB, training (?!0\.0)\d+\.\d GiB \|", page)
+    assert re.search(
+        r"\| Peak memory \| loading .+ GiB, generating (?!0\.0)\S+ GiB, training (?!0\.0)\S+ GiB \|", page
+    )
     assert re.search(r"\| Tokens sampled a second \| [\d,]+, mean of 2 rollouts \|", page)
     assert f"torch {torch.__version__}" in page and "python examples/train_my_agent.py --model_name_or_path" in page
-    assert "train_runtime" in page and Path("out/reward.svg").read_text().count("<path") > 5
+    assert page.count("Held-out reward") == 2, "in the table, and in the log"
+    assert Path("out/reward.svg").read_text().count("<path") > 5
     assert Path("out/adapter_model.safetensors").exists() and "step 0" in Path("out/log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("gib", "more", "problem"),
+    [
+        (10, [], "a step needs about"),
+        (23.5, [], "--vllm_gpu_memory_utilization 0.4"),
+        (23.5, ["--vllm_gpu_memory_utilization", "0.46"], None),
+        (79.1, [], None),
+    ],
+)
+def test_the_flagship_checks_the_memory_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, gib: float, more: list[str], problem: str | None
+) -> None:
+    """For a model of Qwen3-4B's shape, of which there is only the config."""
+    from examples import flagship
+
+    shape = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32}
+    AutoConfig.for_model("qwen3", **shape, num_key_value_heads=8, tie_word_embeddings=True).save_pretrained("policy")
+    words = ["--model_name_or_path", "policy", "--use_cpu", *flagship.ON_GPU.split(), *more]
+    args, config, model = flagship.train_my_agent.options(words)
+    on_gpu = SimpleNamespace(**vars(config) | {"device": torch.device("cuda"), "world_size": 1})
+    monkeypatch.setattr(flagship.train_my_agent, "options", lambda _: (args, on_gpu, model))
+    monkeypatch.setattr(flagship, "available_bytes", lambda device: gib * 2**30)
+    with pytest.raises(UserMistake, match=problem) if problem else nullcontext():
+        flagship.check_memory(words)
 
 
 def test_my_agent_thinks_and_searches(my_agent: Any) -> None:
@@ -254,7 +285,8 @@ def test_a_judge_decides_or_leaves_a_trajectory_out(
 
     monkeypatch.setattr(my_agent, "AsyncOpenAI", lambda **options: client(**options) if options else Judge())
     example = {"question": "Which city?", "golden_answers": ["Oslo"]}
-    ran = run_agent(partial(my_agent.agent, judge="large"), example, qwen_tokenizer(), lambda *_: "It is Oslo.")
+    monkeypatch.setattr(my_agent.args, "judge", "large")
+    ran = run_agent(my_agent.agent, example, qwen_tokenizer(), lambda *_: "It is Oslo.")
     assert ran.rewards == (None if reward is None else {"reward": reward})
     assert asked[0]["model"] == "large" and "It is Oslo." in asked[0]["messages"][0]["content"]
 
