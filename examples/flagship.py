@@ -40,7 +40,7 @@ ON_GPU = "--use_vllm --max_steps 50"
 ON_CPU = (
     "--use_cpu --bf16 false --dtype float32 --gradient_checkpointing false --learning_rate 2e-4 --max_turn_tokens 48 "
     "--max_completion_length 256 --per_device_train_batch_size 4 --gradient_accumulation_steps 2 "
-    "--steps_per_generation 8 --max_steps 20"
+    "--steps_per_generation 8 --max_steps 16"
 )
 """Rollouts of 32 trajectories, with four updates each."""
 PROMPT = 256
@@ -95,7 +95,8 @@ def main(words):
             process.submit(warm_start, options.model, folder).result()
     build_atlas(0, WorldSize(evaluation_questions=400 if on_gpu else 32), plain=True).write(world)
     log = folder / "log.txt"
-    command = f"{shlex.join([sys.executable, '-m', 'examples.flagship', '--measured', *words])} 2>&1 | tee {log}"
+    child = shlex.join([sys.executable, "-m", "examples.flagship", "--measured", *words])
+    command = f"{child} 2>&1 | tee {shlex.quote(str(log))}"
     if code := subprocess.run(["bash", "-o", "pipefail", "-c", command]).returncode:
         raise UserMistake(f"training ended with exit code {code}: see {log}")
     write_page(options.model, folder, words, (time.monotonic() - began) / 3600)
@@ -145,11 +146,10 @@ def measured(words):
 
 
 def used():
-    """Bytes in use on the GPU, by whatever process, as its driver counts them; without a GPU, by this process."""
-    if not torch.cuda.is_initialized():
-        return 0 if torch.cuda.is_available() else psutil.Process().memory_info().rss
-    free, there = torch.cuda.mem_get_info()
-    return there - free
+    """Bytes in use on the GPU, by whatever process, as `nvidia-smi` counts them; without a GPU, by this process."""
+    if not torch.cuda.is_available():
+        return psutil.Process().memory_info().rss
+    return torch.cuda.device_memory_used() if torch.cuda.is_initialized() else 0
 
 
 def write_page(model, folder, words, hours):

@@ -78,8 +78,9 @@ def check_script(script: str, words: list[str]) -> None:
 def check_command(words: list[str]) -> None:
     program, rest = Path(words[0]).name, words[1:]
     if program == "make":
-        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        assert set(rest) <= set(targets)
+        makefile = (ROOT / "Makefile").read_text()
+        known = re.findall(r"^([\w-]+):", makefile, re.MULTILINE) + re.findall(r"\$\((\w+)\)", makefile)
+        assert {word.partition("=")[0] for word in rest} <= set(known)
     elif program == "python" and rest[0] == "-m" and rest[1] not in FOREIGN:
         spec = importlib.util.find_spec(rest[1])
         assert spec is not None
