@@ -88,8 +88,10 @@ def main(words):
     given |= {"questions": world / "train.jsonl", "held_out": world / "eval.jsonl", "corpus": world / "corpus.jsonl"}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     words += [*(ON_GPU if on_gpu else ON_CPU).split(), *more]
+    if options.check or not on_gpu:  # on a CPU, before the warm start, which takes minutes
+        check_memory([*words, "--model_name_or_path", options.model])
     if options.check:
-        return check_memory(words)
+        return
     if not on_gpu:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:  # whose memory is then free
             process.submit(warm_start, options.model, folder).result()
