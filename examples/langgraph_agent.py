@@ -7,7 +7,6 @@ python examples/langgraph_agent.py --model runs/langgraph/warm-start --output_di
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from datasets import Dataset
 from langchain.agents import create_agent
@@ -19,7 +18,9 @@ from sorl_trl import EndpointRollout, SOGRPOConfig, SOGRPOTrainer, agent_reward
 from sorl_trl.qa import exact_match, load_questions
 from sorl_trl.search import BM25Index
 
-WORLD = Path("runs/langgraph/world")
+WORLD = "runs/langgraph/world"
+CORPUS = f"{WORLD}/corpus.jsonl"
+open_index = cache(BM25Index.open)
 
 
 @dataclass
@@ -27,15 +28,10 @@ class Arguments:
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"
 
 
-@cache
-def index(folder):
-    return BM25Index.open(folder / "corpus.jsonl", folder / "index")
-
-
 @tool
 async def search(query: str) -> str:
     """Look a fact up."""
-    found = index(WORLD).search_batch([query], 1)[0]
+    found = open_index(CORPUS, f"{CORPUS}.index").search_batch([query], 1)[0]
     return found[0].text if found else "nothing found"
 
 
@@ -51,7 +47,7 @@ if __name__ == "__main__":
     parser = TrlParser((Arguments, SOGRPOConfig))
     parser.set_defaults(output_dir="out", max_completion_length=256, steps_per_generation=8)
     arguments, config = parser.parse_args_and_config()
-    rows = [{"prompt": each.question, **vars(each)} for each in load_questions(WORLD / "train.jsonl")]
+    rows = [{"prompt": each.question, **vars(each)} for each in load_questions(f"{WORLD}/train.jsonl")]
     rollout = EndpointRollout(agent, max_turn_tokens=48)
     trainer = SOGRPOTrainer(arguments.model, agent_reward, config, Dataset.from_list(rows), rollout_func=rollout)
     trainer.train()

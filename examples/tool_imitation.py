@@ -78,5 +78,5 @@ def main(name: str, folder: Path, agent, examples: int = 192, batch_size: int = 
 if __name__ == "__main__":
     from examples import langgraph_agent
 
-    langgraph_agent.WORLD = Path(sys.argv[2]) / "practice"
+    langgraph_agent.CORPUS = f"{sys.argv[2]}/practice/corpus.jsonl"
     main(sys.argv[1], Path(sys.argv[2]), langgraph_agent.agent)
