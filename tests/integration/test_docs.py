@@ -63,12 +63,12 @@ def save_chat(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: str
 
 def test_readme(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> None:
     save_chat(monkeypatch, {"name": "multiply", "arguments": {"a": 101, "b": 201}}, "It is 345,117.")
-    row = {"prompt": [{"role": "user", "content": "What is 101 * 201 * 17?"}], "product": 345117}
+    row = {"prompt": [{"role": "user", "content": "What is 101 * 201 * 17?"}], "answer": "345117"}
     args = small(SOGRPOConfig)("out-agent", max_completion_length=1024, steps_per_generation=8)
     names = run_blocks(ROOT / "README.md", "chat", args=args, dataset=Dataset.from_list([row] * 8))
     assert logged(trainers[0], "endpoint/error_share") == 0
     assert logged(trainers[1], "tools/call_frequency") == 1
-    assert names["correct"]([[{"content": "It is 345,117."}]] * 2, [345117, 345118]) == [1, 0]
+    assert names["correct"]([[{"content": "It is 345,117."}]] * 2, ["345117", "345118"]) == [1, 0]
 
 
 def test_critic() -> None:
