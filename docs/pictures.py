@@ -293,7 +293,7 @@ def stability() -> Picture:
     columns = [name for name in TITLES if any(row["column"] == name for row in rows)]
     bottom = 46 + 24 * len(columns)
     plot = Plot(196, 46, 458, bottom, (0, 1), (0, 1))
-    drawn = [text(16, 26, "Exact match in an unseen world, mean of the runs so far", 14, bold=True)]
+    drawn = [text(16, 26, "Exact match in an unseen world, mean of eight seeds", 14, bold=True)]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         drawn.append(f'<path d="M{plot.x(share):g} 40V{bottom}" stroke="{PALE}"/>')
         drawn.append(text(plot.x(share), bottom + 18, f"{share:g}", 13, GREY, "middle"))
