@@ -8,7 +8,8 @@ TextWorld. It imitates a few games of a scripted player, and is then trained wit
     .venv-worlds/bin/python -m benchmarks.worlds_public --report  # only writes the report again
 
 Each run adds a line to `results/worlds.jsonl`. A run that is there is not made again, and one that was interrupted
-starts anew. All seeds of a world share its warm start, which stays in `runs/worlds_public/`.
+starts anew. All seeds of a world share its warm start, which stays in `runs/worlds_public/`. Several starts may work
+side by side.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from examples.worlds.textworld_game import TextWorldGame
 from examples.worlds.textworld_game import rows as cooking_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.common import ALLOCATION, MIXED, QUIET, RESULTS, Row, alone, read_lines, sorl, table
+from benchmarks.common import ALLOCATION, MIXED, QUIET, RESULTS, Row, alone, claim, locked, read_lines, sorl, table
 from sorl_trl import AgentRollout
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.files import write_whole
@@ -210,11 +211,17 @@ def main(words: Sequence[str]) -> None:
     os.environ.update(ALLOCATION, OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu")  # for what is started from here
     runs, file = arguments.trial or RUNS, (arguments.trial or RESULTS) / "worlds.jsonl"
     scale, seeds = (Scale(4, 1, 4, 4), SEEDS[:1]) if arguments.trial else (Scale(), SEEDS)
-    todo = [] if arguments.report else [(name, seed) for seed in seeds for name in WORLDS]
-    for name, seed in (job for job in todo if job not in read(file)):
-        row = run(name, seed, prepare(name, scale, arguments.model, runs), runs)
-        rows = [*read(file).values(), row]
-        write_whole(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    runs.mkdir(parents=True, exist_ok=True)
+    lock = runs / "lock"
+    for name, seed in [] if arguments.report else [(name, seed) for seed in seeds for name in WORLDS]:
+        if (name, seed) in read(file) or not claim(runs / f"{name}-{seed}.claim", lock):
+            continue
+        with locked(runs / f"{name}.lock"):
+            prepared = prepare(name, scale, arguments.model, runs)
+        row = run(name, seed, prepared, runs)
+        with locked(lock):
+            rows = [*read(file).values(), row]
+            write_whole(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
         print(f"{name}, seed {seed} is done: {len(rows)} rows in {file}", flush=True)
     file.with_suffix(".md").write_text(report([*read(file).values()]))
 
