@@ -1,6 +1,7 @@
 """Trains an agent built on the OpenAI SDK. Copy this script, and put in your agent, questions and reward.
 
-python quickstart.py && python examples/train_my_agent.py --output_dir runs/mine --use_vllm
+python -c 'from examples.quickstart import build_atlas; build_atlas(0, plain=True).write("runs/world")'
+python examples/train_my_agent.py --output_dir runs/mine --use_vllm
 """
 
 import json
@@ -17,7 +18,7 @@ from sorl_trl.qa import exact_match, load_questions
 from sorl_trl.rollout.chat import ensure_response_template
 from sorl_trl.search import BM25Index
 
-WORLD = "runs/quickstart/world"
+WORLD = "runs/world"
 INSTRUCTIONS = "Look facts up with `search`, one at a time. Then give the answer alone, without a sentence."
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = {"name": "search", "description": "Finds passages.", "parameters": PARAMETERS}
