@@ -39,7 +39,6 @@ $(VENV)/.vllm: $(VENV)/.installed
 # On a GPU: checks its memory, installs vLLM and trains. Elsewhere a small model goes the same way.
 FLAGSHIP = $(BIN)/python -m examples.flagship $(if $(MODEL),--model $(MODEL)) $(OPTIONS)
 flagship: export HF_HUB_OFFLINE = 0
-flagship: export OMP_NUM_THREADS = 2
 flagship: export MALLOC_MMAP_THRESHOLD_ = 4294967296
 flagship: export MALLOC_TRIM_THRESHOLD_ = 8589934592
 flagship: $(VENV)/.installed

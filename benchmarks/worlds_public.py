@@ -163,7 +163,8 @@ def prepare(name: str, scale: Scale, model: str, runs: Path) -> Row:
     (folder / RECIPE_FILE).write_text(yaml.safe_dump(OPTIONS | recipe))
     alone({}, teach, model, name, scale, folder)
     before = success(folder, folder / "warm-start", folder / "before")
-    prepared = {**vars(scale), "imitated": scale.imitated * world.lessons, "before": before}
+    lessons = {name: world.lessons * getattr(scale, name) for name in ("imitated", "batches")}
+    prepared = {**vars(scale), **lessons, "before": before}
     (folder / "prepared.json").write_text(json.dumps(prepared))
     return prepared
 
@@ -192,21 +193,29 @@ HEADER = f"""# Worlds that others wrote
 
 `python -m benchmarks.worlds_public`: SmolLM2-135M-Instruct after a warm start of a scripted player's games, before and
 after training with the default method and the learning rate {OPTIONS["learning_rate"]:g}, in mixed precision, four
-trajectories an update. Success is the share of held-out games that it wins. All seeds of a world share the warm start.
-CPU-minutes are those of training and evaluation since the run was last resumed.
+trajectories an update. A figure is the share of held-out games that it wins. All seeds of a world share the warm
+start. CPU-minutes are those of training and evaluation since the run was last resumed.
+
 Each warm start was made twice. After 96 games of cooking instead of 48, it hardly varied (.73 sampled, .75 greedy),
 and 24 updates of seed 1 led to .67; after 48 games on the ice instead of 192, it won none of 48, sampled or greedy.
 """
+COLUMNS = {
+    **{"seed": "seed", "imitated": "games imitated", "updates": "updates", "held_out": "games held out"},
+    "minutes": "CPU-minutes",
+}
 
 
 def report(rows: Sequence[Row]) -> str:
-    names = ("seed", "imitated", "updates", "held_out", "minutes")
     figures = [(mode, when) for mode in MODES for when in ("before", "after")]
     lines = [
-        [WORLDS[row["world"]].title, *(str(row[n]) for n in names), *(str(row[when][how]) for how, when in figures)]
+        [
+            WORLDS[row["world"]].title,
+            *(str(row[name]) for name in COLUMNS),
+            *(f"{row[when][how]:.3f}" for how, when in figures),
+        ]
         for row in sorted(rows, key=lambda row: (row["world"], row["seed"]))
     ]
-    return f"{HEADER}\n{table(('world', *names, *map(' '.join, figures)), lines, left=1)}"
+    return f"{HEADER}\n{table(('world', *COLUMNS.values(), *map(', '.join, figures)), lines, left=1)}"
 
 
 def main(words: Sequence[str]) -> None:

@@ -387,16 +387,16 @@ def quickstart() -> Picture:
 
 
 def language_model() -> Picture:
-    """Reward and groups that differ, of each rollout, and the learning rate of each update; pale: each seed."""
-    rows = [row for row in rows_of("real_model") if row["arm"] == "so_grpo" and row["seed"] > 300]
-    factors = [[rate / row["learning_rate"] for rate in row["rates"]] for row in rows]
+    """Reward of each rollout, and the learning rate of each update; pale: each seed."""
+    lines = (ROOT / "benchmarks/results/verdict.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if (row["column"], row["arm"]) == ("short", "so_grpo")]
+    factors = [[rate / row["rate"] for rate in row["rates"]] for row in rows]
     rollouts, updates = len(rows[0]["reward"]), len(factors[0])
     each = updates // rollouts
     drawn = list[str]()
     for i, (title, of) in enumerate(
         (
             ("reward", [row["reward"] for row in rows]),
-            ("share of groups whose rewards differ", [row["differing"] for row in rows]),
             ("lr_factor, the share of the learning rate", factors),
         )
     ):
@@ -408,7 +408,7 @@ def language_model() -> Picture:
         drawn += [plot.curve(zip(ats, values, strict=True), BLUE, pale=True) for values in of]
         drawn.append(plot.curve(zip(ats, map(fmean, zip(*of, strict=True)), strict=True), BLUE))
     about = f"update, {each} of each rollout; pale: each of {len(rows)} seeds, thick: mean"
-    return 504, [*drawn, text(250, 492, about, 13, GREY, "middle")]
+    return 348, [*drawn, text(250, 336, about, 13, GREY, "middle")]
 
 
 TIMELINES = {

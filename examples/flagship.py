@@ -7,7 +7,6 @@ example: python -m examples.flagship --model Qwen/Qwen3-4B --max_steps 100
 """
 
 import os
-import re
 import runpy
 import shlex
 import subprocess
@@ -16,6 +15,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import version
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -39,8 +39,8 @@ SCRIPT = "examples/train_my_agent.py"
 ON_GPU = "--use_vllm --max_steps 50"
 ON_CPU = (
     "--use_cpu --bf16 false --dtype float32 --gradient_checkpointing false --learning_rate 2e-4 --max_turn_tokens 48 "
-    "--max_completion_length 256 --per_device_train_batch_size 4 --gradient_accumulation_steps 2 "
-    "--steps_per_generation 8 --max_steps 16"
+    "--max_completion_length 512 --per_device_train_batch_size 2 --gradient_accumulation_steps 4 "
+    "--steps_per_generation 16 --max_steps 16 --save_trajectories_steps 1"
 )
 """Rollouts of 32 trajectories, with four updates each."""
 PROMPT = 256
@@ -52,7 +52,7 @@ PHASES = {"generating": EndpointRollout.roll_out, "training": SOGRPOTrainer.trai
 PACKAGES = ("sorl-trl", "torch", "transformers", "trl", "peft", "vllm")
 PAGE = """# {title}
 
-`make flagship` ran `{script}`: {model} learns to look real facts up.
+`make flagship` ran `{script}`, in which {model} looks real facts up.
 
 | | |
 | --- | --- |
@@ -64,7 +64,8 @@ PAGE = """# {title}
 {command}
 ```
 
-`trainer_state.json` has all metrics, and `sorl view {folder}` shows trajectories. The end of [the log](log.txt):
+`trainer_state.json` has all metrics, and `sorl view {folder}` shows trajectories. The end of
+[what it printed](log.txt):
 
 ```text
 {log}
@@ -93,14 +94,17 @@ def main(words):
     if options.check:
         return
     if not on_gpu:
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:  # whose memory is then free
-            process.submit(warm_start, options.model, folder).result()
+        try:
+            with ProcessPoolExecutor(1, get_context("spawn")) as process:  # whose memory is then free
+                process.submit(warm_start, options.model, folder).result()
+        except BrokenProcessPool as error:
+            raise UserMistake("the warm start was killed, probably because memory ran out") from error
     build_atlas(0, WorldSize(evaluation_questions=400 if on_gpu else 32), plain=True).write(world)
     log = folder / "log.txt"
-    child = shlex.join([sys.executable, "-m", "examples.flagship", "--measured", *words])
-    command = f"{child} 2>&1 | tee {shlex.quote(str(log))}"
+    child = shlex.join([sys.executable, "-u", "-m", "examples.flagship", "--measured", *words])
+    command = f"{child} | tee {shlex.quote(str(log))}"  # bars and errors are not in the log
     if code := subprocess.run(["bash", "-o", "pipefail", "-c", command]).returncode:
-        raise UserMistake(f"training ended with exit code {code}: see {log}")
+        raise UserMistake(f"training ended with exit code {code}")
     write_page(options.model, folder, words, (time.monotonic() - began) / 3600)
 
 
@@ -132,12 +136,12 @@ def check_memory(words):
 def measured(words):
     """Run the script in this process, and print the peak memory of each phase."""
     check_memory(words)
-    peaks, main_thread = dict.fromkeys(("loading", *PHASES), 0), threading.get_ident()
+    peaks, main_thread = dict.fromkeys((*PHASES, "otherwise"), 0), threading.get_ident()
 
     def watch():
         while True:
             stack = {frame.f_code for frame, _ in traceback.walk_stack(sys._current_frames()[main_thread])}
-            phase = next((name for name, function in PHASES.items() if function.__code__ in stack), "loading")
+            phase = next((name for name, function in PHASES.items() if function.__code__ in stack), "otherwise")
             peaks[phase] = max(peaks[phase], used())
             time.sleep(0.1)
 
@@ -155,15 +159,14 @@ def used():
 
 
 def write_page(model, folder, words, hours):
-    printed = (folder / "log.txt").read_bytes().decode(errors="replace").splitlines()
-    log = [line for line in printed if re.search(r"\w", line) and not re.search(r"it/s|s/it|\x1b", line)]  # no bars
+    log = (folder / "log.txt").read_text(errors="replace").splitlines()
     entries = TrainerState.load_from_json(folder / "trainer_state.json").log_history
     said = {
         name: line.split(": ", 1)[1] for line in log for name in ("Held-out reward", "Peak memory") if name in line
     }
     speeds = [entry["rollout/tokens_per_second"] for entry in entries if "rollout/tokens_per_second" in entry]
     steps, on_gpu = max(entry["step"] for entry in entries), torch.cuda.is_available()
-    device = torch.cuda.get_device_name() if on_gpu else f"a CPU, {torch.get_num_threads()} threads"
+    device = torch.cuda.get_device_name() if on_gpu else f"a CPU ({torch.get_num_threads()} threads)"
     rows = {
         **said,
         "Tokens sampled a second": f"{fmean(speeds):,.0f}, mean of {len(speeds)} rollouts",

@@ -113,6 +113,7 @@ def _asset(name: str) -> str:
 
 
 EVALUATION, TRAINING = "evaluation", "training"
+ANSWERED, REWARDED = ("right", "wrong"), ("rewarded", "unrewarded")
 ENVIRONMENT = -1
 """The turn id of tokens that belong to no turn."""
 DIGITS = 6
@@ -137,7 +138,7 @@ class Entry:
     """Letter and text of each option; empty for an open question."""
     answer: str | None
     verdict: str
-    """"right", "wrong" or "unscored"."""
+    """"right" or "wrong"; where only a reward says it, "rewarded" or "unrewarded"; else "unscored"."""
     score: float | str | None
     """The reward; in an evaluation without rewards, `correct`."""
     stop_reason: str | None
@@ -221,7 +222,7 @@ def evaluation_entry(row: Mapping[str, Any]) -> Entry:
         golden_answers=row["golden_answers"],
         options=[(option["letter"], option["text"]) for option in row["options"]],
         answer=row["answer"],
-        verdict=_verdict(row["correct"]),
+        verdict=_verdict(row["correct"], ANSWERED, _verdict(measures.get("reward"), REWARDED)),
         score=_number(measures.get("reward", row["correct"])),
         stop_reason=row["stop_reason"],
         token_count=sum(len(segment["token_ids"]) for segment in row["segments"] if segment["kind"] == "turn"),
@@ -243,7 +244,7 @@ def training_entry(trained: TrainedTrajectory, key: str) -> Entry:
         golden_answers=trained.golden_answers,
         options=(),
         answer=trained.answer,
-        verdict=_verdict(trained.reward),
+        verdict=_verdict(trained.reward, REWARDED),
         score=_number(trained.reward),
         stop_reason=trained.stop_reason,
         token_count=sum(turn != ENVIRONMENT for turn in trained.turn_ids),
@@ -299,10 +300,8 @@ def _tokens(trained: TrainedTrajectory, span: slice) -> dict[str, Any]:
     return {"text": trained.tokens[span], **columns, "clipped": "".join(state[0] for state in trained.clipped[span])}
 
 
-def _verdict(score: float | None) -> str:
-    if score is None:
-        return "unscored"
-    return "right" if score > 0 else "wrong"
+def _verdict(score: float | None, names: tuple[str, str], missing: str = "unscored") -> str:
+    return missing if score is None else names[score <= 0]
 
 
 def _fact(value: Any) -> str:

@@ -14,7 +14,7 @@ from sorl_trl.records.evaluated import files_hash
 from sorl_trl.records.trained import write_trained
 from sorl_trl.records.view import EVALUATION, TRAINING, Source, open_run, training_entry
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
-from tests.unit.evaluation.trajectories import TWO_AGENTS, answered, evaluated, question
+from tests.unit.evaluation.trajectories import TWO_AGENTS, answered, ended, evaluated, question
 from tests.unit.records.entries import TRAINED, shown, stored, write_evaluation
 
 
@@ -64,7 +64,14 @@ class TestEvaluationEntry:
     def test_its_score_is_the_reward_or_whether_it_is_correct(self) -> None:
         row = evaluated(question("Ada"), answered("Ada"))
         assert shown(row).score == 1.0
-        assert shown({**row, "environment": '{"reward": 0.25}'}).score == 0.25
+        both = shown({**row, "environment": '{"reward": 0.25}'})
+        assert (both.score, both.verdict) == (0.25, "right")
+
+    def test_without_an_answer_the_reward_decides(self) -> None:
+        row = evaluated(question("Ada"), ended(StopReason.TURN_LIMIT)) | {"correct": None}
+        rewards = {"0.25": "rewarded", "0.0": "unrewarded", "null": "unscored"}
+        found = {text: shown({**row, "environment": f'{{"reward": {text}}}'}).verdict for text in rewards}
+        assert found == rewards
 
     def test_agents_and_contexts_are_told_apart(self) -> None:
         entry = shown(evaluated(question("Ada"), TWO_AGENTS))
@@ -90,7 +97,7 @@ class TestTrainingEntry:
         assert (seen["kind"], seen["text"], seen["token_count"]) == ("observation", " [Ada]", 1)
         assert (answer["action"], answer["tokens"]["advantages"]) == ("answer", [0.25] * 3)
 
-        assert (entry.verdict, entry.score, entry.token_count) == ("right", 0.5, 6)
+        assert (entry.verdict, entry.score, entry.token_count) == ("rewarded", 0.5, 6)
 
     def test_a_group_is_of_one_rollout_and_has_all_its_rewards(self) -> None:
         both = [replace(TRAINED, generated_at_step=step, group=3, group_rewards=(0.5, None, 0.0)) for step in (8, 9)]

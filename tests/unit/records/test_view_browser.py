@@ -174,7 +174,7 @@ def test_a_group_is_shown_with_its_mean_and_advantages(tmp_path: Path) -> None:
     script = """
         found.push(keys(), told("#list .head"), told("#list .group li small"), told("article .siblings a"));
         found.push(told("#list > li:not(.group) .question"));
-        choose("verdict", "right"); found.push(told("#list .head").length); choose("verdict", "");
+        choose("verdict", "rewarded"); found.push(told("#list .head").length); choose("verdict", "");
         choose("by-group", false); found.push(keys(), told("#list .head").length);
     """
     ordered, heads, members, siblings, alone, *rest = found_by(tmp_path, GROUPS, script, TRAINING)
@@ -182,7 +182,7 @@ def test_a_group_is_shown_with_its_mean_and_advantages(tmp_path: Path) -> None:
     assert ["mean reward 0.333" in heads[0], "std 0.577" in heads[0]] == [True, True]
     assert ["who 1 ?" in heads[1], "mean reward 0" in heads[1], len(heads)] == [True, True, 2]
     assert ["1.5" in members[0], "−0.75" in members[1], "−0.5" in members[2]] == [True] * 3
-    assert siblings == ["✓ 11.5", "✗ 0−0.75"]
+    assert siblings == ["11.5", "0−0.75"], "and no mark: a small reward may be worse than the others"
     assert alone == ["who 1 ?"]
     assert rest == [0, "01234", 0]
 

@@ -5,9 +5,13 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const entries = data.trajectories;
 const isTraining = data.kind === "training";
 const MARKS = { right: "✓", wrong: "✗", unscored: "–" };
-const VERDICTS = isTraining
-  ? { right: "reward above 0", wrong: "reward 0 or below", unscored: "no reward" }
-  : { right: "right", wrong: "wrong", unscored: "not scored" };
+const VERDICTS = {
+  right: "right",
+  wrong: "wrong",
+  rewarded: "reward above 0",
+  unrewarded: "reward 0 or below",
+  unscored: "not scored",
+};
 const SCORE = isTraining || entries.some(({ measures }) => "reward" in measures) ? "reward" : "score";
 const FILTERS = ["part", "verdict", "stop_reason"];
 const parts = new Set(entries.map(({ part }) => part)).size;
@@ -42,7 +46,12 @@ function row(entry) {
 }
 
 function scored(entry) {
-  return MARKS[entry.verdict] + (entry.score === null ? "" : ` ${format(entry.score, DIGITS)}`);
+  return withMark(entry, entry.score === null ? "" : format(entry.score, DIGITS));
+}
+
+/** A reward has no mark: a small one may be worse than those of its group. */
+function withMark({ verdict }, text) {
+  return `${MARKS[verdict] ?? ""} ${text}`.trim();
 }
 
 /** What is to be seen at a glance, beside the score. */

@@ -74,13 +74,14 @@ function block(tag, className, nodes) {
 
 function verdictBox(entry, pattern) {
   const answer = entry.answer === null ? make("em", "", "none") : make("bdi", "", marked(entry.answer, pattern));
+  const isAsked = entry.answer !== null || entry.verdict in MARKS; // else the answer, if any, is the agent's own
   const gold = entry.golden_answers.map((text) => make("li", "", make("bdi", "", text)));
   const options = entry.options.map(([letter, text]) => option(letter, text, entry.golden_answers));
   return make(
     "section",
     `verdict ${entry.verdict}`,
-    make("p", "stamp", make("b", "", `${MARKS[entry.verdict]} ${VERDICTS[entry.verdict]}`), stopped(entry)),
-    make("p", "given", make("span", "label", "Answer"), make("span", "value", answer)),
+    make("p", "stamp", make("b", "", withMark(entry, VERDICTS[entry.verdict])), stopped(entry)),
+    isAsked ? make("p", "given", make("span", "label", "Answer"), make("span", "value", answer)) : null,
     gold.length ? make("div", "given", make("span", "label", "Gold"), make("ul", "value", gold)) : null,
     options.length ? make("div", "given", make("span", "label", "Options"), make("ul", "value", options)) : null,
   );
