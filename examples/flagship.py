@@ -1,7 +1,7 @@
 """Trains with `train_my_agent.py`, as it stands, and writes one page about the run: `make flagship` starts it.
 
 On a GPU, Qwen3-0.6B makes 50 steps, with vLLM. On a CPU, SmolLM2-135M first learns to call the tool, and then makes a
-few short steps: this shows the path, not the result. Further options go to the script.
+few short steps, in 12 minutes: this shows the path, not the result. Further options go to the script.
 
 example: python -m examples.flagship --model Qwen/Qwen3-4B --max_steps 100
 """
