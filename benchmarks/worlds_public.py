@@ -36,6 +36,7 @@ from examples.worlds.textworld_game import rows as cooking_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.common import ALLOCATION, MIXED, QUIET, RESULTS, Row, alone, claim, locked, read_lines, sorl, table
+from benchmarks.stability_report import with_error
 from sorl_trl import AgentRollout
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.files import write_whole
@@ -193,12 +194,11 @@ HEADER = f"""# Worlds that others wrote
 
 `python -m benchmarks.worlds_public`: SmolLM2-135M-Instruct after a warm start of a scripted player's games, before and
 after training with the default method and the learning rate {OPTIONS["learning_rate"]:g}, in mixed precision, four
-trajectories an update. A figure is the share of held-out games that it wins. All seeds of a world share the warm
-start. CPU-minutes are those of training and evaluation since the run was last resumed.
+trajectories an update. A figure is the share of held-out games that it wins, and its standard error is up to .07. All
+seeds of a world share the warm start. CPU-minutes are those of training and evaluation since a run was last resumed.
 
 Each warm start was made twice. After 96 games of cooking instead of 48, it hardly varied (.73 sampled, .75 greedy),
-and 24 updates of seed 1 led to .67; after 48 games on the ice instead of 192, it won none of 48, sampled or greedy.
-"""
+and 24 updates of seed 1 led to .67; after 48 games on the ice instead of 192, it won none of 48, sampled or greedy."""
 COLUMNS = {
     **{"seed": "seed", "imitated": "games imitated", "updates": "updates", "held_out": "games held out"},
     "minutes": "CPU-minutes",
@@ -206,16 +206,22 @@ COLUMNS = {
 
 
 def report(rows: Sequence[Row]) -> str:
-    figures = [(mode, when) for mode in MODES for when in ("before", "after")]
-    lines = [
-        [
-            WORLDS[row["world"]].title,
-            *(str(row[name]) for name in COLUMNS),
-            *(f"{row[when][how]:.3f}" for how, when in figures),
-        ]
-        for row in sorted(rows, key=lambda row: (row["world"], row["seed"]))
-    ]
-    return f"{HEADER}\n{table(('world', *COLUMNS.values(), *map(', '.join, figures)), lines, left=1)}"
+    """What the seeds of each world gained, and then each run."""
+    lines, gains = [], []
+    for name, world in WORLDS.items():
+        runs = sorted((row for row in rows if row["world"] == name), key=lambda row: row["seed"])
+        lines += [[world.title, *_cells(row)] for row in runs]
+        if len(runs) > 1:
+            changes = [[row["after"][mode] - row["before"][mode] for row in runs] for mode in MODES]
+            gains.append([world.title, *map(with_error, changes)])
+    names = ("world", *COLUMNS.values(), *(f"{mode}, {when}" for mode in MODES for when in ("before", "after")))
+    parts = [HEADER, table(("gained, mean of seeds ± standard error", *MODES), gains, 1)] if gains else [HEADER]
+    return "\n\n".join(part.strip() for part in [*parts, table(names, lines, 1)]) + "\n"
+
+
+def _cells(row: Row) -> list[str]:
+    shares = [row[when][mode] for mode in MODES for when in ("before", "after")]
+    return [*(str(row[name]) for name in COLUMNS), *(f"{share:.3f}" for share in shares)]
 
 
 def main(words: Sequence[str]) -> None:
