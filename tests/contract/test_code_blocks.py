@@ -29,20 +29,25 @@ LAUNCHER_VALUES = {
 
 
 def imports(block: str) -> set[tuple[str, str]]:
-    """Module and name of what a block imports of this package and of TRL."""
+    """Module and name of what a block imports of this repository and of TRL."""
+    ours = ("examples", "sorl_trl", "trl")
     return {
         (node.module or "", alias.name)
         for node in ast.walk(ast.parse(block))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("sorl_trl", "trl")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ours
         for alias in node.names
     }
+
+
+def check_code(block: str) -> None:
+    missing = [name for name in imports(block) if not hasattr(importlib.import_module(name[0]), name[1])]
+    assert missing == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_python_parses_and_imports_what_exists(path: Path) -> None:
     for block in code_blocks(path, "python"):
-        missing = [name for name in imports(block) if not hasattr(importlib.import_module(name[0]), name[1])]
-        assert missing == []
+        check_code(block)
 
 
 def commands(block: str) -> list[list[str]]:
@@ -88,6 +93,8 @@ def check_command(words: list[str]) -> None:
         if rest[1] in NEEDS_LANGCHAIN:
             return
         check_script(f"{rest[1]}.__main__" if is_package else rest[1], rest[2:])
+    elif program == "python" and rest[0] == "-c":
+        check_code(rest[1])
     elif program == "python" and rest[0] != "-m":
         assert (ROOT / rest[0]).is_file()
         if not rest[0].startswith("examples/"):  # whose options are also TRL's; tests/integration/test_examples.py
