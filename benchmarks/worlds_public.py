@@ -218,7 +218,7 @@ def report(rows: Sequence[Row]) -> str:
             changes = [[row["after"][mode] - row["before"][mode] for row in runs] for mode in MODES]
             gains.append([world.title, *map(with_error, changes)])
     names = ("world", *COLUMNS.values(), *(f"{mode}, {when}" for mode in MODES for when in ("before", "after")))
-    parts = [HEADER, table(("gained, mean of seeds ± standard error", *MODES), gains, 1)] if gains else [HEADER]
+    parts = [HEADER, table(("gained, mean ± standard error over seeds", *MODES), gains, 1)] if gains else [HEADER]
     return "\n\n".join(part.strip() for part in [*parts, table(names, lines, 1)]) + "\n"
 
 
