@@ -301,7 +301,7 @@ def _tokens(trained: TrainedTrajectory, span: slice) -> dict[str, Any]:
 
 
 def _verdict(score: float | None, names: tuple[str, str], missing: str = "unscored") -> str:
-    return missing if score is None else names[score <= 0]
+    return missing if score is None else names[not score > 0]  # so NaN is not right
 
 
 def _fact(value: Any) -> str:

@@ -69,7 +69,7 @@ class TestEvaluationEntry:
 
     def test_without_an_answer_the_reward_decides(self) -> None:
         row = evaluated(question("Ada"), ended(StopReason.TURN_LIMIT)) | {"correct": None}
-        rewards = {"0.25": "rewarded", "0.0": "unrewarded", "null": "unscored"}
+        rewards = {"0.25": "rewarded", "0.0": "unrewarded", "NaN": "unrewarded", "null": "unscored"}
         found = {text: shown({**row, "environment": f'{{"reward": {text}}}'}).verdict for text in rewards}
         assert found == rewards
 
